@@ -1,0 +1,1 @@
+"""Break distributed PyTorch training for real, and judge with evidence how it comes back."""

@@ -1,0 +1,211 @@
+"""What a run is: checked before anything is started."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from chaoskit.errors import BadInput
+
+Reduction = Literal["exact", "fast"]
+NonFinitePolicy = Literal["skip", "stop", "retry"]
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which ``train(trainer, **options)`` to run.
+
+    Args:
+        path: Python file that defines the function.
+        function: its name.
+        module: dotted name under which the file is imported, or "" to load it by path.
+        options: keyword arguments of the function; plain JSON values.
+    """
+
+    path: str
+    function: str = "train"
+    module: str = ""
+    options: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem if self.function == "train" else f"{Path(self.path).stem}:{self.function}"
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that coordinator, agents and workers must agree on.
+
+    Args:
+        job: what is trained.
+        nodes: failure domains, one worker each: the full world.
+        spares: warm workers kept beside them, over all nodes.
+        min_world: smallest world that trains; below it the run waits for spares.
+        shards: fixed slices of the global batch (V), at least ``nodes``. 0 means ``nodes``.
+        seed: of weights, data order and all randomness in the job.
+        device: ``cpu`` (gloo) or ``cuda`` (NCCL).
+        reduction: ``exact`` (same bits at every world size) or ``fast`` (plain all-reduce).
+        buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
+        nonfinite: what a batch does whose gradients are not finite on any rank.
+        nonfinite_retries: attempts of policy ``retry`` before it stops.
+        max_failures: workers that may be lost before the run is given up.
+        heartbeat_ms: interval of the agents' reports.
+        lease_beats: missed reports after which a node is lost.
+        hang_steps: a phase is a hang when it is this many times longer than the recent step time.
+        hang_floor_ms: no phase is called a hang before this age.
+        outside_limit_s: limit for the user's own code between two transactions.
+        startup_s: limit for starting processes, importing and building the model. Never used for a step.
+        collective_timeout_s: gloo's and NCCL's own last resort.
+        transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
+        fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
+    """
+
+    job: JobSpec
+    nodes: int = 4
+    spares: int = 1
+    min_world: int = 1
+    shards: int = 0
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    reduction: Reduction = "exact"
+    buckets: int = 1
+    nonfinite: NonFinitePolicy = "skip"
+    nonfinite_retries: int = 3
+    max_failures: int = 32
+    heartbeat_ms: int = 50
+    lease_beats: int = 3
+    hang_steps: float = 3.0
+    hang_floor_ms: int = 250
+    outside_limit_s: float = 120.0
+    startup_s: float = 120.0
+    collective_timeout_s: float = 120.0
+    transport: Literal["auto", "tcp"] = "auto"
+    fork: bool = True
+
+    @property
+    def shard_count(self) -> int:
+        """V, the number of shards."""
+        return self.shards or self.nodes
+
+
+def validate(config: RunConfig) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        BadInput: naming the field, its value and the remedy.
+    """
+    minimums: list[tuple[str, float]] = [
+        ("nodes", 1),
+        ("spares", 0),
+        ("min_world", 1),
+        ("shards", 0),
+        ("buckets", 1),
+        ("nonfinite_retries", 0),
+        ("max_failures", 0),
+        ("heartbeat_ms", 1),
+        ("lease_beats", 2),
+        ("hang_steps", 1),
+        ("hang_floor_ms", 1),
+    ]
+    for field, least in minimums:
+        if getattr(config, field) < least:
+            raise BadInput(field, getattr(config, field), f"use {least:g} or more")
+    if config.min_world > config.nodes:
+        raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
+    if config.shards and config.shards < config.nodes:
+        raise BadInput("shards", config.shards, f"use at least nodes={config.nodes}: every rank needs a shard")
+    if config.device == "cuda":
+        _require_cuda(config.nodes)
+    _validate_job(config.job)
+
+
+def _require_cuda(nodes: int) -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < nodes:
+        raise BadInput("device", "cuda", f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'")
+
+
+def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
+    """Find a job by name (``gpt``), file (``train.py``) or file and function (``jobs.py:train_small``).
+
+    Raises:
+        BadInput: if there is no such job, or it cannot be one.
+    """
+    path, _, function = target.partition(":")
+    if not path.endswith(".py"):
+        module = f"chaoskit.fixtures.jobs.{path}"
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            found = None
+        if found is None or found.origin is None:
+            raise BadInput("job", target, "name a reference job such as 'gpt', or a file such as 'train.py'")
+        job = JobSpec(found.origin, function or "train", module, options or {})
+    else:
+        if not Path(path).is_file():
+            raise BadInput("job", target, "name a Python file that exists")
+        job = JobSpec(str(Path(path).resolve()), function or "train", "", options or {})
+    _validate_job(job)
+    return job
+
+
+def _validate_job(job: JobSpec) -> None:
+    try:
+        tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise BadInput("job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}") from None
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    train = functions.get(job.function)
+    if train is None:
+        raise BadInput("job", job.path, f"define a function {job.function}(trainer, ...) in it")
+    names = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
+    if not names:
+        raise BadInput("job", job.path, f"let {job.function} take the trainer as its first argument")
+    if not _has_loss(tree, names[0]):
+        raise BadInput("job", job.path, "call step.backward(loss) inside `with trainer.transaction() as step`: no loss")
+    known = {argument.arg for argument in (*train.args.args[1:], *train.args.kwonlyargs)}
+    unknown = sorted(set(job.options) - known)
+    if unknown and train.args.kwarg is None:
+        raise BadInput("options", unknown[0], f"{job.function} takes {', '.join(sorted(known)) or 'no options'}")
+    try:
+        msgspec.json.encode(job.options)
+    except (TypeError, ValueError) as error:
+        raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
+
+
+def _has_loss(tree: ast.Module, trainer: str) -> bool:
+    """Whether the file calls ``.backward``, or hands its trainer to code elsewhere that may."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            return True
+        if any(isinstance(argument, ast.Name) and argument.id == trainer for argument in node.args):
+            return True
+    return False
+
+
+def require_free_port(field: str, host: str, port: int) -> None:
+    """Refuse a port that another process listens on. 0 lets the system choose and is always free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise BadInput(field, port, f"choose a free port, or 0 for any ({error.strerror})") from None
+
+
+def require_writable(field: str, directory: Path) -> None:
+    """Create ``directory`` and refuse it where files cannot be written into it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None

@@ -1,0 +1,291 @@
+"""The agent of a node: starts workers through a zygote, watches them, and passes messages on.
+
+A worker's end is noticed three ways, the fastest first: its life latch (0.2 ms after the kernel begins to end it), its
+pidfd, and the zygote, which as the parent also hears how it ended and at once when it is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit import messages
+from chaoskit.journal import Journal
+from chaoskit.messages import (
+    AgentHello,
+    Beat,
+    EndJob,
+    Heartbeat,
+    Ping,
+    Plan,
+    Release,
+    StartWorker,
+    StopWorker,
+    Welcome,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.osprocess import adopt_orphans, die_with_parent, host_id, set_name, starved_ns
+from chaoskit.runtime import zygote
+from chaoskit.runtime.board import Board
+from chaoskit.vocabulary import Event
+
+_CONNECT_S = 10.0
+_FAREWELL_S = 2.0
+_REPORT_BYTES_MAX = 65536
+
+
+class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a substrate tells a new agent."""
+
+    node: str
+    host: str  # address under which other nodes reach this one
+    coordinator: tuple[str, int]
+    token: str
+    run_directory: str
+
+
+@dataclass
+class _Charge:
+    """A worker of this node."""
+
+    name: str
+    board: Board
+    connection: socket.socket
+    pid: int = 0
+    pidfd: int = -1
+    writer: asyncio.StreamWriter | None = None
+    failure: str = ""
+    lost: bool = False
+    starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Agent:
+    """Runs one node until the job ends or the coordinator is gone."""
+
+    def __init__(self, spec: AgentSpec, coordinator: socket.socket, welcome: Welcome, reports: socket.socket) -> None:
+        self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
+        self._coordinator_socket, self._zygote = coordinator, reports
+        self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
+        self._charges: dict[str, _Charge] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until the job ends."""
+        reader, self._coordinator = await asyncio.open_connection(sock=self._coordinator_socket)
+        self._loop = asyncio.get_running_loop()
+        self._zygote.setblocking(False)
+        self._loop.add_reader(self._zygote, self._hear_zygote)
+        self._spawn(self._beat())
+        try:
+            while not isinstance(message := await messages.read_message(reader), EndJob):
+                self._obey(message)
+            await self._say_goodbye(message)
+        except ConnectionError:
+            pass  # the coordinator is gone: the finally clause ends everything
+        finally:
+            self._end_all()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, message: messages.Message) -> None:
+        self._coordinator.write(messages.encode(message))
+
+    # -- orders of the coordinator --------------------------------------------------------------------------------
+
+    def _obey(self, message: Any) -> None:
+        match message:
+            case Plan():
+                for member in message.members:
+                    self._pass_on(member.worker, message)
+            case Release(worker=worker) | Ping(worker=worker):
+                self._pass_on(worker, message)
+            case StartWorker(worker):
+                self._start(worker)
+            case StopWorker(worker):
+                if worker in self._charges:
+                    self._kill(self._charges[worker])
+
+    def _pass_on(self, worker: str, message: messages.Message) -> None:
+        charge = self._charges.get(worker)
+        if charge is not None and charge.writer is not None and not charge.lost:
+            charge.writer.write(messages.encode(message))
+
+    def _start(self, worker: str) -> None:
+        mine, theirs = socket.socketpair()
+        charge = _Charge(worker, Board.create(), mine)
+        self._charges[worker] = charge
+        spec = {
+            "worker": worker,
+            "node": self._spec.node,
+            "host": self._spec.host,
+            "coordinator": self._spec.coordinator,
+            "token": self._spec.token,
+            "config": self._config,
+            "triggers": self._triggers,
+            "run_directory": self._spec.run_directory,
+            "journal": worker,
+        }
+        order = msgspec.json.encode(zygote.Order(msgspec.Raw(msgspec.json.encode(spec))))
+        socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd])
+        theirs.close()
+        self._spawn(self._listen(charge))
+
+    def _kill(self, charge: _Charge) -> None:
+        charge.lost = True
+        if charge.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(charge.pidfd, signal.SIGKILL)
+
+    # -- what workers say and show --------------------------------------------------------------------------------
+
+    async def _listen(self, charge: _Charge) -> None:
+        reader, charge.writer = await asyncio.open_connection(sock=charge.connection)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                message = await messages.read_message(reader)
+                if isinstance(message, WorkerReady):
+                    threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
+                if isinstance(message, WorkerFailed):
+                    charge.failure = message.error
+                self._tell(message)
+        charge.writer.close()
+
+    def _await_death(self, charge: _Charge) -> None:
+        charge.board.await_death()
+        self._loop.call_soon_threadsafe(self._lose, charge, "ended", "its life latch broke", time.monotonic_ns())
+
+    def _hear_zygote(self) -> None:
+        try:
+            data = self._zygote.recv(_REPORT_BYTES_MAX)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._zygote)
+            return
+        report = zygote.report_decoder.decode(data)
+        if isinstance(report, zygote.Started):
+            self._started(self._charges[report.worker], report.pid)
+        elif isinstance(report, zygote.ChildChanged):
+            self._child_changed(report)
+        else:
+            self._tell(WorkerFailed(f"{self._spec.node}.zygote", report.error, fatal=True))
+
+    def _started(self, charge: _Charge, pid: int) -> None:
+        charge.pid = pid
+        self._journal.write(Event.WORKER_STARTED, worker=charge.name, pid=pid)
+        try:
+            charge.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return  # the zygote will report its end
+        if charge.lost:
+            self._kill(charge)
+        self._loop.add_reader(charge.pidfd, self._pidfd_ready, charge)
+
+    def _pidfd_ready(self, charge: _Charge) -> None:
+        self._loop.remove_reader(charge.pidfd)
+        self._lose(charge, "ended", "its pidfd reported the end", time.monotonic_ns())
+        charge.ended.set()
+
+    def _child_changed(self, report: zygote.ChildChanged) -> None:
+        charge = next((charge for charge in self._charges.values() if charge.pid == report.pid), None)
+        if charge is None:
+            return
+        name = signal.Signals(report.status).name if report.code != "exited" else f"status {report.status}"
+        detail = f"{report.code} by {name}" if report.code != "exited" else f"exited with {name}"
+        if report.code == "stopped":
+            self._lose(charge, "stopped", detail, time.monotonic_ns())
+            self._kill(charge)
+            return
+        self._journal.write(Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name)
+        self._lose(charge, report.code, detail, time.monotonic_ns())
+        charge.ended.set()
+
+    def _lose(self, charge: _Charge, cause: str, detail: str, detected_ns: int) -> None:
+        if charge.lost:
+            return
+        charge.lost = True
+        if charge.failure:
+            cause, detail = "raised", charge.failure
+        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns))
+
+    async def _beat(self) -> None:
+        interval_s = self._config.heartbeat_ms / 1000
+        while True:
+            beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
+            self._tell(Heartbeat(self._spec.node, beats))
+            await asyncio.sleep(interval_s)
+
+    def _read_board(self, charge: _Charge) -> Beat:
+        board = charge.board
+        since_ns, phase = board.since_ns, board.phase
+        starved = starved_ns(board.pid, board.tid) if board.pid else 0
+        if charge.starved[0] != since_ns:
+            charge.starved = (since_ns, starved)
+        return Beat(
+            worker=charge.name,
+            generation=board.generation,
+            rank=board.rank,
+            step=board.step,
+            phase=phase,
+            age_ms=(time.monotonic_ns() - since_ns) / 1e6 if since_ns else 0.0,
+            starved_ms=(starved - charge.starved[1]) / 1e6,
+            commits=board.commits,
+            loss=board.loss,
+        )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def _say_goodbye(self, message: EndJob) -> None:
+        """Let workers end by themselves, for a moment."""
+        for charge in self._charges.values():
+            self._pass_on(charge.name, message)
+            charge.lost = True
+        waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), _FAREWELL_S)
+
+    def _end_all(self) -> None:
+        for charge in self._charges.values():
+            self._kill(charge)
+        self._zygote.close()
+
+
+def run_agent(spec: AgentSpec, parent_pid: int) -> None:
+    """The life of an agent process. Does not return.
+
+    Must be called before the process has any other thread: it forks the zygote.
+    """
+    die_with_parent(parent_pid)
+    adopt_orphans()
+    set_name(f"ck-{spec.node}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = messages.connect(spec.coordinator, spec.token, _CONNECT_S)
+    messages.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
+    welcome = messages.receive(connection)
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    me = os.getpid()
+    if os.fork() == 0:
+        mine.close()
+        connection.close()
+        zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
+    theirs.close()
+    try:
+        asyncio.run(Agent(spec, connection, welcome, mine).run())
+    finally:
+        os._exit(0)

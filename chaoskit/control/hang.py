@@ -1,0 +1,142 @@
+"""Finds the rank that hangs: the one whose phase is too old while another rank waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from chaoskit.config import RunConfig
+from chaoskit.messages import Beat
+from chaoskit.vocabulary import TIMED_PHASES, Phase
+
+#: Steps from which the recent step time is taken.
+WINDOW_STEPS = 32
+#: Steps of a new generation after which the step time of the one before it is forgotten.
+CARRY_STEPS = 4
+#: Before its first commit in a generation a worker may take this many times longer, and at least this long.
+FIRST_STEP_FACTOR = 4.0
+FIRST_STEP_S = 2.0
+#: A job in which everybody waits is stalled after this many limits, and at least this long.
+STALL_FACTOR = 10.0
+STALL_S = 5.0
+#: Phases in which a rank cannot go on before the others have reached its step.
+_AWAITING = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.DONE})
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A rank that holds the others up. ``age_s`` leaves out the time for which it waited for a CPU."""
+
+    worker: str
+    phase: Phase
+    age_s: float
+    limit_s: float
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Progress of one worker in one generation."""
+
+    generation: int
+    first_commits: int
+    commits: int
+    committed_s: float | None = None  # the first commit seen has an unknown duration
+    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    median_s: float = 0.0
+
+    def advance(self, commits: int, now_s: float) -> int:
+        """Take in the number of commits; returns how many durations that added."""
+        fresh = commits - self.commits
+        if fresh <= 0:
+            return 0
+        added = self.committed_s is not None
+        if self.committed_s is not None:
+            self.durations_s.append((now_s - self.committed_s) / fresh)
+            self.median_s = median(self.durations_s)
+        self.commits, self.committed_s = commits, now_s
+        return int(added)
+
+    @property
+    def steps(self) -> int:
+        """Steps committed in this generation, as far as they were seen."""
+        return self.commits - self.first_commits
+
+
+class HangDetector:
+    """Learns the step time and blames the rank that exceeds a few of them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._paces: dict[str, _Pace] = {}
+        self._generation = 0
+        self._durations_seen = 0
+        self._carried_step_s = 0.0
+        self._beats: Sequence[Beat] = ()
+        self._observed_s = 0.0
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that a beat came from: what :meth:`stalled` is about."""
+        return self._generation
+
+    @property
+    def step_s(self) -> float:
+        """The recent step time; 0 while it is not known."""
+        slowest = max(self._paces.values(), key=lambda pace: pace.median_s, default=None)
+        if slowest is None or len(slowest.durations_s) < CARRY_STEPS:
+            return max(self._carried_step_s, slowest.median_s if slowest else 0.0)
+        return slowest.median_s
+
+    @property
+    def limit_s(self) -> float:
+        """Age at which a phase of a transaction is a hang."""
+        return max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
+
+    def observe(self, beats: Sequence[Beat], now_s: float) -> list[Hang]:
+        """The members that hang, given the latest beat of every current member."""
+        self._learn(beats, now_s)
+        self._beats, self._observed_s = beats, now_s
+        # One that hangs in the optimizer is waited for in the next step. A fresh joiner (step 0) waits for nobody's step.
+        reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
+        step_limit_s = self.limit_s if self.step_s else math.inf
+        awaited = (beat for beat in beats if beat.step <= reached or len(beats) == 1)
+        hangs = (
+            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, step_limit_s)) for beat in awaited
+        )
+        return [hang for hang in hangs if hang.age_s > hang.limit_s]
+
+    def stalled(self, now_s: float) -> bool:
+        """Whether every member has been waiting in the reduction for so long that no end is to be expected."""
+        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s)
+        since_s = now_s - self._observed_s
+        return bool(self._beats) and all(
+            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in self._beats
+        )
+
+    def _learn(self, beats: Sequence[Beat], now_s: float) -> None:
+        generation = max((beat.generation for beat in beats), default=self._generation)
+        if generation > self._generation:
+            self._generation, self._carried_step_s = generation, self.step_s
+            self._paces = {beat.worker: self._paces[beat.worker] for beat in beats if beat.worker in self._paces}
+        for beat in beats:
+            pace = self._paces.get(beat.worker)
+            if pace is None or pace.generation != beat.generation:
+                pace = self._paces[beat.worker] = _Pace(beat.generation, beat.commits, beat.commits)
+            self._durations_seen += pace.advance(beat.commits, now_s)
+
+    def _limit_s(self, beat: Beat, step_limit_s: float) -> float:
+        """Age at which the phase that ``beat`` reports is a hang; infinite where a rank cannot be blamed."""
+        steps = self._paces[beat.worker].steps
+        judged = steps >= 2 or self._durations_seen >= 3
+        if judged and beat.phase == Phase.OUTSIDE:
+            return self._config.outside_limit_s
+        if judged and beat.phase in TIMED_PHASES:
+            return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
+        return math.inf
+
+
+def _age_s(beat: Beat) -> float:
+    return (beat.age_ms - beat.starved_ms) / 1000

@@ -1,0 +1,37 @@
+"""Which nodes have fallen silent: a pure state machine."""
+
+from __future__ import annotations
+
+
+class Leases:
+    """A node that misses ``beats`` reports in a row is lost.
+
+    Silence only counts while we were listening ourselves: when the coordinator had no CPU for a while, everybody's
+    lease is extended by that while.
+    """
+
+    def __init__(self, interval_s: float, beats: int) -> None:
+        self._lease_s = interval_s * beats
+        self._interval_s = interval_s
+        self._heard_s: dict[str, float] = {}
+        self._ticked_s: float | None = None
+
+    def beat(self, node: str, now_s: float) -> None:
+        """A report of ``node`` arrived."""
+        self._heard_s[node] = now_s
+
+    def drop(self, node: str) -> None:
+        """Stop to expect reports of ``node``."""
+        self._heard_s.pop(node, None)
+
+    def expired(self, now_s: float) -> list[str]:
+        """Nodes whose lease has run out; to be called a few times an interval, when all input was read."""
+        if self._ticked_s is not None:
+            deaf_s = now_s - self._ticked_s - self._interval_s
+            if deaf_s > 0:
+                self._heard_s = {node: heard_s + deaf_s for node, heard_s in self._heard_s.items()}
+        self._ticked_s = now_s
+        lost = [node for node, heard_s in self._heard_s.items() if now_s - heard_s > self._lease_s]
+        for node in lost:
+            self.drop(node)
+        return lost

@@ -1,0 +1,297 @@
+"""Who is in: the pure state machine that turns joins and losses into generations.
+
+Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
+every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
+generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, the
+job is lost. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from chaoskit.config import RunConfig
+from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.messages import Endpoint, Member, Plan
+
+# -- what happens -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node and all its workers are gone."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A started worker can take a rank."""
+
+    worker: str
+    node: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Every member of ``generation`` has built its group. Comes before any of them commits a step in it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """A member has the state of the training: it pulled it, or committed a step with it."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """All members of ``generation`` wait for each other, and none is to blame."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDone:
+    """A member committed ``step``, the last one."""
+
+    worker: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The user's code failed in a way that would repeat on every rank."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = NodeJoined | NodeLost | WorkerReady | WorkerLost | Settled | Healed | Stalled | WorkerDone | JobFailed | Tick
+
+# -- what to do about it ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    node: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End a worker that was given up, in case that it still runs."""
+
+    worker: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    ok: bool
+    reason: str
+
+
+Action = StartWorker | StopWorker | Publish | Finish
+
+
+class Membership:
+    """Keeps ``nodes`` members and ``spares`` spares going, one generation after the other."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._nodes: list[str] = []  # live, in order of joining
+        self._started: dict[str, int] = {}  # node -> workers ever started there
+        self._hosts: dict[str, str] = {}  # live worker -> node
+        self._ready: dict[str, Endpoint] = {}
+        self._holders: set[str] = set()
+        self._done: set[str] = set()
+        self._plan: Plan | None = None
+        # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
+        self._base: Plan | None = None
+        self._launched = False
+        self._trained = False
+        self._settled = False
+        self._stalled_generation = 0
+        self._losses = 0
+        self._failure = ""
+        self._deadline_s = math.inf
+        self._finished = False
+
+    @property
+    def generation(self) -> int:
+        """Number of the last published plan; 0 before the first."""
+        return self._plan.generation if self._plan else 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The last published plan."""
+        return self._plan
+
+    @property
+    def world(self) -> int:
+        """Ranks in the last published plan."""
+        return len(self._plan.members) if self._plan else 0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Live workers that have a rank, by rank."""
+        members = self._plan.members if self._plan else ()
+        return tuple(member.worker for member in members if member.worker in self._hosts)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Ready workers without a rank, by name."""
+        members = self.members
+        return tuple(sorted((worker for worker in self._ready if worker not in members), key=name_order))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended."""
+        return self._finished
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Take in one event. The start-up time counts from the first call."""
+        if self._finished:
+            return []
+        self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
+        chores = self._take_in(event)
+        decision = self._decide(now_s)
+        if isinstance(decision, Finish):
+            self._finished = True
+            return [decision]
+        return [decision, *chores] if decision else chores
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def _take_in(self, event: Event) -> list[Action]:
+        match event:
+            case NodeJoined(node) if node not in self._nodes:
+                self._nodes.append(node)
+                self._launched |= len(self._nodes) >= self._config.nodes
+                return self._start_missing([])
+            case NodeLost(node) if node in self._nodes:
+                self._nodes.remove(node)
+                return self._lose([worker for worker, host in self._hosts.items() if host == node], "node lost")
+            case WorkerLost(worker) if worker in self._hosts:
+                return self._lose([worker], "lost")
+            case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
+                self._ready.setdefault(worker, endpoint)
+            case Settled(generation) if self._plan and generation == self._plan.generation:
+                if not self._trained:
+                    self._holders.update(self.members)
+                self._trained = self._settled = True
+                self._base = self._plan
+            case Healed(worker) | WorkerDone(worker) if worker in self.members:
+                self._holders.add(worker)
+                self._done.update([worker] if isinstance(event, WorkerDone) else [])
+            case Stalled(generation):
+                self._stalled_generation = generation
+            case JobFailed(reason):
+                self._failure = reason
+        return []
+
+    def _lose(self, workers: list[str], cause: str) -> list[Action]:
+        self._losses += len(workers)
+        nodes = [self._hosts.pop(worker) for worker in workers]
+        for worker in workers:
+            self._ready.pop(worker, None)
+            self._holders.discard(worker)
+            self._done.discard(worker)
+        return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes)]
+
+    def _start_missing(self, lost_on: list[str]) -> list[Action]:
+        """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
+        starts: list[Action] = []
+        target = self._config.nodes + self._config.spares if self._launched and self._nodes else 0
+        for index in range(target - len(self._hosts)):
+            hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
+            node = min(self._nodes, key=lambda node: (hosts.count(node), node not in lost_here))
+            number = self._started.get(node, 0)
+            self._started[node] = number + 1
+            self._hosts[f"{node}.{number}"] = node
+            starts.append(StartWorker(node, f"{node}.{number}"))
+        return starts
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _decide(self, now_s: float) -> Publish | Finish | None:
+        if self._failure:
+            return Finish(False, self._failure)
+        members = self.members
+        # A joiner of a generation that never settled has done nothing that it could finish.
+        trainees = [worker for worker in members if self._settled or (self._base and self._base.member(worker))]
+        if trainees and self._done.issuperset(trainees):
+            return Finish(True, "every rank committed the last step")
+        if self._losses > self._config.max_failures:
+            budget = f"max_failures={self._config.max_failures}"
+            return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
+        if not self._plan:
+            return self._begin(now_s)
+        if self._trained and not self._holders:
+            return Finish(False, "every replica was lost: no live worker has the state of the training")
+        if len(members) < self.world or self._stalled_generation == self.generation:
+            return self._regroup(abort=True)
+        if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
+            return self._regroup(abort=False)
+        return None
+
+    def _begin(self, now_s: float) -> Publish | Finish | None:
+        config, ready = self._config, sorted(self._ready, key=name_order)
+        hosts = [self._hosts[worker] for worker in ready]
+        full = len(ready) >= config.nodes and len(set(hosts)) >= min(config.nodes, len(set(self._hosts.values())))
+        if not full and now_s < self._deadline_s:
+            return None
+        if len(ready) < config.min_world:
+            found = f"{len(self._nodes)} of {config.nodes} nodes joined, {len(ready)} workers are ready"
+            return Finish(False, f"start-up took longer than startup_s={config.startup_s:g}: {found}")
+        order = {worker: self._nodes.index(host) for worker, host in zip(ready, hosts, strict=True)}
+        turns = {worker: index - hosts.index(hosts[index]) for index, worker in enumerate(ready)}
+        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: config.nodes]
+        return self._publish(sorted(chosen, key=lambda worker: order[worker]), abort=True)
+
+    def _regroup(self, *, abort: bool) -> Publish | None:
+        members, spares = self.members, self.spares
+        if not self._base or min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
+            return None
+        seats = [(member.worker, member.node) for member in self._base.members]
+        hosts = [{worker: self._hosts[worker] for worker in workers} for workers in (members, spares)]
+        return self._publish(seat(seats, *hosts, self._config.nodes), abort=abort)
+
+    def _publish(self, workers: list[str], *, abort: bool) -> Publish:
+        previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
+        shards = reassign(previous, workers, self._config.shard_count)
+        self._plan = Plan(
+            generation=self.generation + 1,
+            members=tuple(
+                Member(rank, worker, self._hosts[worker], self._ready[worker], shards[worker])
+                for rank, worker in enumerate(workers)
+            ),
+            abort=abort,
+        )
+        self._base = self._base or self._plan
+        self._settled = False
+        return Publish(self._plan)

@@ -1,0 +1,1 @@
+"""plan -> run -> outcome -> verdict."""

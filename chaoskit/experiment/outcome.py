@@ -1,0 +1,120 @@
+"""What one experiment showed: plain data, written as ``outcome.json`` and read by reports.
+
+Times named ``*_s`` are seconds since the start of the run on the monotonic clock, unless the name says a duration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from chaoskit.vocabulary import Verdict
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation about a fault. ``level`` is armed, effective or impactful."""
+
+    level: str
+    at_s: float
+    observed: str
+
+
+class FaultRecord(msgspec.Struct, kw_only=True):
+    """A planned fault and what became of it. ``state``: confirmed, not observed, not fired, undo failed."""
+
+    fault: str  # e.g. "Kill(rank=2, at_step=20)"
+    kind: str  # e.g. "Kill"
+    rank: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    injected_s: float | None = None
+    state: str = "not fired"
+    evidence: list[Evidence] = []
+    undone: bool = True
+
+
+class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of a recovery. ``bound_s`` is the least duration that physics allows, ``bound`` says why."""
+
+    name: str  # one of chaoskit.vocabulary.RECOVERY_PHASES
+    start_s: float
+    end_s: float
+    bound_s: float
+    bound: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """From one fault (or one group of overlapping faults) back to training."""
+
+    cause: str  # e.g. "rank 2: killed by SIGKILL"
+    fault: str | None  # text of the injected fault, None when nothing was injected (a false alarm)
+    injected_s: float
+    generation: int
+    world: int  # ranks in the first generation after the fault
+    spans: list[PhaseSpan]
+    seconds: float  # injected -> first committed step
+    full_strength_seconds: float | None  # injected -> first committed step at the full world; None if never
+    step_seconds: float  # median step time before the fault, for scale
+
+
+class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed step. ``seconds`` is the time since the step before it was committed."""
+
+    step: int
+    loss: float | None  # None: the batch was skipped
+    at_s: float
+    seconds: float
+    generation: int
+    world: int
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One assertion over the journals."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Sample accounting: every sample of every committed step, exactly once."""
+
+    steps: int
+    samples: int
+    missing: list[str] = []  # e.g. "step 21 shard 2"
+    repeated: list[str] = []
+    skipped: list[str] = []
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """Everything one run showed."""
+
+    name: str
+    job: str
+    stack: str = "chaoskit"
+    substrate: str
+    nodes: int
+    spares: int
+    seed: int
+    reduction: str
+    started: str  # wall clock, ISO 8601, for people only
+    wall_s: float
+    verdict: Verdict
+    reasons: list[str]
+    steps: list[StepPoint]
+    twin_losses: list[float | None] | None = None
+    faults: list[FaultRecord] = []
+    recoveries: list[Recovery] = []
+    checks: list[Check] = []
+    ledger: Ledger
+    lost_steps: int
+    false_alarms: int = 0
+    weights_digest: str | None = None
+    twin_weights_digest: str | None = None
+    environment: dict[str, Any] = {}
+    directory: str = ""

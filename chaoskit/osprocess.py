@@ -1,0 +1,108 @@
+"""Linux process facilities that the standard library does not wrap: death signals, subreapers, /proc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel SIGKILL this process when its parent ends. Exits at once if that has happened already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that they can be ended too."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """The name of the calling thread in ``ps -L`` and ``top`` (15 bytes)."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def host_id() -> str:
+    """Equal on two processes exactly if they can share memory: one boot of one kernel, one process namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third (state) on; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time in clock ticks since boot: with the pid, the identity of a process. None if it is gone."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def state(pid: int) -> str | None:
+    """R, S, D, T (stopped), Z (zombie) ... or None if the process is gone."""
+    fields = _stat_fields(pid)
+    return fields[0] if fields else None
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process is gone, a zombie, or so far into its exit that no code of it runs any more."""
+    fields = _stat_fields(pid)
+    return fields is None or fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+
+
+def cpu_ticks(pid: int, tid: int) -> int | None:
+    """CPU time of one thread in clock ticks; None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/task/{tid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def starved_ns(pid: int, tid: int) -> int:
+    """Nanoseconds that a thread was ready to run but had no CPU; 0 where the kernel does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the direct children of a process."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
+    """Send a signal through a pidfd, only if ``pid`` still is the process that started at ``ticks``."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if ticks is not None and start_ticks(pid) != ticks:
+            return False
+        signal.pidfd_send_signal(handle, signum)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)

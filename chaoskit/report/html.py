@@ -1,0 +1,299 @@
+"""One self-contained HTML page: what broke, what it cost, and whether it is still the same training run."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
+from chaoskit.report import summary, svg
+from chaoskit.report.store import encode_outcome
+from chaoskit.report.svg import Scale
+from chaoskit.vocabulary import Verdict
+
+EVIDENCE_LEVELS = ("armed", "effective", "impactful")
+VERDICT_MARKS = {Verdict.PASSED: "✓", Verdict.FAILED: "✕", Verdict.UNKNOWN: "?", Verdict.ERROR: "!"}
+
+_LOSS_HEIGHT, _TIME_HEIGHT, _WORLD_HEIGHT = 200, 48, 48
+
+
+def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write one page about ``outcomes``. It loads nothing: styles, pictures and data are inside."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(duration=summary.duration, number=summary.number, plural=summary.plural)
+    shared = _shared_environment(outcomes)
+    page = environment.get_template("page.html.j2").render(
+        verdict=Verdict.worst([outcome.verdict for outcome in outcomes]),
+        counts=summary.count_verdicts(outcomes),
+        environment=shared,
+        sections=[_section(outcome, shared, path.parent) for outcome in outcomes],
+        marks=VERDICT_MARKS,
+        palette=svg.PALETTE,
+        levels=EVIDENCE_LEVELS,
+        phase_colour=svg.phase_colour,
+        bounded=summary.bounded,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def _shared_environment(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    first, *others = [outcome.environment for outcome in outcomes if outcome.environment] or [{}]
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path) -> dict[str, Any]:
+    """What the template shows of one experiment, beyond the outcome itself."""
+    recovery = summary.slowest(outcome)
+    scale = svg.recovery_scale(outcome.recoveries)
+    return {
+        "outcome": outcome,
+        "open": outcome.verdict is not Verdict.PASSED,
+        "recovery_s": recovery.seconds if recovery else None,
+        "full_strength_s": summary.slowest_full_strength(outcome),
+        "fault_lines": summary.fault_lines(outcome),
+        "confirmed": summary.confirmed(outcome),
+        "losses": summary.short_match(outcome),
+        "loss_sentence": summary.loss_sentence(outcome),
+        "exact": (match := summary.match_losses(outcome)) is not None and match.exact,
+        "facts": _facts(outcome, shared),
+        "recoveries": [(one, svg.timeline(one, scale), _to_bound(one)) for one in outcome.recoveries],
+        "curves": _curves(outcome) if outcome.steps else [],
+        "shown": _shown(outcome),
+        "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
+        "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")],
+        "journals": _journal_link(outcome.directory, page_directory),
+        "island": _island(outcome),
+    }
+
+
+def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
+    ours, twin = outcome.weights_digest, outcome.twin_weights_digest
+    facts = {
+        "job": outcome.job,
+        "stack": outcome.stack,
+        "substrate": outcome.substrate,
+        "size": summary.nodes(outcome),
+        "reduction": outcome.reduction,
+        "seed": outcome.seed,
+        "started": outcome.started,
+        "took": summary.duration(outcome.wall_s),
+        "false alarms": outcome.false_alarms,
+    }
+    if ours:
+        relation = "" if not twin else " = twin" if ours == twin else f" ≠ twin {twin[:12]}"
+        facts["weights"] = f"{ours[:12]}{relation}"
+    return facts | {key: value for key, value in outcome.environment.items() if key not in shared}
+
+
+def _to_bound(recovery: Recovery) -> str:
+    """How far the time to the first good step is from what physics allows."""
+    bound = sum(span.bound_s for span in summary.spans_to_first_step(recovery))
+    if bound <= 0:
+        return "no bound known"
+    return f"{summary.number(recovery.seconds / bound)} × the bound of {summary.duration(bound)}"
+
+
+def _trigger(fault: FaultRecord) -> str:
+    parts = [
+        None if fault.rank is None else f"rank {fault.rank}",
+        None if fault.step is None else f"step {fault.step}",
+        None if fault.phase is None else f"in {fault.phase}",
+    ]
+    return ", ".join(part for part in parts if part) or "–"
+
+
+def _evidence(fault: FaultRecord) -> dict[str, list[tuple[str, str]]]:
+    """Observations by level, each with its time after the injection where that is known."""
+    observed: dict[str, list[tuple[str, str]]] = {level: [] for level in EVIDENCE_LEVELS}
+    for one in fault.evidence:
+        at = "" if fault.injected_s is None else _offset(one.at_s - fault.injected_s)
+        observed.setdefault(one.level, []).append((at, one.observed))
+    return observed
+
+
+def _offset(seconds: float) -> str:
+    return f"{'−' if seconds < 0 else '+'}{summary.duration(abs(seconds))}"
+
+
+def _journal_link(directory: str, page_directory: Path) -> str | None:
+    if not directory:
+        return None
+    return "./" + quote(os.path.relpath(directory, page_directory)) + "/"
+
+
+def _island(outcome: Outcome) -> Markup:
+    """The outcome as JSON that may stand inside a script element."""
+    text = encode_outcome(outcome).decode()
+    return Markup(text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e"))
+
+
+def _shown(outcome: Outcome) -> dict[str, bool]:
+    """Which marks the legend has to explain."""
+    losses = [point.loss for point in outcome.steps]
+    return {
+        "generations": len({point.generation for point in outcome.steps}) > 1,
+        "skipped": None in losses,
+        "difference": (match := summary.match_losses(outcome)) is not None and match.first is not None,
+        "nonfinite": any(loss is not None and not math.isfinite(loss) for loss in losses),
+    }
+
+
+class _Curve(NamedTuple):
+    """A picture over the training steps, with its name."""
+
+    name: str
+    picture: Markup
+
+
+def _curves(outcome: Outcome) -> list[_Curve]:
+    """Loss, step time and world over one step axis."""
+    last = max(outcome.steps[-1].step, len(outcome.twin_losses or ()) - 1)
+    steps = Scale.linear(outcome.steps[0].step, last)
+    worlds = " → ".join(str(world) for world, _ in groupby(point.world for point in outcome.steps))
+    loss_words = f"Loss by step over the unbroken twin: {summary.loss_sentence(outcome)}"
+    world_words = f"World size by step: {shorten(worlds, 200, placeholder=' …')}"
+    return [
+        _curve("loss", _LOSS_HEIGHT, loss_words, _loss(outcome, steps)),
+        _curve("seconds between commits", _TIME_HEIGHT, "Seconds between commits, by step", _step_time(outcome, steps)),
+        _curve("world size", _WORLD_HEIGHT, world_words, _world(outcome, steps), 30),
+    ]
+
+
+def _curve(name: str, height: int, words: str, content: Markup, axis: int = 0) -> _Curve:
+    attributes = {"width": "100%", "height": height + axis, "overflow": "visible", "role": "img", "aria_label": words}
+    return _Curve(name, svg.tag("svg", content, **attributes))
+
+
+def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = False) -> Markup:
+    """From the last step committed before an injection to the first good step, shaded, one a recovery."""
+    parts: list[Markup] = []
+    labelled = -10.0
+    for index, recovery in enumerate(outcome.recoveries, 1):
+        good = recovery.injected_s + recovery.seconds
+        before = [point.step for point in outcome.steps if point.at_s <= recovery.injected_s]
+        after = next((point.step for point in outcome.steps if point.at_s >= good - 1e-9), outcome.steps[-1].step)
+        start, stop = steps(before[-1] if before else outcome.steps[0].step), steps(after)
+        middle, half = (start + stop) / 2, max((stop - start) / 2, 0.2)
+        title = svg.tag("title", f"{index}. {recovery.cause}: {summary.duration(recovery.seconds)}")
+        parts.append(svg.bar(middle - half, middle + half, 0, height, svg.colour("window"), title, class_="window"))
+        if numbered and middle - labelled > 2:
+            labelled = middle
+            parts.append(svg.label(str(index), middle, -5, shade="alert", text_anchor="middle", font_weight=600))
+    return Markup("").join(parts)
+
+
+def _loss(outcome: Outcome, steps: Scale) -> Markup:
+    run = [(point.step, point.loss) for point in outcome.steps]
+    twin = list(enumerate(outcome.twin_losses or ()))
+    finite = [loss for _, loss in run + twin if loss is not None and math.isfinite(loss)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
+    losses = Scale.linear(low - margin, high + margin, _LOSS_HEIGHT, 0)
+    return Markup("").join(
+        [
+            _windows(outcome, steps, _LOSS_HEIGHT, numbered=True),
+            svg.horizontal_grid(svg.nice_ticks(low - margin, high + margin), losses),
+            svg.polyline(_segments(twin, steps, losses), _LOSS_HEIGHT, "twin", 6),
+            svg.polyline(_segments(run, steps, losses), _LOSS_HEIGHT, "run", 1.5),
+            _generations(outcome, steps, losses),
+            _odd_losses(outcome.steps, steps),
+            _first_difference(outcome, steps),
+        ]
+    )
+
+
+def _segments(
+    points: Sequence[tuple[int, float | None]], across: Scale, down: Scale
+) -> list[Sequence[tuple[float, float]]]:
+    """Stretches of finite values, as positions, thinned to what a screen can show."""
+    segments: list[Sequence[tuple[float, float]]] = []
+    for drawn, stretch in groupby(points, lambda point: point[1] is not None and math.isfinite(point[1])):
+        if drawn:
+            positions = [(across(step), down(value)) for step, value in stretch if value is not None]
+            segments.append(svg.downsample(positions, max(1500 * len(positions) // len(points), 4)))
+    return segments
+
+
+def _generations(outcome: Outcome, steps: Scale, losses: Scale) -> Markup:
+    """A ring at the first step of every new generation, the first one left out."""
+    parts: list[Markup] = []
+    for before, point in pairwise(outcome.steps):
+        if point.generation != before.generation and point.loss is not None and math.isfinite(point.loss):
+            title = svg.tag("title", f"step {point.step}: generation {point.generation}, world {point.world}")
+            ring = {
+                "fill": svg.colour("surface"),
+                "stroke": svg.colour("run"),
+                "stroke_width": 1.5,
+                "class_": "generation",
+            }
+            parts.append(
+                svg.tag("circle", title, cx=svg.percent(steps(point.step)), cy=losses(point.loss), r=3.5, **ring)
+            )
+    return Markup("").join(parts)
+
+
+def _odd_losses(points: Sequence[StepPoint], steps: Scale) -> Markup:
+    """Skipped batches at the foot of the plot, non-finite losses at its head; one mark a visible place."""
+    marks: dict[tuple[str, float], Markup] = {}
+    for point in points:
+        if point.loss is not None and math.isfinite(point.loss):
+            continue
+        words = "batch skipped" if point.loss is None else f"loss {point.loss}"
+        sign, y = ("◆", _LOSS_HEIGHT - 2) if point.loss is None else ("▲", 10)
+        x = steps(point.step)
+        title = svg.tag("title", f"step {point.step}: {words}")
+        kind = "skipped" if point.loss is None else "nonfinite"
+        marks[kind, round(x, 1)] = svg.label(sign, x, y, title, shade="alert", text_anchor="middle", class_=kind)
+    return Markup("").join(marks.values())
+
+
+def _first_difference(outcome: Outcome, steps: Scale) -> Markup:
+    match = summary.match_losses(outcome)
+    if match is None or match.first is None:
+        return Markup("")
+    title = svg.tag("title", f"step {match.first.step}: the first loss that differs from the twin's")
+    line = {"stroke_dasharray": "4 3", "stroke_width": 1.5, "class_": "difference"}
+    return svg.vertical(steps(match.first.step), 0, _LOSS_HEIGHT, "alert", title, **line)
+
+
+def _step_time(outcome: Outcome, steps: Scale) -> Markup:
+    points = [(point.step, point.seconds) for point in outcome.steps]
+    high = max((seconds for _, seconds in points if math.isfinite(seconds)), default=0.0) or 1.0
+    times = Scale.linear(0, high * 1.05, _TIME_HEIGHT, 0)
+    line = svg.polyline(_segments(points, steps, times), _TIME_HEIGHT, "muted", 1.25)
+    return _windows(outcome, steps, _TIME_HEIGHT) + svg.horizontal_grid(svg.nice_ticks(0, high * 1.05, 3), times) + line
+
+
+def _world(outcome: Outcome, steps: Scale) -> Markup:
+    top = max(point.world for point in outcome.steps)
+    worlds = Scale.linear(0, top * 1.15, _WORLD_HEIGHT, 0)
+    corners: list[tuple[float, float]] = []
+    for world, stretch in groupby(outcome.steps, lambda point: point.world):
+        first = next(stretch).step
+        corners += [(steps(first), corners[-1][1])] if corners else []
+        corners.append((steps(first), worlds(world)))
+    corners.append((steps(outcome.steps[-1].step), corners[-1][1]))
+    ticks = [tick for tick in svg.nice_ticks(0, top, 2) if tick == int(tick)]
+    step_ticks = [tick for tick in svg.nice_ticks(steps.knots[0][0], steps.knots[-1][0], 10) if tick == int(tick)]
+    axis = [svg.label(f"{tick:g}", steps(tick), _WORLD_HEIGHT + 15, text_anchor="middle") for tick in step_ticks]
+    marks = [svg.vertical(steps(tick), _WORLD_HEIGHT, _WORLD_HEIGHT + 4, "axis") for tick in step_ticks]
+    caption = svg.label("training step", 50, _WORLD_HEIGHT + 29, text_anchor="middle")
+    line = svg.polyline([corners], _WORLD_HEIGHT, "run", 1.5)
+    windows = _windows(outcome, steps, _WORLD_HEIGHT)
+    return Markup("").join([windows, svg.horizontal_grid(ticks, worlds), line, *marks, *axis, caption])

@@ -1,0 +1,238 @@
+"""What the terminal says about outcomes, and the wording that every report shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.vocabulary import Verdict
+
+VERDICT_STYLES = {
+    Verdict.PASSED: "bold green",
+    Verdict.FAILED: "bold red",
+    Verdict.UNKNOWN: "bold yellow",
+    Verdict.ERROR: "bold magenta",
+}
+
+
+def number(value: float) -> str:
+    """Three significant digits, never an exponent."""
+    if not math.isfinite(value):
+        return str(value)
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    text = f"{value:.{min(max(digits, 0), 6)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def duration(seconds: float | None, absent: str = "–") -> str:
+    """A duration in ms below one second and in s above; ``absent`` where there is none."""
+    if seconds is None:
+        return absent
+    return f"{number(seconds * 1e3)} ms" if abs(seconds) < 0.9995 else f"{number(seconds)} s"
+
+
+def bounded(span: PhaseSpan) -> str:
+    """How long a phase took and, in the same unit, the least that physics allows: ``3.1 ms (bound 0.3)``."""
+    bound = span.bound_s * 1e3 if abs(span.seconds) < 0.9995 else span.bound_s
+    return f"{duration(span.seconds)} (bound {number(bound)})"
+
+
+def spans_to_first_step(recovery: Recovery) -> list[PhaseSpan]:
+    """The phases that end no later than the first good step, which is where ``recovery.seconds`` ends."""
+    limit = recovery.injected_s + recovery.seconds + 1e-9
+    return [span for span in recovery.spans if span.end_s <= limit]
+
+
+def slowest(outcome: Outcome) -> Recovery | None:
+    """The recovery that headlines and properties quote, where a run has several."""
+    return max(outcome.recoveries, key=lambda recovery: recovery.seconds, default=None)
+
+
+def slowest_full_strength(outcome: Outcome) -> float | None:
+    """The longest way back to the full world; None where one never got there or nothing broke."""
+    times = [recovery.full_strength_seconds for recovery in outcome.recoveries]
+    known = [seconds for seconds in times if seconds is not None]
+    return max(known) if known and len(known) == len(times) else None
+
+
+def confirmed(outcome: Outcome) -> str:
+    """How many of the planned faults are proved to have taken effect: ``2/3``."""
+    if not outcome.faults:
+        return "–"
+    return f"{sum(fault.state == 'confirmed' for fault in outcome.faults)}/{len(outcome.faults)}"
+
+
+class LossMatch(NamedTuple):
+    """The losses of a run beside those of its twin, step by step. ``first`` is the first step that differs."""
+
+    equal: int
+    compared: int
+    first: StepPoint | None
+    first_twin: float | None
+
+    @property
+    def exact(self) -> bool:
+        return 0 < self.compared == self.equal
+
+
+def twin_loss(outcome: Outcome, step: int) -> float | None:
+    """The twin's loss of ``step``; None where it skipped that step or never came to it."""
+    losses = outcome.twin_losses or []
+    return losses[step] if 0 <= step < len(losses) else None
+
+
+def match_losses(outcome: Outcome) -> LossMatch | None:
+    """Compare every committed step that the twin has too, bit for bit; None without a twin."""
+    if outcome.twin_losses is None:
+        return None
+    shared = [point for point in outcome.steps if 0 <= point.step < len(outcome.twin_losses)]
+    # repr tells every bit pattern of a double apart but those of NaN, and -0.0 from 0.0
+    differing = [point for point in shared if repr(point.loss) != repr(twin_loss(outcome, point.step))]
+    first = differing[0] if differing else None
+    first_twin = twin_loss(outcome, first.step) if first else None
+    return LossMatch(len(shared) - len(differing), len(shared), first, first_twin)
+
+
+def loss_sentence(outcome: Outcome) -> str:
+    """In words, how the losses compare with the twin's."""
+    match = match_losses(outcome)
+    if match is None:
+        return "no twin to compare with"
+    if match.compared == 0:
+        return "no step in common with the twin"
+    counted = f"{match.equal} of {match.compared} losses bit-equal to the twin"
+    if match.first is None:
+        return counted
+    loss, twin = match.first.loss, match.first_twin
+    if loss is None or twin is None:
+        here, there = ("skipped" if value is None else repr(value) for value in (loss, twin))
+        return f"{counted}; first difference at step {match.first.step}: {here} here, {there} in the twin"
+    return f"{counted}; first difference at step {match.first.step}: {loss!r} − {twin!r} = {loss - twin:.3g}"
+
+
+def short_match(outcome: Outcome) -> str:
+    """The loss comparison for a table cell: ``60/60``."""
+    match = match_losses(outcome)
+    if match is None:
+        return "no twin"
+    return f"{match.equal}/{match.compared}" if match.compared else "–"
+
+
+def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
+    """How many outcomes have each verdict, zeros included."""
+    verdicts = [outcome.verdict for outcome in outcomes]
+    return {verdict: verdicts.count(verdict) for verdict in Verdict}
+
+
+def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
+    """A table of experiments, the reasons of those that did not pass, and every recovery as text bars."""
+    if not outcomes:
+        return Text("No experiment was run.")
+    parts: list[RenderableType] = [_overview(outcomes)]
+    for outcome in outcomes:
+        parts += _details(outcome)
+    return Group(*parts, Text(), _totals(outcomes))
+
+
+def _overview(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("experiment and faults", overflow="fold", ratio=1)
+    for name in ("evidence", "recovery", "full", "lost", "losses"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        recovery = slowest(outcome)
+        table.add_row(
+            Text(outcome.verdict.upper(), VERDICT_STYLES[outcome.verdict]),
+            Text.assemble(outcome.name, *_secondary(outcome)),
+            confirmed(outcome),
+            duration(recovery.seconds if recovery else None),
+            duration(slowest_full_strength(outcome), "never" if outcome.recoveries else "–"),
+            str(outcome.lost_steps),
+            short_match(outcome),
+        )
+    return table
+
+
+def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
+    lines = [f"{outcome.job} on {nodes(outcome)}", *fault_lines(outcome)]
+    return [(f"\n{line}", "dim") for line in lines]
+
+
+def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
+    """The planned faults, the last line counting those beyond ``limit``."""
+    lines = [fault.fault for fault in outcome.faults]
+    return lines if len(lines) <= limit else [*lines[: limit - 1], f"and {len(lines) - limit + 1} more"]
+
+
+def nodes(outcome: Outcome) -> str:
+    """``4 nodes`` or ``4 nodes + 1 spare``."""
+    text = plural(outcome.nodes, "node")
+    return f"{text} + {plural(outcome.spares, 'spare')}" if outcome.spares else text
+
+
+def plural(count: int, word: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _details(outcome: Outcome) -> list[RenderableType]:
+    blocks: list[RenderableType] = []
+    if outcome.verdict is not Verdict.PASSED:
+        blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.reasons or ["no reason was given"]]
+    for recovery in outcome.recoveries:
+        blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
+    if not blocks:
+        return []
+    heading = Text.assemble((outcome.verdict.upper(), VERDICT_STYLES[outcome.verdict]), " ", (outcome.name, "bold"))
+    return [Text(), heading, *blocks]
+
+
+def _indented(block: RenderableType, columns: int) -> Padding:
+    return Padding(block, (0, 0, 0, columns), expand=False)
+
+
+def _recovery_title(recovery: Recovery) -> Text:
+    full = duration(recovery.full_strength_seconds, "never")
+    after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}"
+    return Text.assemble(
+        recovery.cause,
+        "" if recovery.fault else ", nothing was injected: a false alarm",
+        (f" ({after})", "dim"),
+        f"\nfirst good step {duration(recovery.seconds)}, full strength {full}",
+        (f" (step before: {duration(recovery.step_seconds)})", "dim"),
+    )
+
+
+class _Bars:
+    """The phases of one recovery, one a line, each bar where the phase lies between injection and end."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self.recovery = recovery
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        spans = self.recovery.spans
+        names = max((len(span.name) for span in spans), default=0)
+        texts = max((len(bounded(span)) for span in spans), default=0)
+        width = max(options.max_width - names - texts - 4, 10)
+        total = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
+        for span in spans:
+            first = int(width * (span.start_s - self.recovery.injected_s) / total) if total > 0 else 0
+            first = min(max(first, 0), width - 1)
+            length = max(round(width * span.seconds / total), 1) if span.seconds > 0 else 0
+            bar = ("#" if options.ascii_only else "█") * min(length, width - first)
+            line = f"{span.name:<{names}}  {' ' * first}{bar}"
+            yield Text(f"{line:<{names + width + 2}}  {bounded(span):>{texts}}")
+
+
+def _totals(outcomes: Sequence[Outcome]) -> Text:
+    worst = Verdict.worst([outcome.verdict for outcome in outcomes])
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
+    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {plural(len(outcomes), 'experiment')}: {counts}")

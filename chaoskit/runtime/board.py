@@ -1,0 +1,125 @@
+"""The progress board: one page of shared memory in which a worker shows what it is doing.
+
+The agent creates it, the worker's main thread writes it, the agent reads it without asking. A second part of the page
+holds the life latch: a robust mutex that the worker locks once. The kernel marks it the moment the worker begins to
+die, before its memory is freed, its sockets are closed or its parent is told (0.2 ms instead of 90 ms a GB).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import threading
+import time
+
+from chaoskit.vocabulary import Phase
+
+_PAGE_BYTES = 4096
+_LATCH_OFFSET = 2048
+_PTHREAD_PROCESS_SHARED = 1
+_PTHREAD_MUTEX_ROBUST = 1
+
+_PID, _TID, _PHASE, _SINCE, _STARVED, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS = range(10)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
+
+
+class Board:
+    """Both sides of the page. Integers are written in one store each, so a reader never sees half of one."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, _PAGE_BYTES)
+        self._slots = memoryview(self._map).cast("q")
+        self._latch = (ctypes.c_char * 64).from_buffer(self._map, _LATCH_OFFSET)
+
+    @classmethod
+    def create(cls) -> Board:
+        """A fresh board with an unlocked latch (agent)."""
+        fd = os.memfd_create("chaoskit-board", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _PAGE_BYTES)
+        board = cls(fd)
+        board._init_latch()
+        board._slots[_RANK] = -1
+        return board
+
+    def _init_latch(self) -> None:
+        attributes = (ctypes.c_char * 64)()
+        _libc.pthread_mutexattr_init(attributes)
+        _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
+        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
+        _libc.pthread_mutex_init(self._latch, attributes)
+
+    # -- worker -----------------------------------------------------------------------------------------------
+
+    def sign_on(self) -> None:
+        """Lock the latch for the life of the calling thread, which must be the worker's main thread."""
+        self._slots[_PID] = os.getpid()
+        self._slots[_TID] = threading.get_native_id()
+        _libc.pthread_mutex_lock(self._latch)
+        self.enter(Phase.START)
+
+    def enter(self, phase: Phase) -> None:
+        """Show that the main thread entered ``phase`` now."""
+        self._slots[_PHASE] = phase
+        self._slots[_SINCE] = time.monotonic_ns()
+
+    def place(self, generation: int, rank: int) -> None:
+        self._slots[_GENERATION] = generation
+        self._slots[_RANK] = rank
+
+    def progress(self, step: int, loss: float | None = None) -> None:
+        """Show that ``step`` steps are committed; ``loss`` is given when this rank committed the last one itself."""
+        self._slots[_STEP] = step
+        if loss is not None:
+            self._slots[_COMMITS] += 1
+            self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
+
+    # -- agent ------------------------------------------------------------------------------------------------
+
+    def await_death(self) -> None:
+        """Block until the thread that signed on begins to die. To be called in a thread of its own."""
+        result = _libc.pthread_mutex_lock(self._latch)
+        if result not in (0, errno.EOWNERDEAD):
+            raise OSError(result, os.strerror(result))
+
+    @property
+    def pid(self) -> int:
+        return self._slots[_PID]
+
+    @property
+    def tid(self) -> int:
+        return self._slots[_TID]
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self._slots[_PHASE])
+
+    @property
+    def since_ns(self) -> int:
+        """CLOCK_MONOTONIC at which the phase was entered."""
+        return self._slots[_SINCE]
+
+    @property
+    def generation(self) -> int:
+        return self._slots[_GENERATION]
+
+    @property
+    def rank(self) -> int:
+        return self._slots[_RANK]
+
+    @property
+    def step(self) -> int:
+        return self._slots[_STEP]
+
+    @property
+    def commits(self) -> int:
+        return self._slots[_COMMITS]
+
+    @property
+    def loss(self) -> float:
+        return float(_DOUBLE.unpack(_INT64.pack(self._slots[_LOSS]))[0])

@@ -1,0 +1,42 @@
+"""What a reduction needs from a process group."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Work(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> object:
+        """Return once the transfer is complete on this rank; raise whatever ended it early, an abort included.
+
+        Called once: gloo hangs in a second wait for the same receive.
+        """
+
+
+class Group(Protocol):
+    """The ranks of one generation. All tensors are contiguous and stay alive and unchanged until waited for.
+
+    Transfers between two ranks with the same tag arrive in the order in which they were sent. A backend without tags
+    (NCCL) may match them by order alone: both sides issue them in the same order within one :meth:`coalesce` block.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def send(self, tensor: Tensor, dst: int, tag: int, /) -> Work: ...
+
+    def recv(self, tensor: Tensor, src: int, tag: int, /) -> Work: ...
+
+    def all_reduce(self, tensor: Tensor, /) -> Work:
+        """Sum in place."""
+
+    def coalesce(self) -> AbstractContextManager[object]:
+        """Issue the sends and receives of the block as one batch; their works are waited for only after it."""

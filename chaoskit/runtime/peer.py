@@ -1,0 +1,180 @@
+"""State from a peer: through shared memory on the same host, over an authenticated TCP connection elsewhere.
+
+The peer goes on working; its training thread takes no part. Every copy is checked against the peer's sequence number:
+one that overlapped a commit is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from chaoskit import messages
+from chaoskit.errors import ChaoskitError
+from chaoskit.messages import Endpoint
+from chaoskit.osprocess import host_id
+from chaoskit.runtime.group import disown, reown
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.state import ArenaView
+
+_SEQUENCE = struct.Struct("!q")
+_CHUNK_BYTES = 4 * 2**20
+_RETRY_S = 0.001
+
+
+class PeerLost(ChaoskitError):
+    """The peer could not be read to the end. Another one, or a newer plan, may help."""
+
+
+class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sequence: int
+    step: int
+    index: bytes
+    scalars: bytes
+    size_bytes: int
+
+
+_offers = msgspec.msgpack.Decoder(_Offer)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What was received: the step of the state, its size, and by which way it came."""
+
+    step: int
+    size_bytes: int
+    transport: str
+
+
+class StateServer:
+    """Answers peers on other hosts from a thread of its own."""
+
+    def __init__(self, replica: Replica, token: str, host: str) -> None:
+        self._replica, self._token = replica, token
+        self._listener = socket.create_server((host, 0))
+        self.port: int = self._listener.getsockname()[1]
+        disown(self._listener.fileno())
+        threading.Thread(target=self._accept, name="state-server", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            disown(connection.fileno())
+            threading.Thread(target=self._serve, args=(connection,), name="state-send", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                messages.accept(connection, self._token)
+                self._send_state(connection)
+            except (OSError, messages.Refused):
+                return  # the peer went away, or is not one of ours
+            finally:
+                reown(connection.fileno())
+
+    def _send_state(self, connection: socket.socket) -> None:
+        arena = self._replica.arena
+        if arena is None:
+            raise NotImplementedError("state of a CUDA replica is sent over NCCL")
+        sequence = _even_sequence(arena)
+        data = arena.data()
+        offer = _Offer(sequence, arena.step, arena.index_bytes(), arena.scalars_bytes(), len(data))
+        body = msgspec.msgpack.encode(offer)
+        connection.sendall(_SEQUENCE.pack(len(body)) + body)
+        connection.sendall(data)
+        connection.sendall(_SEQUENCE.pack(arena.sequence))
+
+
+def _even_sequence(arena: ArenaView) -> int:
+    while (sequence := arena.sequence) % 2:
+        time.sleep(_RETRY_S)
+    return sequence
+
+
+def pull(replica: Replica, peer: Endpoint, token: str, transport: str) -> Pulled:
+    """Replace the state of ``replica`` by that of ``peer``.
+
+    Args:
+        transport: ``auto`` (shared memory where the peer is on this host, else TCP) or ``tcp``.
+
+    Raises:
+        PeerLost: if the peer ended meanwhile. The replica is then incomplete and must pull again.
+    """
+    while True:
+        try:
+            if transport == "auto" and peer.host_id == host_id():
+                pulled = _pull_shared(replica, peer)
+            else:
+                pulled = _pull_tcp(replica, peer, token)
+        except OSError as error:
+            raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
+        if pulled is not None:
+            return pulled
+
+
+def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
+    fd = os.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
+    view = ArenaView(fd, writable=False)
+    try:
+        sequence = _even_sequence(view)
+        index, scalars, step, data = view.index_bytes(), view.scalars_bytes(), view.step, view.data()
+        try:
+            size_bytes = len(data)
+            mine = _receive_into(replica, index, size_bytes)
+            np.copyto(np.frombuffer(mine, np.uint8), np.frombuffer(data, np.uint8))  # lets other threads run
+        finally:
+            data.release()
+        if view.sequence != sequence:
+            return None
+        replica.load_scalars(scalars, step)
+        _publish(replica, scalars)
+        return Pulled(step, size_bytes, "shared memory")
+    finally:
+        view.close()
+        os.close(fd)
+
+
+def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
+    with messages.connect((peer.address, peer.port), token) as connection:
+        disown(connection.fileno())
+        try:
+            (length,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
+            offer = _offers.decode(messages.receive_exactly(connection, length))
+            target = _receive_into(replica, offer.index, offer.size_bytes)
+            received = 0
+            while received < offer.size_bytes:
+                count = connection.recv_into(target[received : received + _CHUNK_BYTES])
+                if not count:
+                    raise ConnectionError("connection closed in the middle of the state")
+                received += count
+            (sequence,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
+        finally:
+            reown(connection.fileno())
+    if sequence != offer.sequence:
+        return None
+    replica.load_scalars(offer.scalars, offer.step)
+    _publish(replica, offer.scalars)
+    return Pulled(offer.step, offer.size_bytes, "tcp")
+
+
+def _receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview:
+    """The memory of ``replica`` that the peer's data belongs to; peers that read us meanwhile are told to retry."""
+    assert replica.arena is not None
+    if replica.arena.sequence % 2 == 0:
+        replica.arena.begin_write()
+    if not replica.layout_matches(index):
+        replica.prepare_layout(index, size_bytes)
+    return replica.arena.data()
+
+
+def _publish(replica: Replica, scalars: bytes) -> None:
+    assert replica.arena is not None
+    replica.arena.publish([path for path, _ in replica.tensors()], scalars, replica.step)
+    replica.arena.end_write()

@@ -1,0 +1,236 @@
+"""How a worker moves from one generation to the next, while its main thread may still be computing.
+
+The control thread offers plans; each plan is formed in a thread of its own, so that a newer plan never waits for an older
+one that hangs in a half-built group. The main thread meets the result when it needs it: first the steps that every member
+has committed (to see who must catch up), then the group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from chaoskit.journal import Journal
+from chaoskit.messages import Member, Plan
+from chaoskit.runtime.group import Group
+from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
+from chaoskit.vocabulary import Event
+
+
+@dataclass(slots=True)
+class Formation:
+    """A membership as this worker lives it. ``standings`` and ``group`` are None until they are known."""
+
+    plan: Plan
+    me: Member
+    standings: tuple[Standing, ...] | None = None
+    group: Group | None = None
+    broken: bool = False
+    rendezvous: Rendezvous | None = field(default=None, repr=False)
+
+    @property
+    def target(self) -> Standing:
+        """The furthest member: everybody else must have its step."""
+        assert self.standings is not None
+        return max(self.standings, key=lambda standing: standing.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a member was when the generation was formed: steps committed, and whether its training is over."""
+
+    rank: int
+    step: int
+    done: bool
+
+    def encode(self) -> int:
+        return self.step * 2 + self.done
+
+    @classmethod
+    def decode(cls, rank: int, value: int) -> Standing:
+        return cls(rank, value // 2, bool(value % 2))
+
+
+class Regrouper:
+    """Forms groups from plans and hands them to the main thread.
+
+    Args:
+        open_rendezvous: a new connection to the coordinator's store.
+        build: the process group of a formation, over the given store.
+        formed: called when this worker's group of a generation can be used.
+        failed: called when it could not be built, with the reason.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        journal: Journal,
+        open_rendezvous: Callable[[], Rendezvous],
+        build: Callable[[RendezvousStore, Plan, Member], Group],
+        formed: Callable[[int], None],
+        failed: Callable[[int, str], None],
+    ) -> None:
+        self._worker, self._journal = worker, journal
+        self._open_rendezvous, self._build = open_rendezvous, build
+        self._formed, self._failed = formed, failed
+        self._changed = threading.Condition()
+        self._current: Formation | None = None  # newest formation that was begun
+        self._soft: Plan | None = None  # newest plan that waits for a step boundary
+        self._committing = False
+        self._retired: list[Formation] = []
+        self.step = 0  # committed steps of this worker; written by the main thread only
+        self.done = False
+
+    # -- control thread -----------------------------------------------------------------------------------------
+
+    def offer(self, plan: Plan) -> None:
+        """Take note of a plan. One that aborts is formed at once, another one at the next step boundary."""
+        with self._changed:
+            if self._current is not None and plan.generation <= self._current.plan.generation:
+                return
+            if plan.abort or self._current is None or self._current.broken:
+                self._begin(plan)
+            elif self._soft is None or plan.generation > self._soft.generation:
+                self._soft = plan
+                self._changed.notify_all()
+
+    def _begin(self, plan: Plan) -> None:
+        """Leave the current generation and form a new one. The lock is held."""
+        me = plan.member(self._worker)
+        assert me is not None, "a plan without this worker ends it before it comes here"
+        previous, self._current = self._current, Formation(plan, me)
+        self._soft = None
+        if previous is not None:
+            previous.broken = True
+            if previous.rendezvous is not None:
+                previous.rendezvous.interrupt()
+            if previous.group is not None:
+                previous.group.abort()
+            self._retired.append(previous)
+        name = f"form-{plan.generation}"
+        threading.Thread(target=self._form, args=(self._current,), name=name, daemon=True).start()
+        self._changed.notify_all()
+
+    # -- forming threads ----------------------------------------------------------------------------------------
+
+    def _form(self, formation: Formation) -> None:
+        try:
+            self._meet(formation)
+        except GenerationSuperseded:
+            return  # a newer formation is on its way
+        except (RuntimeError, OSError) as error:
+            with self._changed:
+                formation.broken = True
+                self._changed.notify_all()
+            self._failed(formation.plan.generation, str(error)[:200])
+
+    def _meet(self, formation: Formation) -> None:
+        plan, rank = formation.plan, formation.me.rank
+        rendezvous = self._open_rendezvous()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._committing)
+            if formation.broken:
+                rendezvous.interrupt()
+            formation.rendezvous = rendezvous
+            standing = Standing(rank, self.step, self.done)
+        values = rendezvous.exchange(plan.generation, "standing", rank, standing.encode())
+        with self._changed:
+            formation.standings = tuple(Standing.decode(other, value) for other, value in enumerate(values))
+            self._changed.notify_all()
+        group = self._build(RendezvousStore(rendezvous, plan.generation), plan, formation.me)
+        with self._changed:
+            if formation.broken:
+                group.abort()
+                return
+            formation.group = group
+            self._journal.write(Event.REGROUPED, generation=plan.generation, rank=rank, world=len(plan.members))
+            self._formed(plan.generation)
+            self._changed.notify_all()
+
+    # -- main thread --------------------------------------------------------------------------------------------
+
+    def membership_now(self) -> Formation | None:
+        """The newest formation, if the steps of its members are known already."""
+        with self._changed:
+            current = self._current
+            return current if current is not None and current.standings is not None else None
+
+    def membership(self) -> Formation:
+        """The newest formation, once the steps of its members are known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._current is not None and self._current.standings is not None)
+            assert self._current is not None
+            return self._current
+
+    def group(self, formation: Formation) -> Group:
+        """The group of ``formation``, once it can be used.
+
+        Raises:
+            GenerationSuperseded: if there is a newer formation, or this one broke.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: formation.group is not None or self._is_over(formation))
+            if self._is_over(formation) or formation.group is None:
+                raise GenerationSuperseded(f"generation {formation.plan.generation} is over")
+            return formation.group
+
+    def wait_newer(self, formation: Formation, timeout_s: float | None = None) -> bool:
+        """Wait until ``formation`` is not the newest one; False if that took longer than ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._current is not formation, timeout_s)
+
+    def _is_over(self, formation: Formation) -> bool:
+        return formation.broken or self._current is not formation
+
+    @property
+    def vote(self) -> int:
+        """Generation of the plan that waits for a step boundary, or of the current one."""
+        with self._changed:
+            newest = self._soft or (self._current.plan if self._current else None)
+            return newest.generation if newest else 0
+
+    def move_on(self, generation: int) -> None:
+        """At a step boundary that all ranks share: form the waiting plan, if it is ``generation`` or newer."""
+        with self._changed:
+            if self._soft is not None and self._soft.generation >= generation:
+                self._begin(self._soft)
+
+    @contextmanager
+    def commit(self, formation: Formation) -> Iterator[None]:
+        """Hold off the forming of new generations while the optimizer runs.
+
+        Raises:
+            GenerationSuperseded: if another generation was begun: this rank's step may already be reported to it.
+        """
+        with self._changed:
+            if self._is_over(formation):
+                raise GenerationSuperseded("a newer generation was begun before the commit")
+            self._committing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._committing = False
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Training is over on this rank; it goes on to serve its state to others."""
+        with self._changed:
+            self.done = True
+
+    def dispose_retired(self, afterwards: Callable[[], None]) -> None:
+        """Free the groups of former generations, which takes gloo 10 ms a pair, off the main thread."""
+        retired, self._retired = self._retired, []
+        if not retired:
+            return
+
+        def dispose() -> None:
+            for formation in retired:
+                if formation.rendezvous is not None:
+                    formation.rendezvous.close()
+            retired.clear()
+            afterwards()
+
+        threading.Thread(target=dispose, name="dispose", daemon=True).start()

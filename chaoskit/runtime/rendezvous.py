@@ -1,0 +1,101 @@
+"""How the members of a generation find each other: a small key-value store and a barrier, both interruptible.
+
+torch's own TCPStore blocks every survivor when a second rank is lost during a rendezvous. Here the coordinator answers
+``Superseded`` as soon as a newer generation exists, and :meth:`Rendezvous.interrupt` frees the caller at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from chaoskit import messages
+from chaoskit.messages import Exchange, Exchanged, Get, Put, RendezvousHello, Superseded, Value
+from chaoskit.runtime.group import disown, reown
+
+
+class GenerationSuperseded(Exception):
+    """A newer membership exists; what was begun for the old one must be dropped."""
+
+
+class Rendezvous:
+    """A connection to the coordinator's store. One thread uses it at a time; any thread may interrupt it."""
+
+    def __init__(self, address: tuple[str, int], token: str, worker: str) -> None:
+        self._connection = messages.connect(address, token)
+        disown(self._connection.fileno())
+        self._interrupted = threading.Event()
+        messages.send(self._connection, RendezvousHello(worker))
+
+    def interrupt(self) -> None:
+        """Make the current and every later call raise GenerationSuperseded."""
+        self._interrupted.set()
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # already closed by the other side
+
+    def close(self) -> None:
+        reown(self._connection.fileno())
+        self._connection.close()
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        self._send(Put(generation, key, value))
+
+    def get(self, generation: int, key: str) -> bytes:
+        """The value of ``key``, as soon as some member has put it."""
+        self._send(Get(generation, key))
+        value: bytes = self._receive(Value).value
+        return value
+
+    def exchange(self, generation: int, name: str, rank: int, value: int) -> tuple[int, ...]:
+        """Everybody's ``value`` by rank, once every member of the generation has called this."""
+        self._send(Exchange(generation, name, rank, value))
+        values: tuple[int, ...] = self._receive(Exchanged).values
+        return values
+
+    def _send(self, message: messages.Message) -> None:
+        try:
+            messages.send(self._connection, message)
+        except OSError as error:
+            raise self._reason(error) from error
+
+    def _receive(self, kind: type) -> messages.AnyMessage:
+        try:
+            reply = messages.receive(self._connection)
+        except OSError as error:
+            raise self._reason(error) from error
+        if isinstance(reply, Superseded):
+            raise GenerationSuperseded(f"generation {reply.generation} is over")
+        if not isinstance(reply, kind):
+            raise messages.Refused(f"expected {kind.__name__}, got {type(reply).__name__}")
+        return reply
+
+    def _reason(self, error: OSError) -> Exception:
+        if self._interrupted.is_set():
+            return GenerationSuperseded("interrupted by a newer plan")
+        return ConnectionError(f"lost the coordinator during a rendezvous: {error}")
+
+
+class RendezvousStore(Store):
+    """The part of torch's Store that gloo and NCCL use to exchange addresses, for one generation."""
+
+    def __init__(self, rendezvous: Rendezvous, generation: int) -> None:
+        super().__init__()
+        self._rendezvous, self._generation = rendezvous, generation
+        self._cache: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._rendezvous.put(self._generation, key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        if key not in self._cache:
+            self._cache[key] = self._rendezvous.get(self._generation, key)
+        return self._cache[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+        for key in keys:
+            self.get(key)

@@ -1,0 +1,223 @@
+"""Model, optimizer and scheduler of one rank, seen as one piece of state that can be shared, compared and replaced."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from chaoskit.errors import BadInput
+from chaoskit.runtime.state import Arena, Slot, decode_index, plain
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class Scheduler(Protocol):
+    """What a learning-rate scheduler must offer."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Replica:
+    """The registered objects of a job.
+
+    Raises:
+        BadInput: if the model has nothing to train, or keeps statistics that depend on which rank saw which sample.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.step = 0
+        self._check()
+        self.device = self.parameters[0].device
+        total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
+        self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if self.device.type == "cpu" else None
+        self._homed: list[str] = []
+        self.rehome()
+
+    def _check(self) -> None:
+        if not self.parameters:
+            raise BadInput("model", type(self.model).__name__, "register a model with at least one trainable parameter")
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if not owned & {id(p) for p in self.parameters}:
+            raise BadInput("optimizer", type(self.optimizer).__name__, "build it from the parameters of the registered model")
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+                raise BadInput(
+                    "model", name, "replace BatchNorm by GroupNorm or LayerNorm: its running statistics differ by rank"
+                )
+
+    # -- inventory --------------------------------------------------------------------------------------------
+
+    def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield _MODEL + name, parameter.data
+        for name, buffer in self.model.named_buffers():
+            yield _MODEL + name, buffer
+
+    def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for index, parameter in enumerate(self._optimizer_parameters()):
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"{_OPTIMIZER}{index}/{key}", value
+
+    def _optimizer_parameters(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the state, under a path that is the same on all ranks."""
+        yield from self._model_tensors()
+        yield from self._optimizer_tensors()
+
+    def _scalars(self) -> bytes:
+        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        state = {
+            f"{index}/{key}": plain(value)
+            for index, parameter in enumerate(self._optimizer_parameters())
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if not isinstance(value, Tensor)
+        }
+        scheduler = plain(self.scheduler.state_dict()) if self.scheduler else None
+        return msgspec.msgpack.encode({"groups": groups, "state": state, "scheduler": scheduler})
+
+    # -- sharing ----------------------------------------------------------------------------------------------
+
+    def rehome(self) -> None:
+        """Move tensors that are not in the arena into it. Cheap when there is nothing to do."""
+        if self.arena is None:
+            return
+        for name, parameter in self.model.named_parameters():
+            parameter.data = self._home(_MODEL + name, parameter.data)
+        for name, buffer in self.model.named_buffers():
+            buffer.data = self._home(_MODEL + name, buffer.data)
+        for index, parameter in enumerate(self._optimizer_parameters()):
+            state = self.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    state[key] = self._home(f"{_OPTIMIZER}{index}/{key}", value)
+        self._homed = [path for path, _ in self.tensors()]
+        with self.arena.writing():
+            self.arena.publish(self._homed, self._scalars(), self.step)
+
+    def _home(self, path: str, tensor: Tensor) -> Tensor:
+        assert self.arena is not None
+        slot = self.arena.slot(path, tensor.dtype, tuple(tensor.shape))
+        home = self.arena.tensor(slot)
+        if home.data_ptr() == tensor.data_ptr():
+            return tensor
+        home.copy_(tensor)
+        return home
+
+    def _entries(self) -> int:
+        return sum(len(state) for state in self.optimizer.state.values())
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state."""
+        entries = self._entries()
+        if self.arena is not None:
+            self.arena.begin_write()
+        try:
+            yield
+        finally:
+            self.step += 1
+            if self.arena is not None:
+                self.arena.publish(self._homed, self._scalars(), self.step)
+                self.arena.end_write()
+        if self._entries() != entries:
+            self.rehome()
+
+    # -- taking over a peer's state -----------------------------------------------------------------------------
+
+    def layout_matches(self, index: bytes) -> bool:
+        """Whether a peer's data can be copied into this arena as one block, without touching any object."""
+        return self.arena is not None and self.arena.index_bytes() == index
+
+    def prepare_layout(self, index: bytes, size_bytes: int) -> None:
+        """Give every tensor named in a peer's index the same place, and drop those that it does not name."""
+        assert self.arena is not None
+        slots = decode_index(index)
+        self._check_inventory(slots)
+        self.arena.adopt_layout(slots, size_bytes)
+        by_path = {slot.path: slot for slot in slots}
+        for name, parameter in self.model.named_parameters():
+            parameter.data = self.arena.tensor(by_path[_MODEL + name])
+        for name, buffer in self.model.named_buffers():
+            buffer.data = self.arena.tensor(by_path[_MODEL + name])
+        self._rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
+        self._homed = [slot.path for slot in slots]
+
+    def _check_inventory(self, slots: list[Slot]) -> None:
+        mine = {path for path, _ in self._model_tensors()}
+        theirs = {slot.path for slot in slots if slot.path.startswith(_MODEL)}
+        if mine != theirs:
+            odd = sorted(mine ^ theirs)[0]
+            raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
+
+    def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        parameters = self._optimizer_parameters()
+        for parameter in parameters:
+            self.optimizer.state.pop(parameter, None)
+        for path, tensor in tensors.items():
+            if path.startswith(_OPTIMIZER):
+                index, _, key = path.removeprefix(_OPTIMIZER).partition("/")
+                self.optimizer.state[parameters[int(index)]][key] = tensor
+
+    def load_scalars(self, data: bytes, step: int) -> None:
+        """Take over learning rates, scheduler and step of a peer."""
+        scalars = msgspec.msgpack.decode(data)
+        for group, theirs in zip(self.optimizer.param_groups, scalars["groups"], strict=True):
+            for key, value in theirs.items():
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        parameters = self._optimizer_parameters()
+        for path, value in scalars["state"].items():
+            index, _, key = path.partition("/")
+            self.optimizer.state[parameters[int(index)]][key] = value
+        if self.scheduler is not None and scalars["scheduler"] is not None:
+            self.scheduler.load_state_dict(scalars["scheduler"])
+        self.step = step
+
+    # -- comparing ----------------------------------------------------------------------------------------------
+
+    def weights_digest(self) -> str:
+        """SHA-256 over names, types and bits of parameters and buffers."""
+        return _digest(self._model_tensors())
+
+    def state_digest(self) -> str:
+        """SHA-256 over the whole state, the optimizer's tensors included."""
+        return _digest(self.tensors())
+
+    # -- rehearsal ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def undone_afterwards(self) -> Iterator[None]:
+        """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
+        tensors = {path: tensor.clone() for path, tensor in self.tensors()}
+        scalars, step = self._scalars(), self.step
+        yield
+        self.rehome()  # touches the memory that the optimizer's state will live in
+        for parameter in self._optimizer_parameters():
+            self.optimizer.state.pop(parameter, None)
+        with torch.no_grad():
+            for path, tensor in self._model_tensors():
+                tensor.copy_(tensors[path])
+        kept = {path: tensor for path, tensor in tensors.items() if path.startswith(_OPTIMIZER)}
+        self._rebuild_optimizer_state(kept)
+        self.load_scalars(scalars, step)
+        self.rehome()
+
+
+def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for path, tensor in tensors:
+        digest.update(f"{path}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,83 @@
+"""Which samples a shard holds, and the randomness it computes with: functions of (seed, step, shard), never of a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from chaoskit.errors import BadInput
+
+
+def derive_seed(*key: int) -> int:
+    """A 63-bit seed from integers, well mixed (BLAKE2b)."""
+    digest = hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_everything(*key: int) -> None:
+    """Seed torch, :mod:`random` and, where it is in use, NumPy's global generator."""
+    seed = derive_seed(*key)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+class Sampler:
+    """Deals a dataset into global batches: a fresh permutation each epoch, no sample left out, none repeated.
+
+    Args:
+        size: samples in the dataset.
+        batch_size: samples in the global batch.
+        shard_count: V; must divide ``batch_size``.
+
+    Raises:
+        BadInput: if the batch does not fit the dataset or cannot be cut into V equal shards.
+    """
+
+    def __init__(self, size: int, batch_size: int, shard_count: int, seed: int) -> None:
+        if size < batch_size:
+            raise BadInput("dataset", size, f"use a dataset of at least one global batch, batch_size={batch_size}")
+        if batch_size < 1 or batch_size % shard_count:
+            raise BadInput("batch_size", batch_size, f"use a multiple of the number of shards, {shard_count}")
+        self.size, self.batch_size, self.shard_count, self.seed = size, batch_size, shard_count, seed
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def samples(self, step: int, shard: int) -> list[int]:
+        """Indices of the samples of one shard of one step, in order."""
+        per_shard = self.batch_size // self.shard_count
+        start = step * self.batch_size + shard * per_shard
+        return [self._sample(position) for position in range(start, start + per_shard)]
+
+    def _sample(self, position: int) -> int:
+        epoch, offset = divmod(position, self.size)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
+            self._order, self._epoch = torch.randperm(self.size, generator=generator), epoch
+        return int(self._order[offset])
+
+
+def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
+    """The batch of the given samples, by torch's conventions for map-style datasets, on ``device``."""
+    if hasattr(dataset, "__getitems__"):
+        batch = dataset.__getitems__(list(samples))
+    else:
+        batch = default_collate([dataset[index] for index in samples])
+    return _to(batch, device)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: _to(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_to(value, device) for value in batch)
+    return batch

@@ -1,0 +1,182 @@
+"""The training state of a replica, laid out so that a peer can copy it while this process trains.
+
+On CPU all tensors live in one shared-memory arena: parameters, buffers and the optimizer's tensors are views into it.
+A peer on the same host maps the arena and copies it; a peer elsewhere is sent the same bytes. The arena has
+
+    header (one page) | index (tensor paths, types, shapes, offsets) | scalars (learning rate, scheduler, ...) | data
+
+The header holds a sequence number that is odd while the optimizer writes, so a copy that overlapped a commit is noticed
+and repeated (a sequence lock). The arena is an unnamed memory file: it vanishes with the last process that maps it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from chaoskit.errors import ChaoskitError
+
+_HEADER_BYTES = 4096
+_INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
+_SCALARS_BYTES = 8 * 2**20
+_DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
+_ALIGN_BYTES = 64
+_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE = range(5)
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """Where one tensor lies: ``offset`` in bytes from the start of the data part."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * _dtype(self.dtype).itemsize
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ChaoskitError(f"a peer sent a tensor of unknown type {name!r}")
+    return dtype
+
+
+_index_decoder = msgspec.msgpack.Decoder(list[Slot])
+
+
+class ArenaView:
+    """A mapped arena: what owner and readers have in common."""
+
+    def __init__(self, fd: int, *, writable: bool) -> None:
+        self.fd = fd
+        size = os.fstat(fd).st_size
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self.map = mmap.mmap(fd, size, access=access)
+        self.bytes = memoryview(self.map)
+        self._header = self.bytes[:_HEADER_BYTES].cast("q")
+
+    @property
+    def sequence(self) -> int:
+        return self._header[_SEQUENCE]
+
+    @property
+    def step(self) -> int:
+        return self._header[_STEP]
+
+    def index_bytes(self) -> bytes:
+        return bytes(self.bytes[_HEADER_BYTES : _HEADER_BYTES + self._header[_INDEX_SIZE]])
+
+    def scalars_bytes(self) -> bytes:
+        start = _HEADER_BYTES + _INDEX_BYTES
+        return bytes(self.bytes[start : start + self._header[_SCALARS_SIZE]])
+
+    def data(self) -> memoryview:
+        """The used part of the data."""
+        return self.bytes[_DATA_OFFSET : _DATA_OFFSET + self._header[_DATA_SIZE]]
+
+    def close(self) -> None:
+        self._header.release()
+        self.bytes.release()
+        self.map.close()
+
+
+class Arena(ArenaView):
+    """The arena of this process. ``capacity_bytes`` is address space, not memory."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        fd = os.memfd_create("chaoskit-state", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _DATA_OFFSET + capacity_bytes)
+        super().__init__(fd, writable=True)
+        self.capacity_bytes = capacity_bytes
+        self._tensor = torch.frombuffer(self.map, dtype=torch.uint8, offset=_DATA_OFFSET)
+        self._slots: dict[str, Slot] = {}
+
+    def slot(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Slot:
+        """The place of a tensor; the same for the same path, type and shape."""
+        name = str(dtype).removeprefix("torch.")
+        known = self._slots.get(path)
+        if known is not None and (known.dtype, known.shape) == (name, shape):
+            return known
+        slot = Slot(path, name, shape, self._header[_DATA_SIZE])
+        end = slot.offset + -(-slot.size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        if end > self.capacity_bytes:
+            raise ChaoskitError(f"state outgrew its arena of {self.capacity_bytes} bytes at {path}")
+        self._header[_DATA_SIZE] = end
+        self._slots[path] = slot
+        return slot
+
+    def tensor(self, slot: Slot) -> Tensor:
+        """The arena's memory at ``slot`` as a tensor."""
+        piece = self._tensor[slot.offset : slot.offset + slot.size_bytes]
+        return piece.view(_dtype(slot.dtype)).view(slot.shape)
+
+    def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:
+        """Use exactly the layout of a peer, so that its data can be copied as one block."""
+        if size_bytes > self.capacity_bytes:
+            raise ChaoskitError(f"a peer's state of {size_bytes} bytes does not fit {self.capacity_bytes}")
+        self._slots = {slot.path: slot for slot in slots}
+        self._header[_DATA_SIZE] = size_bytes
+
+    def publish(self, paths: list[str], scalars: bytes, step: int) -> None:
+        """Write index, scalars and step. To be called between :meth:`begin_write` and :meth:`end_write`."""
+        index = msgspec.msgpack.encode([self._slots[path] for path in paths])
+        if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
+            raise ChaoskitError("the index or the scalars of the training state are too large to share")
+        self.bytes[_HEADER_BYTES : _HEADER_BYTES + len(index)] = index
+        start = _HEADER_BYTES + _INDEX_BYTES
+        self.bytes[start : start + len(scalars)] = scalars
+        self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
+        self._header[_STEP] = step
+
+    def begin_write(self) -> None:
+        self._header[_SEQUENCE] += 1
+
+    def end_write(self) -> None:
+        self._header[_SEQUENCE] += 1
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Readers that overlap this block notice it."""
+        self.begin_write()
+        try:
+            yield
+        finally:
+            self.end_write()
+
+
+def decode_index(data: bytes) -> list[Slot]:
+    """The slots of a peer's index.
+
+    Raises:
+        ChaoskitError: if the bytes are not an index.
+    """
+    try:
+        return _index_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ChaoskitError(f"a peer sent a damaged index: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """``value`` with tuples as lists, or an error where it is not made of numbers, strings, lists and dicts."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key if isinstance(key, (str, int)) else str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    raise ChaoskitError(f"state of type {type(value).__name__} cannot be shared with peers; keep it in tensors or numbers")

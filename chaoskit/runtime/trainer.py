@@ -1,0 +1,555 @@
+"""The transactional training step: it commits on every rank or on none, and survives the loss of any of them.
+
+    while trainer.step < 1000:
+        with trainer.transaction() as step:
+            for shard in step.shards(dataset, batch_size=64):
+                step.backward(loss(model, shard.batch))
+
+The block computes; leaving it reduces the gradients and, if every rank's contribution arrived and is finite, runs the
+optimizer. After a fault the block is entered again, and ``step.shards`` gives only what is missing: a survivor keeps the
+gradients it has, and repeats just the reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput
+from chaoskit.journal import Journal
+from chaoskit.messages import Endpoint, GroupBroken, Healed, Message
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
+from chaoskit.runtime.hooks import Hooks
+from chaoskit.runtime.peer import PeerLost, pull
+from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
+from chaoskit.runtime.regroup import Formation, Regrouper
+from chaoskit.runtime.rendezvous import GenerationSuperseded
+from chaoskit.runtime.replica import Replica, Scheduler
+from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.vocabulary import Event, Phase
+
+
+class TrainingOver(BaseException):
+    """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One slice of the global batch.
+
+    Attributes:
+        index: which of the V shards.
+        samples: indices into the dataset.
+        batch: what the dataset gave for them, on the trainer's device.
+    """
+
+    index: int
+    samples: list[int]
+    batch: Any
+
+
+@dataclass(slots=True)
+class Worker:
+    """What the process around a trainer provides."""
+
+    name: str
+    config: RunConfig
+    journal: Journal
+    board: Board
+    hooks: Hooks
+    regrouper: Regrouper
+    send: Callable[[Message], None]
+    share: Callable[[Replica], Endpoint]  # start to serve the state to peers
+    ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken
+    token: str
+
+
+class Trainer:
+    """One rank's view of the run. Handed to the job's ``train`` function.
+
+    Attributes:
+        step: committed steps; the same on every rank whenever the user's code runs.
+        seed: of the run; seed the building of the model with it.
+        device: where model and batches live.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.config = worker.config
+        self.seed = worker.config.seed
+        self.device = torch.device(worker.config.device)
+        self._replica: Replica | None = None
+        self._clip_norm: float | None = None
+        self._rehearsed = False
+        self._formation: Formation | None = None
+        self._joined = False  # whether the reducer uses the formation's group
+        self._audit: Audit | None = None
+        self._samplers: dict[int, Sampler] = {}
+        self._samples: dict[int, list[int]] = {}
+        self._losses: dict[int, Tensor] = {}
+
+    # -- what users call ----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self._replica.step if self._replica else 0
+
+    @property
+    def took_part(self) -> bool:
+        """Whether the job entered a transaction at all."""
+        return self._rehearsed
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the current world; it can change when ranks are lost."""
+        return self._formation.me.rank if self._formation else 0
+
+    @property
+    def world(self) -> int:
+        """Ranks in the current generation."""
+        return len(self._formation.plan.members) if self._formation else 1
+
+    def register(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Name what is trained. To be called once, before the first transaction.
+
+        Args:
+            model: the same on every rank; build it from ``trainer.seed``.
+            optimizer: over the model's parameters.
+            scheduler: stepped once a committed step.
+            clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
+
+        Raises:
+            BadInput: if the model cannot be trained to the same bits at every world size.
+        """
+        if self._replica is not None:
+            raise BadInput("register", type(model).__name__, "call trainer.register once")
+        self._replica = Replica(model, optimizer, scheduler)
+        self._clip_norm = clip_norm
+        layout = FlatLayout.of(self._replica.parameters, self.config.buckets)
+        self._local = LocalGradients(layout, self.config.shard_count)
+        self._reducer = make_reducer(self.config.reduction, self._local, sidecar_size=self.config.shard_count + 1)
+        self._guard = NonFiniteGuard(self.config)
+
+    def transaction(self) -> Transaction:
+        """One attempt at the next step. See the module's example."""
+        if self._replica is None:
+            raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
+        return Transaction(self)
+
+    @contextmanager
+    def long_phase(self, name: str) -> Iterator[None]:
+        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
+        self._worker.board.enter(Phase.LONG)
+        self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
+        try:
+            yield
+        finally:
+            self._worker.board.enter(Phase.OUTSIDE)
+
+    # -- the inventory of one step ------------------------------------------------------------------------------
+
+    @property
+    def replica(self) -> Replica:
+        assert self._replica is not None
+        return self._replica
+
+    def _mine(self) -> tuple[int, ...]:
+        """Shards that this rank owes to the current step."""
+        assert self._formation is not None
+        return self._formation.me.shards
+
+    def _missing(self) -> list[int]:
+        return [shard for shard in self._mine() if not self._local.has(shard)]
+
+    def _wanted(self) -> list[int]:
+        """Shards that the user's block must compute now."""
+        if not self._rehearsed:
+            return [0]
+        if self._audit is not None:
+            return self._audit.shards_for(self.rank)
+        return self._missing()
+
+    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+        sampler = self._samplers.setdefault(
+            batch_size, Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
+        )
+        board, hooks, replica = self._worker.board, self._worker.hooks, self.replica
+        for index in self._wanted():
+            board.enter(Phase.FORWARD)
+            if self._rehearsed and self._audit is None:
+                hooks.reach(Phase.FORWARD, self.step, self.rank, replica.model)
+            samples = sampler.samples(self.step, index)
+            seed_everything(self.seed, self.step, index)
+            self._begin_shard(index)
+            yield Shard(index, samples, fetch(dataset, samples, self.device))
+            self._end_shard(index, samples)
+
+    def _begin_shard(self, index: int) -> None:
+        for parameter in self.replica.parameters:
+            parameter.grad = None
+        self._loss_of_shard: Tensor | None = None
+
+    def _backward(self, loss: Tensor) -> None:
+        board = self._worker.board
+        board.enter(Phase.BACKWARD)
+        if self._rehearsed and self._audit is None:
+            self._worker.hooks.reach(Phase.BACKWARD, self.step, self.rank, self.replica.model)
+        # a power of two scales without rounding; any other V rounds the same way at every world size
+        (loss / self.config.shard_count).backward()
+        detached = loss.detach()
+        self._loss_of_shard = detached if self._loss_of_shard is None else self._loss_of_shard + detached
+        board.enter(Phase.FORWARD)
+
+    def _end_shard(self, index: int, samples: list[int]) -> None:
+        if self._loss_of_shard is None:
+            raise BadInput("loss", None, f"call step.backward(loss) for shard {index}: its loop body did not")
+        gradients = [parameter.grad for parameter in self.replica.parameters]
+        if not self._rehearsed:
+            return
+        if self._audit is not None:
+            self._audit.record(index, gradients)
+            return
+        self._local.add(index, gradients)
+        self._losses[index] = self._loss_of_shard
+        self._samples[index] = samples
+
+    # -- begin --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._rehearsed:
+            self._settle()
+        self._worker.board.enter(Phase.FORWARD)
+
+    def _settle(self) -> Formation:
+        """Stand in the newest generation, at its step.
+
+        Raises:
+            TrainingOver: if the others have finished.
+        """
+        regrouper, board = self._worker.regrouper, self._worker.board
+        while True:
+            formation = regrouper.membership_now()
+            if formation is None:
+                board.enter(Phase.REGROUP)
+                formation = regrouper.membership()
+            if formation is self._formation:
+                return formation
+            board.place(formation.plan.generation, formation.me.rank)
+            if formation.target.step > self.step and not self._heal(formation):
+                continue
+            if formation.target.done:
+                raise TrainingOver
+            self._enter(formation)
+            return formation
+
+    def _enter(self, formation: Formation) -> None:
+        """Take up the rank and the shards that ``formation`` gives to this worker."""
+        self._formation, self._audit, self._joined = formation, None, False
+        for shard in self._local.shards():
+            if shard not in formation.me.shards:
+                self._local.discard(shard)
+        generation = formation.plan.generation
+        if generation > 1:
+            self._worker.send(Healed(self._worker.name, generation))
+
+    def _heal(self, formation: Formation) -> bool:
+        """Take the state of a member that is ahead; False if a newer formation came first."""
+        worker = self._worker
+        worker.board.enter(Phase.RESTORE)
+        target = formation.target.step
+        ahead = [standing.rank for standing in formation.standings or () if standing.step == target]
+        for attempt in range(len(ahead)):
+            healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
+            try:
+                pulled = pull(self.replica, healer.endpoint, worker.token, self.config.transport)
+            except PeerLost:
+                continue
+            self._forget_step()
+            worker.regrouper.step = self.step
+            worker.board.progress(self.step)
+            generation = formation.plan.generation
+            worker.journal.write(
+                Event.RESTORED,
+                generation=generation,
+                rank=formation.me.rank,
+                step=pulled.step,
+                size_bytes=pulled.size_bytes,
+                transport=pulled.transport,
+                source=healer.worker,
+            )
+            worker.journal.write(Event.ADOPT, step=self.step, generation=generation, source=healer.worker)
+            return True
+        worker.regrouper.wait_newer(formation)
+        return False
+
+    def _forget_step(self) -> None:
+        self._local.clear()
+        self._losses.clear()
+        self._samples.clear()
+        self._audit = None
+
+    # -- finish -------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Reduce and commit, or return so that the block is entered again for what is missing."""
+        if not self._rehearsed:
+            self._rehearse()
+            return
+        formation = self._formation
+        assert formation is not None
+        if self._audit is not None:
+            self._conclude_audit(formation, self._audit)
+            return
+        if missing := self._missing():
+            raise BadInput("step.shards", missing, "let the loop over step.shards() run to its end in every transaction")
+        while not self._missing():
+            step = self.step
+            if self._attempt(formation):
+                return
+            formation = self._settle()
+            if self.step != step:
+                return
+
+    def _attempt(self, formation: Formation) -> bool:
+        """Reduce and commit once. False: the generation is over; try again in the next one."""
+        worker = self._worker
+        self._announce_contribution(formation)
+        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        try:
+            self._join(formation)
+            reduced = self._reducer.reduce(self._sidecar())
+        except (GenerationSuperseded, RuntimeError) as error:
+            self._leave(formation, error)
+            return False
+        if not reduced.finite:
+            self._open_audit(formation, reduced)
+            return True
+        try:
+            self._commit(formation, reduced)
+        except GenerationSuperseded as error:
+            self._leave(formation, error)
+            return False
+        worker.regrouper.move_on(min(int(sidecar[-1]) for sidecar in reduced.sidecars))
+        worker.regrouper.dispose_retired(self._reducer.release_abandoned)
+        return True
+
+    def _join(self, formation: Formation) -> None:
+        """Have the reducer use the group of ``formation``."""
+        group = self._worker.regrouper.group(formation)
+        if not self._joined:
+            ownership = [member.shards for member in formation.plan.members]
+            self._reducer.begin(group if group.size > 1 else None, ownership)
+            self._joined = True
+
+    def _announce_contribution(self, formation: Formation) -> None:
+        self._worker.board.enter(Phase.REDUCE)
+        mine = self._mine()
+        self._worker.journal.write(
+            Event.REDUCE,
+            step=self.step,
+            generation=formation.plan.generation,
+            rank=self.rank,
+            shards=mine,
+            samples=[sample for shard in mine for sample in self._samples[shard]],
+        )
+
+    def _sidecar(self) -> Tensor:
+        """Float64 of shape (V + 1,): the losses of this rank's shards, and the newest generation it knows."""
+        sidecar = torch.zeros(self.config.shard_count + 1, dtype=torch.float64)
+        for shard in self._mine():
+            sidecar[shard] = float(self._losses[shard])
+        sidecar[-1] = self._worker.regrouper.vote
+        return sidecar
+
+    def _loss(self, formation: Formation, reduced: Reduced) -> float:
+        """Mean over the shards, in their order: the same bits on every rank."""
+        owners = {shard: member.rank for member in formation.plan.members for shard in member.shards}
+        losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in range(self.config.shard_count)]
+        return sum(losses) / len(losses)
+
+    def _commit(self, formation: Formation, reduced: Reduced) -> None:
+        worker, replica = self._worker, self.replica
+        worker.board.enter(Phase.OPTIMIZER)
+        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
+        with worker.regrouper.commit(formation):
+            self._apply(reduced.gradients)
+            worker.regrouper.step = replica.step
+        loss = self._loss(formation, reduced)
+        worker.board.progress(replica.step, loss)
+        worker.journal.write(
+            Event.COMMIT,
+            step=replica.step - 1,
+            generation=formation.plan.generation,
+            rank=formation.me.rank,
+            world=len(formation.plan.members),
+            loss=loss,
+            grad_sum=reduced.grad_sum,
+        )
+        self._forget_step()
+        worker.board.enter(Phase.OUTSIDE)
+
+    def _apply(self, gradients: list[Tensor]) -> None:
+        replica = self.replica
+        for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+        with replica.update():
+            replica.optimizer.step()
+            if replica.scheduler is not None:
+                replica.scheduler.step()
+        for parameter in replica.parameters:
+            parameter.grad = None
+
+    def _leave(self, formation: Formation, error: Exception) -> None:
+        """Out of a broken collective: report it, and wait for the plan that explains it."""
+        worker = self._worker
+        generation = formation.plan.generation
+        self._joined = False
+        worker.board.enter(Phase.REGROUP)
+        worker.journal.write(Event.QUIESCED, generation=generation, rank=formation.me.rank, error=str(error)[:200])
+        if not isinstance(error, GenerationSuperseded):
+            worker.send(GroupBroken(worker.name, generation, str(error)[:200]))
+        worker.regrouper.wait_newer(formation)
+
+    # -- rehearsal ----------------------------------------------------------------------------------------------
+
+    def _rehearse(self) -> None:
+        """The first pass through the block: warms every path of a step, leaves no trace, and reports for duty."""
+        replica, worker = self.replica, self._worker
+        if self._loss_of_shard is None:
+            raise BadInput("loss", None, "call step.backward(loss) inside the transaction: it computed no loss")
+        with replica.undone_afterwards():
+            replica.optimizer.step()
+            if replica.scheduler is not None:
+                replica.scheduler.step()
+        for parameter in replica.parameters:
+            parameter.grad = None
+        self._rehearsed = True
+        worker.ready(worker.share(replica))
+        worker.board.enter(Phase.REGROUP)
+
+    # -- non-finite gradients -----------------------------------------------------------------------------------
+
+    def _open_audit(self, formation: Formation, reduced: Reduced) -> None:
+        """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
+        worker = self._worker
+        self._audit = Audit.open(reduced, formation.plan)
+        for owner, shards in self._audit.guilty.items():
+            worker.journal.write(
+                Event.NONFINITE,
+                step=self.step,
+                generation=formation.plan.generation,
+                owner=owner,
+                worker=formation.plan.members[owner].worker,
+                shards=shards,
+            )
+
+    def _conclude_audit(self, formation: Formation, audit: Audit) -> None:
+        """Share what the auditors found, and act on it."""
+        self._worker.board.enter(Phase.REDUCE)
+        self._audit = None
+        try:
+            result = audit.conclude(self._share_findings(formation, audit))
+            self._act_on(formation, result)
+        except (GenerationSuperseded, ConnectionError) as error:
+            self._leave(formation, error)
+
+    def _share_findings(self, formation: Formation, audit: Audit) -> tuple[int, ...]:
+        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
+        name = f"audit-{self.step}-{self._guard.attempts}"
+        return formation.rendezvous.exchange(formation.plan.generation, name, self.rank, audit.findings())
+
+    def _act_on(self, formation: Formation, result: AuditResult) -> None:
+        self._worker.journal.write(
+            Event.ATTRIBUTED,
+            step=self.step,
+            generation=formation.plan.generation,
+            verdict=result.verdict,
+            ranks=result.ranks,
+            shards=result.shards,
+        )
+        if result.verdict == "rank":
+            self._guard.accuse(formation.plan, result, self._worker.name, self.step, self._worker.send)
+            self._worker.regrouper.wait_newer(formation)
+        elif result.verdict == "transient":
+            self._forget_step()
+        elif self._guard.batch_is_bad(self.step, result):
+            self._skip(formation, result)
+        else:
+            self._forget_step()  # policy retry: compute the whole step again
+
+    def _skip(self, formation: Formation, result: AuditResult) -> None:
+        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""
+        worker, replica = self._worker, self.replica
+        worker.journal.write(
+            Event.SKIP,
+            step=self.step,
+            generation=formation.plan.generation,
+            rank=self.rank,
+            world=self.world,
+            shards=result.shards,
+            samples=self._samples,
+        )
+        with worker.regrouper.commit(formation), replica.update():
+            pass
+        worker.regrouper.step = replica.step
+        worker.board.progress(replica.step, float("nan"))
+        self._forget_step()
+
+
+class Transaction:
+    """One attempt at a step; made by :meth:`Trainer.transaction`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def number(self) -> int:
+        """Number of the step that is being attempted, from 0."""
+        return self._trainer.step
+
+    def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Shard]:
+        """This rank's shards of the step's global batch that are not computed yet.
+
+        Args:
+            dataset: map-style: ``len(dataset)`` and ``dataset[i]``, or ``__getitems__(indices)`` for whole batches.
+            batch_size: samples in the *global* batch, a multiple of the number of shards. It stays the same at every
+                world size.
+
+        Raises:
+            BadInput: if the dataset is shorter than one batch.
+        """
+        return self._trainer._compute_shards(dataset, batch_size)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one shard. ``loss``: a scalar, the mean over the shard's samples."""
+        self._trainer._backward(loss)
+
+    def __enter__(self) -> Transaction:
+        self._trainer._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._trainer._finish()
+
+
+__all__ = ["Shard", "Trainer", "TrainingOver", "Transaction", "Worker"]

@@ -1,0 +1,225 @@
+"""A training process: its main thread runs the job, its control thread obeys the agent.
+
+Started by a zygote: forked from it, or as a fresh interpreter where forking is not possible.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from chaoskit import messages
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch
+from chaoskit.journal import Journal
+from chaoskit.messages import (
+    EndJob,
+    Endpoint,
+    Formed,
+    GroupBroken,
+    Member,
+    Ping,
+    Plan,
+    Pong,
+    Release,
+    Trigger,
+    WorkerDone,
+    WorkerFailed,
+    WorkerReady,
+)
+from chaoskit.osprocess import host_id, set_name
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.group import Group, disown
+from chaoskit.runtime.hooks import Hooks
+from chaoskit.runtime.peer import StateServer
+from chaoskit.runtime.regroup import Regrouper
+from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.trainer import Trainer, TrainingOver, Worker
+from chaoskit.vocabulary import Event, Phase
+
+_NICENESS = 5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent tells a new worker. Passed as JSON, by fork or on the command line."""
+
+    worker: str
+    node: str
+    host: str  # address under which peers reach this node
+    coordinator: tuple[str, int]
+    token: str
+    config: RunConfig
+    triggers: tuple[Trigger, ...]
+    run_directory: str
+    journal: str  # file name of this worker's journal, without suffix
+
+
+class Control:
+    """The control thread, and everything that the main thread sends through it."""
+
+    def __init__(self, spec: WorkerSpec, connection: socket.socket, board: Board) -> None:
+        self.spec = spec
+        self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
+        self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
+        self.regrouper = Regrouper(
+            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed
+        )
+        self._connection = connection
+        self._send_lock = threading.Lock()
+        self.ended = threading.Event()
+        disown(connection.fileno())
+        threading.Thread(target=self._obey, name="control", daemon=True).start()
+
+    def send(self, message: messages.Message) -> None:
+        with self._send_lock:
+            messages.send(self._connection, message)
+
+    def _obey(self) -> None:
+        set_name("ck-control")
+        while True:
+            try:
+                message = messages.receive(self._connection)
+            except (OSError, messages.Refused):
+                os._exit(1)  # the agent is gone: nobody may train unwatched
+            self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, Plan):
+            if message.member(self.spec.worker) is None:
+                os._exit(1)  # fenced: the others go on without this worker
+            self.regrouper.offer(message)
+        elif isinstance(message, Release):
+            self.hooks.release(message)
+        elif isinstance(message, Ping):
+            self.send(Pong(self.spec.worker, message.number))
+        elif isinstance(message, EndJob):
+            self.ended.set()
+            os._exit(0 if message.ok else 1)
+
+    def _open_rendezvous(self) -> Rendezvous:
+        return Rendezvous(self.spec.coordinator, self.spec.token, self.spec.worker)
+
+    def _build_group(self, store: RendezvousStore, plan: Plan, me: Member) -> Group:
+        config = self.spec.config
+        return Group(
+            store,
+            me.rank,
+            len(plan.members),
+            torch.device(config.device),
+            address=self.spec.host,
+            timeout_s=config.collective_timeout_s,
+        )
+
+    def _formed(self, generation: int) -> None:
+        self.send(Formed(self.spec.worker, generation))
+
+    def _failed(self, generation: int, detail: str) -> None:
+        self.send(GroupBroken(self.spec.worker, generation, detail))
+
+    def share(self, replica: Replica) -> Endpoint:
+        """Let peers copy the state of ``replica``."""
+        server = StateServer(replica, self.spec.token, self.spec.host)
+        arena_fd = replica.arena.fd if replica.arena is not None else -1
+        return Endpoint(host_id(), self.spec.host, server.port, os.getpid(), arena_fd)
+
+    def ready(self, endpoint: Endpoint) -> None:
+        """Warm, and able to take a rank."""
+        self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid())
+        self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint))
+
+
+def load_job(job: JobSpec) -> Callable[..., None]:
+    """The job's train function. Imports its file."""
+    if job.module:
+        module = importlib.import_module(job.module)
+    else:
+        name = f"chaoskit_job_{Path(job.path).stem}"
+        if name not in sys.modules:
+            found = importlib.util.spec_from_file_location(name, job.path)
+            assert found is not None and found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            sys.modules[name] = module
+            sys.path.insert(0, str(Path(job.path).parent))
+            found.loader.exec_module(module)
+        module = sys.modules[name]
+    train: Callable[..., None] = getattr(module, job.function)
+    return train
+
+
+def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
+    """The life of a worker process. Does not return."""
+    set_name(f"ck-{spec.worker}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(0.0005)  # the control thread must not wait 5 ms for the main thread
+    os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
+    board = Board(board_fd)
+    board.sign_on()
+    torch.set_num_threads(1)
+    control = Control(spec, socket.socket(fileno=connection_fd), board)
+    code = 1
+    try:
+        code = _train(spec, control, board)
+    except BaseException as error:  # whatever the user's code raised is reported, then the process ends
+        _report_failure(spec, control, error)
+    finally:
+        os._exit(code)
+
+
+def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
+    worker = Worker(
+        name=spec.worker,
+        config=spec.config,
+        journal=control.journal,
+        board=board,
+        hooks=control.hooks,
+        regrouper=control.regrouper,
+        send=control.send,
+        share=control.share,
+        ready=control.ready,
+        token=spec.token,
+    )
+    trainer = Trainer(worker)
+    try:
+        load_job(spec.config.job)(trainer, **spec.config.job.options)
+    except TrainingOver:
+        pass  # a late joiner found that everything is done
+    if not trainer.took_part:
+        raise BadInput("job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained")
+    board.enter(Phase.DONE)
+    digest = trainer.replica.weights_digest()
+    control.journal.write(
+        Event.FINISHED, step=trainer.step, weights_digest=digest, state_digest=trainer.replica.state_digest()
+    )
+    control.regrouper.finish()
+    control.send(WorkerDone(spec.worker, trainer.step, digest))
+    control.ended.wait()  # peers that are behind may still need this state
+    return 0
+
+
+def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    refused = (error.field, repr(error.value), error.remedy) if isinstance(error, BadInput) else None
+    fatal = isinstance(error, (BadInput, NonFiniteBatch, JobFailed))
+    summary = f"{type(error).__name__}: {error}"
+    control.journal.write(Event.FAILED, error=summary, traceback=text)
+    control.send(WorkerFailed(spec.worker, summary, fatal, refused))
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of a fresh interpreter: control socket and board as arguments, the spec on standard input."""
+    connection_fd, board_fd = map(int, arguments)
+    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd)

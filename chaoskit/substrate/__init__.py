@@ -1,0 +1,1 @@
+"""Where nodes come from, and the levers that faults pull on them."""

@@ -1,0 +1,164 @@
+"""Substrate ``local``: every node is a process tree on this host."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit import messages
+from chaoskit.config import RunConfig, require_free_port
+from chaoskit.control.agent import AgentSpec
+from chaoskit.control.coordinator import CoordinatorSpec
+from chaoskit.errors import HarnessError
+from chaoskit.messages import Message, ObserverHello, Trigger
+from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
+from chaoskit.substrate.undo import UndoLog
+
+_LOOPBACK = "127.0.0.1"
+_WARM_S = 120.0
+_END_S = 10.0
+
+
+class LocalSubstrate:
+    """Keeps one warm nursery, from which the processes of every run are forked."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._undo = UndoLog()
+
+    def warm_up(self) -> None:
+        """Start the nursery, if there is none; it imports torch, which takes seconds."""
+        if self._nursery is not None and self._nursery.poll() is None:
+            return
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "chaoskit.substrate.nursery"], stdin=theirs, env=environment, start_new_session=True
+        )
+        theirs.close()
+        self._undo.plan("kill", pid=self._nursery.pid, ticks=start_ticks(self._nursery.pid))
+        if self._ask(None) != b"ready":
+            raise HarnessError("the nursery process did not start; see its output above")
+
+    def _ask(self, request: bytes | None, *descriptors: int) -> bytes:
+        if request is not None:
+            socket.send_fds(self._connection, [request], list(descriptors))
+        readable, _, _ = select.select([self._connection], [], [], _WARM_S)
+        return self._connection.recv(4096) if readable else b""
+
+    def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
+        reply = self._ask(msgspec.json.encode(request), *descriptors)
+        if not reply:
+            raise HarnessError("the nursery process is gone")
+        return int(reply)
+
+    def launch(
+        self, config: RunConfig, triggers: tuple[Trigger, ...], run_directory: Path, *, port: int = 0
+    ) -> LocalCluster:
+        """Start coordinator and agents.
+
+        Raises:
+            BadInput: if ``port`` is in use.
+        """
+        require_free_port("port", _LOOPBACK, port)
+        self.warm_up()
+        token = secrets.token_hex(16)
+        listener = socket.create_server((_LOOPBACK, port), backlog=128)
+        address: tuple[str, int] = listener.getsockname()
+        coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
+        pids = [self._start(StartCoordinator(coordinator), listener.fileno())]
+        listener.close()
+        observer = messages.connect(address, token)
+        messages.send(observer, ObserverHello())
+        for number in range(config.nodes):
+            agent = AgentSpec(f"node{number}", _LOOPBACK, address, token, str(run_directory))
+            pids.append(self._start(StartAgent(agent)))
+        return LocalCluster(self, observer, address, token, pids)
+
+    def end(self, pids: list[int]) -> None:
+        """SIGKILL these processes of the nursery and everything below them."""
+        self._start(EndProcesses(tuple(pids)))
+
+    def close(self) -> None:
+        """End the nursery, and with it everything that it started."""
+        if self._nursery is not None:
+            self._connection.close()
+            try:
+                self._nursery.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._nursery.kill()
+                self._nursery.wait()
+            self._nursery = None
+        self._undo.close()
+
+
+class LocalCluster:
+    """One run's processes."""
+
+    def __init__(
+        self, substrate: LocalSubstrate, observer: socket.socket, address: tuple[str, int], token: str, pids: list[int]
+    ) -> None:
+        self._substrate, self._observer = substrate, observer
+        self.address, self.token = address, token
+        self._pids = pids
+        self._workers: dict[int, int | None] = {}  # pid -> start time
+        self._splitter = messages.Splitter()
+        self._inbox: list[Any] = []
+
+    def receive(self, timeout_s: float) -> Any | None:
+        """The next message of the coordinator; None when none came in time. Raises ConnectionError at the end."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._inbox:
+            readable, _, _ = select.select([self._observer], [], [], max(0.0, deadline_s - time.monotonic()))
+            if not readable:
+                return None
+            data = self._observer.recv(65536)
+            if not data:
+                raise ConnectionError("the coordinator is gone")
+            self._inbox += self._splitter.feed(data)
+        message = self._inbox.pop(0)
+        self._note(message)
+        return message
+
+    def _note(self, message: Any) -> None:
+        if isinstance(message, messages.WorkerReady):
+            pid = message.endpoint.pid
+            self._workers[pid] = start_ticks(pid)
+
+    def send(self, message: Message) -> None:
+        """Speak to the coordinator."""
+        messages.send(self._observer, message)
+
+    def signal(self, pid: int, signum: int) -> None:
+        """Send a signal to a worker, which must still be the process that it was when it reported for duty."""
+        ticks = self._workers.get(pid)
+        handle = os.pidfd_open(pid)
+        try:
+            if ticks is None or start_ticks(pid) != ticks:
+                raise ProcessLookupError(f"pid {pid} is not a worker of this run any more")
+            signal.pidfd_send_signal(handle, signum)
+        finally:
+            os.close(handle)
+
+    def end(self) -> None:
+        """End every process of the run, and wait until they are gone."""
+        self._observer.close()
+        self._substrate.end(self._pids)
+        deadline_s = time.monotonic() + _END_S
+        while left := [pid for pid, ticks in self._workers.items() if start_ticks(pid) == ticks and not is_ending(pid)]:
+            if time.monotonic() > deadline_s:
+                raise HarnessError(f"processes {left} of the run did not end")
+            time.sleep(0.002)

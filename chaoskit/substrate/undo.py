@@ -1,0 +1,100 @@
+"""Undo, written ahead: what must be put back is on disk before anything is broken.
+
+Each launcher process has one file of its own under the state directory. A launcher that ends in order removes it; the
+janitor replays the files of launchers that did not. Only standard-library imports and :mod:`chaoskit.osprocess`: it
+must work when the environment is what broke.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaoskit.osprocess import kill_if_same, start_ticks, state
+
+
+def state_directory() -> Path:
+    """``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "chaoskit"
+
+
+class UndoLog:
+    """The undo file of this process."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = (directory or state_directory()) / "undo"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._path = self._directory / f"{os.getpid()}-{start_ticks(os.getpid())}.jsonl"
+        self._file = self._path.open("a", encoding="utf-8")
+        self._number = 0
+
+    def plan(self, act: str, **target: Any) -> int:
+        """Write down how to undo what is about to be done; durable when this returns. Gives the entry's number."""
+        self._number += 1
+        self._write({"entry": self._number, "act": act, **target})
+        return self._number
+
+    def done(self, entry: int) -> None:
+        """Nothing is left to undo for ``entry``."""
+        self._write({"done": entry})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """This process has put everything back."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that the janitor did, or found done already."""
+
+    act: str
+    target: str
+    repaired: bool
+
+
+def sweep(directory: Path | None = None) -> list[Repair]:
+    """Undo what launchers that are gone have left behind. Touches nothing else, and no live launcher's work."""
+    repairs = []
+    for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
+        pid, _, ticks = path.stem.partition("-")
+        if start_ticks(int(pid)) == int(ticks):
+            continue  # its launcher lives and cleans up by itself
+        repairs += [_undo(entry) for entry in _open_entries(path)]
+        path.unlink(missing_ok=True)
+    return repairs
+
+
+def _open_entries(path: Path) -> list[dict[str, Any]]:
+    entries: dict[int, dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue  # the last line, torn when the machine went down: its act was never begun
+        if "done" in fields:
+            entries.pop(fields["done"], None)
+        else:
+            entries[fields["entry"]] = fields
+    return list(entries.values())
+
+
+def _undo(entry: dict[str, Any]) -> Repair:
+    pid, ticks = entry["pid"], entry["ticks"]
+    target = f"pid {pid}"
+    if entry["act"] == "continue":
+        stopped = state(pid) == "T"
+        return Repair("continue", target, stopped and kill_if_same(pid, ticks, signal.SIGCONT))
+    if entry["act"] == "kill":
+        return Repair("kill", target, kill_if_same(pid, ticks, signal.SIGKILL))
+    return Repair(entry["act"], target, False)

@@ -1,0 +1,103 @@
+"""Names that several layers share. Each is defined here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+
+class Phase(IntEnum):
+    """What the main thread of a worker is doing; written to its progress board."""
+
+    START = 0  # imports, building the model, registering it
+    OUTSIDE = 1  # in the user's code, between two transactions
+    FORWARD = 2
+    BACKWARD = 3
+    REDUCE = 4  # waiting for other ranks: never to blame for a hang
+    OPTIMIZER = 5
+    REGROUP = 6  # waiting for a new process group
+    RESTORE = 7  # pulling state from a peer
+    LONG = 8  # declared by trainer.long_phase(): has no time limit
+    DONE = 9
+
+    @property
+    def label(self) -> str:
+        """Lower-case name, as used in triggers, journals and messages."""
+        return self.name.lower()
+
+
+#: Phases in which a step or phase trigger can stop a rank.
+TRIGGER_PHASES = ("forward", "backward", "reduce", "optimizer")
+
+#: Phases in which a rank waits for others, so that it cannot be the one that hangs.
+WAITING_PHASES = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.START})
+
+#: Phases of one transaction, limited by a few step times. OUTSIDE has a limit of its own.
+TIMED_PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+
+
+class Event(StrEnum):
+    """Kinds of journal records. Everything that is asserted is computed from them."""
+
+    # worker
+    READY = "ready"  # the worker can take a rank
+    REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
+    COMMIT = "commit"  # step, generation, rank, loss, grad_sum
+    ADOPT = "adopt"  # took a step that others had committed: step, generation, source
+    SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
+    QUIESCED = "quiesced"  # out of the old generation's collective
+    REGROUPED = "regrouped"  # the new process group can be used
+    RESTORED = "restored"  # state received from a peer: step, size_bytes, transport
+    NONFINITE = "nonfinite"  # step, shards, owner
+    ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
+    LONG_PHASE = "long_phase"
+    LEVER = "lever"  # an in-process fault acted: fault, detail
+    FINISHED = "finished"  # step, weights_digest, state_digest
+    FAILED = "failed"  # error, traceback
+    # agent
+    WORKER_STARTED = "worker_started"
+    WORKER_EXITED = "worker_exited"
+    # coordinator
+    DETECTED = "detected"  # worker, rank, cause
+    PLAN = "plan"  # generation, members
+    SETTLED = "settled"  # every member has the group of this generation
+    SPARE_READY = "spare_ready"
+    JOB_ENDED = "job_ended"
+    # harness
+    INJECTED = "injected"
+    EVIDENCE = "evidence"
+    UNDONE = "undone"
+
+
+class Verdict(StrEnum):
+    """What a run proved. ``worst`` merges several."""
+
+    PASSED = "passed"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
+    ERROR = "error"
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the commands and of a pytest session; 2 is bad input, 3 to 5 are pytest's own."""
+        return _EXIT_CODES[self]
+
+    @staticmethod
+    def worst(verdicts: list[Verdict]) -> Verdict:
+        """The worst of several verdicts; no verdict at all is ``unknown``."""
+        return max(verdicts, key=_SEVERITY.index, default=Verdict.UNKNOWN)
+
+
+_SEVERITY = [Verdict.PASSED, Verdict.UNKNOWN, Verdict.FAILED, Verdict.ERROR]
+_EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.UNKNOWN: 6, Verdict.ERROR: 7}
+EXIT_BAD_INPUT = 2
+
+#: The recovery timeline, in order; each span ends at the moment it is named after.
+RECOVERY_PHASES = (
+    "detected",
+    "quiesced",
+    "regrouped",
+    "restored",
+    "first good step",
+    "full strength",
+    "redundancy restored",
+)

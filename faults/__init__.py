@@ -1,0 +1,1 @@
+"""The vocabulary of faults: what is broken, when and where."""

@@ -1,0 +1,1 @@
+"""Suites that users run with pytest; installed as `chaoskit.suites`."""

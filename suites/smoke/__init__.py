@@ -1,0 +1,1 @@
+"""The quickest suite: does this installation break and judge anything at all?"""

@@ -1,0 +1,125 @@
+"""Ranks and shards: balance, nothing lost for survivors, sums that fold locally."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from chaoskit.control.assignment import reassign, seat
+
+Assignment = dict[str, tuple[int, ...]]
+
+
+def everything(assignment: Assignment) -> list[int]:
+    return sorted(shard for shards in assignment.values() for shard in shards)
+
+
+def test_from_scratch_gives_contiguous_blocks_by_rank() -> None:
+    assert reassign({}, ["a", "b", "c"], 8) == {"a": (0, 1, 2), "b": (3, 4, 5), "c": (6, 7)}
+
+
+def test_only_strangers_is_from_scratch() -> None:
+    assert reassign({"gone": (0, 1)}, ["a", "b"], 2) == {"a": (0,), "b": (1,)}
+
+
+def test_more_members_than_shards_leaves_some_without() -> None:
+    assert reassign({}, ["a", "b", "c"], 2) == {"a": (0,), "b": (1,), "c": ()}
+
+
+def test_a_replacement_gets_the_heavier_load_of_the_dead_one() -> None:
+    before = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6)}
+    assert reassign(before, ["spare", "b", "c"], 7) == {"spare": (0, 1, 2), "b": (3, 4), "c": (5, 6)}
+
+
+def test_orphans_go_to_the_owner_of_the_sibling_subtree() -> None:
+    before = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
+    assert 6 in reassign(before, ["a", "b", "d"], 8)["d"]
+    assert 4 in reassign(before, ["a", "b", "d"], 8)["d"]
+    assert reassign({"a": (0,), "b": (1,), "c": (2,), "d": (3,)}, ["a", "b", "d"], 4)["d"] == (2, 3)
+
+
+def test_a_survivor_that_must_give_keeps_its_largest_subtree() -> None:
+    assert reassign({"a": (1, 2, 3), "b": (0,)}, ["a", "b"], 4)["a"] == (2, 3)
+
+
+def test_survivors_keep_their_rank_and_a_spare_takes_the_dead_ones() -> None:
+    seats = [("n0.0", "n0"), ("n1.0", "n1"), ("n2.0", "n2")]
+    ranks = seat(seats, {"n0.0": "n0", "n2.0": "n2"}, {"n0.1": "n0", "n1.1": "n1"}, 3)
+    assert ranks == ["n0.0", "n1.1", "n2.0"]
+
+
+def test_of_equal_spares_the_lowest_name_is_taken() -> None:
+    seats = [("n0.0", "n0"), ("n1.0", "n1")]
+    assert seat(seats, {"n0.0": "n0"}, {"n0.10": "n0", "n0.9": "n0"}, 2) == ["n0.0", "n0.9"]
+
+
+def test_highest_ranks_fill_the_holes_of_a_shrinking_world() -> None:
+    seats = [(f"n{rank}.0", f"n{rank}") for rank in range(5)]
+    assert seat(seats, {"n1.0": "n1", "n3.0": "n3", "n4.0": "n4"}, {}, 5) == ["n4.0", "n1.0", "n3.0"]
+
+
+def test_a_member_that_joined_meanwhile_is_kept_before_a_better_spare() -> None:
+    seats = [("n0.0", "n0"), ("n1.0", "n1")]
+    assert seat(seats, {"n0.0": "n0", "n0.1": "n0"}, {"n1.1": "n1"}, 2) == ["n0.0", "n0.1"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[list[str]]]:
+    """A number of shards, and the members of some generations."""
+    shard_count = draw(st.integers(1, 24))
+    names = st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=min(shard_count, 8), unique=True)
+    return shard_count, draw(st.lists(names, min_size=1, max_size=6))
+
+
+@settings(max_examples=600, deadline=None, database=None)
+@given(histories())
+def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(history: tuple[int, list[list[str]]]) -> None:
+    shard_count, worlds = history
+    before: Assignment = {}
+    for members in worlds:
+        after = reassign(before, members, shard_count)
+        assert list(after) == members
+        assert everything(after) == list(range(shard_count))
+        loads = [len(shards) for shards in after.values()]
+        assert max(loads) - min(loads) <= 1
+        assert after == {member: tuple(sorted(shards)) for member, shards in after.items()}
+        least, extras = divmod(shard_count, len(members))
+        held = [len(before.get(member, ())) for member in members]
+        possible = sum(min(load, least) for load in held) + min(extras, sum(load > least for load in held))
+        kept = sum(len(set(before.get(member, ())) & set(after[member])) for member in members)
+        assert kept == possible, "a survivor lost a shard without need"
+        before = after
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(histories(), st.data())
+def test_replacing_workers_one_to_one_moves_only_their_shards(
+    history: tuple[int, list[list[str]]], data: st.DataObject
+) -> None:
+    shard_count, worlds = history
+    before: Assignment = {}
+    for members in worlds:
+        before = reassign(before, members, shard_count)
+    dead = data.draw(st.sampled_from(worlds[-1]))
+    after = reassign(before, ["new" if member == dead else member for member in worlds[-1]], shard_count)
+    if len(worlds[-1]) > 1:
+        assert after == {"new" if member == dead else member: shards for member, shards in before.items()}
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.integers(1, 6), st.data())
+def test_seats_are_complete_and_hold_every_member(size: int, data: st.DataObject) -> None:
+    seats = [(f"n{rank}.{rank}", f"n{data.draw(st.integers(0, 3))}") for rank in range(data.draw(st.integers(1, size)))]
+    joined = {f"m.{number}": f"n{number % 4}" for number in range(data.draw(st.integers(0, size)))}
+    alive = dict(data.draw(st.lists(st.sampled_from(seats), unique=True)))
+    members = dict(list((alive | joined).items())[:size])
+    spares = {f"s.{number}": f"n{number % 4}" for number in range(data.draw(st.integers(0, 4)))}
+    assume(members or spares)
+    ranks = seat(seats, members, spares, size)
+    assert len(ranks) == min(size, len(members) + len(spares))
+    assert set(members) <= set(ranks) <= set(members) | set(spares)
+    assert max(Counter(ranks).values()) == 1
+    kept = [worker for rank, (worker, _) in enumerate(seats[: len(ranks)]) if worker in members]
+    assert all(ranks[rank] == worker for rank, (worker, _) in enumerate(seats) if worker in kept)

@@ -1,0 +1,645 @@
+"""Membership: named behaviours, then random histories of a cluster that does what the machine says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.membership import (
+    Action,
+    Event,
+    Finish,
+    Healed,
+    JobFailed,
+    Membership,
+    NodeJoined,
+    NodeLost,
+    Publish,
+    Settled,
+    Stalled,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.messages import Endpoint, Plan
+
+LAST_STEP = 6
+
+
+def config_of(nodes: int = 4, spares: int = 1, **changes: int) -> RunConfig:
+    return RunConfig(job=JobSpec("train.py"), nodes=nodes, spares=spares, **changes)
+
+
+@dataclass
+class Process:
+    """A worker as it really is, which the machine only hears about."""
+
+    node: str
+    ready: bool = False
+    alive: bool = True
+    reported: bool = False  # the machine was told that it is lost
+    generation: int = 0  # the newest one whose plan it acknowledged
+    step: int = 0
+
+
+class Cluster:
+    """Processes that obey the machine; everything that the machine says is checked."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.machine = config, Membership(config)
+        self.now_s = 0.0
+        self.nodes: list[str] = []
+        self.processes: dict[str, Process] = {}
+        self.plans: list[Plan] = []
+        self.settled: list[int] = []
+        self.holders: set[str] = set()
+        self.done: set[str] = set()
+        self.committed = 0
+        self.finish: Finish | None = None
+
+    # -- what the machine hears and says --------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> list[Action]:
+        finished = self.finish
+        actions = self.machine.handle(event, self.now_s)
+        assert not (finished and actions), "spoke after the end"
+        for action in actions:
+            match action:
+                case StartWorker(node, worker):
+                    assert node in self.nodes
+                    assert worker not in self.processes, "a name was used twice"
+                    self.processes[worker] = Process(node)
+                case StopWorker(worker):
+                    assert self.processes[worker].reported
+                case Publish(plan):
+                    self.check_plan(plan)
+                    self.plans.append(plan)
+                case Finish():
+                    self.check_finish(action)
+                    self.finish = action
+        self.check_target()
+        return actions
+
+    def check_plan(self, plan: Plan) -> None:
+        config, workers = self.config, [member.worker for member in plan.members]
+        assert plan.generation == len(self.plans) + 1
+        assert [member.rank for member in plan.members] == list(range(len(workers)))
+        assert config.min_world <= len(workers) <= config.nodes
+        assert len(set(workers)) == len(workers)
+        shards = sorted(shard for member in plan.members for shard in member.shards)
+        assert shards == list(range(config.shard_count))
+        for member in plan.members:
+            process = self.processes[member.worker]
+            assert process.ready
+            assert not process.reported, "published a worker that was reported lost"
+            assert (process.node, endpoint(member.worker)) == (member.node, member.endpoint)
+        if self.settled:
+            assert self.holders.intersection(workers), "published a plan in which nobody has the state"
+        if self.plans:
+            assert set(self.live(self.members())) <= set(workers), "a live member was sent away"
+
+    def check_finish(self, finish: Finish) -> None:
+        lost = sum(process.reported for process in self.processes.values())
+        if finish.ok:
+            assert self.committed == LAST_STEP
+            assert self.done
+        elif "budget" in finish.reason:
+            assert lost > self.config.max_failures
+        elif "replica" in finish.reason:
+            assert not self.live(self.holders)
+        elif "start-up" in finish.reason:
+            assert self.now_s >= self.config.startup_s
+            assert not self.plans
+        else:
+            assert finish.reason == "user"
+
+    def check_target(self) -> None:
+        machine, live = self.machine, self.live(self.processes)
+        assert machine.finished == bool(self.finish)
+        assert self.finish or set(machine.members) == set(self.live(self.members()))
+        assert machine.generation == len(self.plans)
+        if machine.generation and self.nodes and not self.finish:
+            assert len(live) == self.config.nodes + self.config.spares
+
+    # -- what the cluster does ------------------------------------------------------------------------------------
+
+    def live(self, workers: object) -> list[str]:
+        assert isinstance(workers, (set, list, dict))
+        return [worker for worker in sorted(workers) if not self.processes[worker].reported]
+
+    def members(self) -> list[str]:
+        return [member.worker for member in self.plans[-1].members] if self.plans else []
+
+    def ranks(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        return {member.worker: (member.rank, member.shards) for member in self.plans[-1].members}
+
+    def join(self, *nodes: str) -> None:
+        for node in nodes:
+            if node not in self.nodes:
+                self.nodes.append(node)
+                self.tell(NodeJoined(node))
+
+    def become_ready(self, *workers: str) -> None:
+        for worker in workers or self.live(self.processes):
+            process = self.processes[worker]
+            if process.alive and not process.ready and not self.finish:
+                process.ready = True
+                self.tell(WorkerReady(worker, process.node, endpoint(worker)))
+
+    def lose(self, *workers: str) -> list[Action]:
+        """Report losses, one event each. Whether the processes still run is another matter."""
+        actions = []
+        for worker in workers:
+            self.processes[worker].reported = True
+            actions += self.tell(WorkerLost(worker))
+        return actions
+
+    def lose_node(self, node: str) -> list[Action]:
+        self.nodes.remove(node)
+        for process in self.processes.values():
+            process.reported |= process.node == node
+        return self.tell(NodeLost(node))
+
+    def build(self, *workers: str) -> None:
+        """Members acknowledge the latest plan; the last one completes the group."""
+        for worker in workers or self.members():
+            process, generation = self.processes[worker], len(self.plans)
+            if not process.alive or worker not in self.members() or process.generation == generation:
+                continue
+            process.generation = generation
+            if all(self.processes[member].generation == generation for member in self.members()):
+                if not self.settled:
+                    self.holders.update(self.live(self.members()))
+                self.settled.append(generation)
+                self.tell(Settled(generation))
+
+    def pull(self, *workers: str) -> None:
+        """Members of a settled generation take over the newest state of those who live."""
+        for worker in workers or self.members():
+            process = self.processes[worker]
+            if process.alive and process.generation == len(self.plans) in self.settled:
+                peers = [self.processes[member] for member in self.members()]
+                process.step = max(peer.step for peer in [*peers, process] if peer.alive or peer is process)
+
+    def commit(self) -> None:
+        """Every generation that can commit a step does so: its group is whole and its members agree on the step."""
+        for generation in self.settled:
+            workers = [member.worker for member in self.plans[generation - 1].members]
+            group = [self.processes[worker] for worker in workers]
+            if not all(process.alive and process.generation == generation for process in group):
+                continue
+            if len({process.step for process in group}) > 1 or group[0].step == LAST_STEP:
+                continue
+            assert group[0].step == self.committed, "a step was committed by two generations, or lost"
+            self.committed += 1
+            for process in group:
+                process.step = self.committed
+
+    def heal(self, *workers: str) -> None:
+        """Members report that they have the state; before anything was trained all have it."""
+        for worker in workers or self.live(self.members()):
+            if not self.settled or self.processes[worker].step == self.committed:
+                self.holders.add(worker)
+                self.tell(Healed(worker))
+
+    def report_done(self, *workers: str) -> None:
+        for worker in workers or self.live(self.members()):
+            process = self.processes[worker]
+            if process.alive and process.step == LAST_STEP and worker in self.live(self.members()):
+                self.done.add(worker)
+                self.holders.add(worker)
+                self.tell(WorkerDone(worker, LAST_STEP))
+
+    def advance(self) -> None:
+        """All that is pending happens, and a step."""
+        self.become_ready()
+        self.build()
+        self.pull()
+        self.commit()
+        self.heal()
+
+    def bury(self) -> None:
+        """Report all that died."""
+        self.lose(*(worker for worker in self.live(self.processes) if not self.processes[worker].alive))
+
+
+def endpoint(worker: str) -> Endpoint:
+    return Endpoint("host", worker, 1, 2, 3)
+
+
+def running(nodes: int = 4, spares: int = 1, **changes: int) -> Cluster:
+    """A cluster whose first generation has settled; node ``a`` has the first spare."""
+    cluster = Cluster(config_of(nodes, spares, **changes))
+    cluster.join(*"abcdefgh"[:nodes])
+    cluster.become_ready()
+    cluster.build()
+    return cluster
+
+
+# -- start --------------------------------------------------------------------------------------------------------
+
+
+def test_starts_one_worker_a_node_then_the_spares_when_all_nodes_joined() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=1))
+    assert cluster.tell(NodeJoined("b")) == []
+    cluster.nodes += ["b", "a"]
+    assert cluster.tell(NodeJoined("a")) == [StartWorker("b", "b.0"), StartWorker("a", "a.0"), StartWorker("b", "b.1")]
+
+
+def test_ranks_follow_the_order_of_joining_with_one_worker_a_node() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=2))
+    cluster.join("b", "a")
+    cluster.become_ready("b.1", "b.0")
+    assert not cluster.plans, "node a would be left out"
+    cluster.become_ready("a.0")
+    assert cluster.members() == ["b.0", "a.0"]
+    assert cluster.machine.spares == ("b.1",)
+    assert cluster.machine.world == 2
+
+
+def test_at_the_startup_deadline_a_smaller_world_starts_and_grows_later() -> None:
+    cluster = Cluster(config_of(nodes=3, spares=0, min_world=2))
+    cluster.join("a", "b", "c")
+    cluster.become_ready("a.0", "b.0")
+    cluster.now_s = cluster.config.startup_s
+    cluster.tell(Tick())
+    assert cluster.members() == ["a.0", "b.0"]
+    cluster.become_ready("c.0")
+    assert len(cluster.plans) == 1
+    cluster.build()
+    assert cluster.members() == ["a.0", "b.0", "c.0"]
+    assert not cluster.plans[-1].abort
+
+
+@pytest.mark.parametrize("nodes", ["a", "ab"])
+def test_at_the_startup_deadline_too_few_is_the_end(nodes: str) -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0, min_world=2))
+    cluster.join(*nodes)
+    cluster.become_ready(*[worker for worker in cluster.processes if worker == "a.0"])
+    cluster.now_s = cluster.config.startup_s
+    (finish,) = cluster.tell(Tick())
+    assert isinstance(finish, Finish)
+    assert f"{len(nodes)} of 2 nodes joined" in finish.reason
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+def test_a_ready_spare_takes_rank_and_shards_of_a_lost_member() -> None:
+    cluster = running(shards=10)
+    before = cluster.ranks()
+    publish, stop, start = cluster.lose("c.0")
+    assert isinstance(publish, Publish)
+    assert publish.plan.abort
+    assert (stop, start) == (StopWorker("c.0", "lost"), StartWorker("c", "c.1"))
+    assert cluster.ranks() == {"a.1" if worker == "c.0" else worker: place for worker, place in before.items()}
+
+
+def test_without_a_spare_the_world_shrinks_then_grows_when_settled() -> None:
+    cluster = running(spares=0)
+    cluster.lose("b.0")
+    assert cluster.members() == ["a.0", "d.0", "c.0"]
+    cluster.become_ready("b.1")
+    assert len(cluster.plans) == 2
+    cluster.build()
+    assert cluster.members() == ["a.0", "d.0", "c.0", "b.1"]
+    assert not cluster.plans[-1].abort
+    assert cluster.ranks()["a.0"] == (0, (0,))
+
+
+def test_a_lost_spare_is_replaced_in_the_same_generation() -> None:
+    assert running().lose("a.1") == [StopWorker("a.1", "lost"), StartWorker("a", "a.2")]
+
+
+def test_losing_a_node_changes_the_generation_once_and_others_host_its_workers() -> None:
+    cluster = running(nodes=3, spares=1)
+    actions = cluster.lose_node("a")
+    assert [action for action in actions if isinstance(action, StartWorker)] == [
+        StartWorker("b", "b.1"),
+        StartWorker("c", "c.1"),
+    ]
+    assert len(cluster.plans) == 2
+    assert cluster.members() == ["c.0", "b.0"]
+
+
+def test_a_node_that_comes_back_continues_its_numbers() -> None:
+    cluster = Cluster(config_of(nodes=1, spares=0))
+    cluster.join("a")
+    cluster.lose_node("a")
+    cluster.join("a")
+    assert list(cluster.processes) == ["a.0", "a.1"]
+
+
+def test_a_loss_in_an_unsettled_regroup_supersedes_it() -> None:
+    cluster = running(spares=2)
+    cluster.lose("c.0")
+    cluster.build("a.0")
+    cluster.lose("d.0")
+    assert cluster.members() == ["a.0", "b.0", "a.1", "b.1"]
+    assert [plan.generation for plan in cluster.plans] == [1, 2, 3]
+
+
+def test_below_the_smallest_world_nothing_is_published_until_enough_are_ready() -> None:
+    cluster = running(nodes=3, spares=0, min_world=3)
+    cluster.lose("b.0")
+    assert len(cluster.plans) == 1
+    cluster.become_ready()
+    assert cluster.members() == ["a.0", "b.1", "c.0"]
+    assert cluster.plans[-1].abort
+
+
+def test_the_failure_budget_counts_members_and_spares() -> None:
+    cluster = running(max_failures=2)
+    assert not any(isinstance(action, Finish) for action in cluster.lose("a.1", "b.0"))
+    (finish,) = cluster.lose("a.2")
+    assert isinstance(finish, Finish)
+    assert "budget" in finish.reason
+
+
+def test_a_stalled_generation_is_published_again_with_the_same_ranks() -> None:
+    cluster = running()
+    before = cluster.ranks()
+    assert cluster.tell(Stalled(0)) == []
+    (publish,) = cluster.tell(Stalled(1))
+    assert isinstance(publish, Publish)
+    assert publish.plan.abort
+    assert cluster.ranks() == before
+    assert cluster.tell(Stalled(1)) == []
+
+
+# -- who has the state --------------------------------------------------------------------------------------------
+
+
+def test_before_any_generation_settled_fresh_workers_may_replace_all() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    cluster.lose("a.0", "b.0")
+    cluster.become_ready()
+    cluster.heal()
+    cluster.lose("a.1")
+    cluster.become_ready()
+    cluster.build()
+    assert not cluster.finish
+    assert set(cluster.members()) == {"a.2", "b.1"}
+
+
+def test_the_job_is_lost_with_its_last_holder_of_state() -> None:
+    cluster = running(nodes=1, spares=1)
+    (finish,) = cluster.lose("a.0")
+    assert isinstance(finish, Finish)
+    assert finish.reason.startswith("every replica was lost")
+
+
+@pytest.mark.parametrize("healed", [False, True])
+def test_a_joiner_holds_state_only_once_it_is_healed(healed: bool) -> None:
+    cluster = running(nodes=2, spares=1)
+    cluster.lose("b.0")
+    cluster.build()
+    if healed:
+        cluster.advance()
+    cluster.lose("a.0")
+    assert bool(cluster.finish) is not healed
+
+
+# -- end ----------------------------------------------------------------------------------------------------------
+
+
+def finished_steps(nodes: int, spares: int) -> Cluster:
+    cluster = running(nodes, spares)
+    for _ in range(LAST_STEP):
+        cluster.advance()
+    return cluster
+
+
+def test_the_job_ends_when_all_members_are_done() -> None:
+    cluster = finished_steps(nodes=2, spares=1)
+    cluster.report_done("b.0")
+    assert not cluster.finish
+    cluster.report_done("a.0")
+    assert cluster.finish == Finish(True, "every rank committed the last step")
+    assert cluster.tell(NodeLost("a")) == cluster.tell(NodeJoined("z")) == cluster.tell(JobFailed("late")) == []
+
+
+def test_a_member_lost_after_it_was_done_is_replaced_while_others_are_not_done() -> None:
+    cluster = finished_steps(nodes=2, spares=1)
+    cluster.report_done("b.0")
+    cluster.lose("b.0")
+    assert cluster.members() == ["a.0", "a.1"]
+
+
+def test_losing_the_last_member_that_is_not_done_ends_the_job() -> None:
+    cluster = finished_steps(nodes=2, spares=1)
+    cluster.report_done("b.0")
+    cluster.lose("a.0")
+    assert cluster.finish == Finish(True, "every rank committed the last step")
+
+
+def test_a_joiner_that_never_had_a_rank_does_not_hold_up_the_end() -> None:
+    cluster = finished_steps(nodes=2, spares=0)
+    cluster.lose("b.0")
+    cluster.build()
+    cluster.become_ready("b.1")
+    assert not cluster.plans[-1].abort
+    cluster.report_done("a.0")
+    assert cluster.finish == Finish(True, "every rank committed the last step")
+
+
+def test_the_world_does_not_grow_any_more_when_a_member_is_done() -> None:
+    cluster = finished_steps(nodes=3, spares=0)
+    cluster.lose("c.0")
+    cluster.build()
+    cluster.report_done("a.0")
+    cluster.become_ready()
+    assert len(cluster.plans) == 2
+
+
+def test_a_fatal_error_of_the_user_ends_the_job() -> None:
+    assert running().tell(JobFailed("user")) == [Finish(False, "user")]
+
+
+def test_repeated_and_unknown_events_are_ignored() -> None:
+    cluster = running()
+    cluster.lose("b.0")
+    stale: list[Event] = [
+        WorkerLost("b.0"),
+        WorkerLost("x.0"),
+        NodeLost("x"),
+        NodeJoined("a"),
+        WorkerReady("b.0", "b", endpoint("b.0")),
+        WorkerReady("b.1", "x", endpoint("b.1")),
+        Settled(1),
+        Settled(3),
+        Healed("b.0"),
+        WorkerDone("b.0", LAST_STEP),
+        WorkerDone("b.1", LAST_STEP),
+    ]
+    for event in stale:
+        assert cluster.tell(event) == []
+
+
+# -- random histories ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(st.data())
+def test_losses_end_in_the_same_place_whatever_their_order(data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(2, 5))
+    spares, shards = data.draw(st.integers(0, 4)), data.draw(st.integers(nodes, 12))
+    workers = sorted(running(nodes, spares, shards=shards).processes)
+    lost = data.draw(st.lists(st.sampled_from(workers), unique=True))
+    places = []
+    for order in (lost, data.draw(st.permutations(lost))):
+        cluster = running(nodes, spares, shards=shards)
+        cluster.lose(*order)
+        if not cluster.live(cluster.holders):
+            return
+        places.append(cluster.ranks())
+    assert places[0] == places[1]
+    if {worker[0] for worker in lost} == {"a"} and not cluster.live([w for w in workers if w[0] == "a"]):
+        cluster = running(nodes, spares, shards=shards)
+        cluster.lose_node("a")
+        assert cluster.ranks() == places[0]
+        assert len(cluster.plans) == 2
+
+
+Pick = st.integers(0, 59)
+
+
+class Histories(RuleBasedStateMachine):
+    """Faults, delays and progress in any order; in the end the faults stop and the cluster must settle."""
+
+    cluster: Cluster
+
+    @initialize(data=st.data(), warm=st.booleans())
+    def start(self, data: st.DataObject, warm: bool) -> None:
+        nodes = data.draw(st.integers(1, 4))
+        config = config_of(
+            nodes,
+            spares=data.draw(st.integers(0, 2)),
+            min_world=data.draw(st.integers(1, nodes)),
+            shards=data.draw(st.integers(nodes, 9)),
+            max_failures=data.draw(st.sampled_from([3, 99])),
+        )
+        self.cluster = Cluster(config)
+        if warm:
+            self.cluster.join(*"abcd"[:nodes])
+            self.cluster.advance()
+
+    def pick(self, number: int, workers: list[str]) -> list[str]:
+        """One of ``workers``, or every one, or none if there is none."""
+        return [workers[number % len(workers)]] if workers else []
+
+    @rule(number=Pick)
+    def join(self, number: int) -> None:
+        self.cluster.join("abcde"[number % 5])
+
+    @rule(number=Pick)
+    def become_ready(self, number: int) -> None:
+        cluster = self.cluster
+        waiting = [worker for worker in cluster.live(cluster.processes) if not cluster.processes[worker].ready]
+        if waiting:
+            cluster.become_ready(*self.pick(number, waiting))
+
+    @rule(number=Pick)
+    def kill(self, number: int) -> None:
+        for worker in self.pick(number, self.cluster.live(self.cluster.processes)):
+            self.cluster.processes[worker].alive = False
+
+    @rule()
+    def bury(self) -> None:
+        self.cluster.bury()
+
+    @rule(number=Pick, dead=st.booleans())
+    def lose(self, number: int, dead: bool) -> None:
+        """A report of a loss. Wrong reports leave a worker that goes on as if nothing had happened."""
+        for worker in self.pick(number, self.cluster.live(self.cluster.processes)):
+            self.cluster.processes[worker].alive &= not dead
+            self.cluster.lose(worker)
+
+    @precondition(lambda self: self.cluster.nodes)
+    @rule(number=Pick)
+    def lose_node(self, number: int) -> None:
+        self.cluster.lose_node(self.cluster.nodes[number % len(self.cluster.nodes)])
+
+    @rule(number=Pick)
+    def build(self, number: int) -> None:
+        for worker in self.pick(number, self.cluster.members()):
+            self.cluster.build(worker)
+
+    @rule()
+    def build_all(self) -> None:
+        self.cluster.build()
+
+    @rule(number=Pick)
+    def pull(self, number: int) -> None:
+        for worker in self.pick(number, self.cluster.members()):
+            self.cluster.pull(worker)
+
+    @rule()
+    def commit(self) -> None:
+        self.cluster.commit()
+
+    @rule(number=Pick)
+    def heal(self, number: int) -> None:
+        for worker in self.pick(number, self.cluster.live(self.cluster.members())):
+            self.cluster.heal(worker)
+
+    @rule()
+    def advance(self) -> None:
+        self.cluster.advance()
+
+    @rule(number=Pick)
+    def report_done(self, number: int) -> None:
+        for worker in self.pick(number, self.cluster.live(self.cluster.members())):
+            self.cluster.report_done(worker)
+
+    @rule(late=st.booleans())
+    def stall(self, late: bool) -> None:
+        self.cluster.tell(Stalled(len(self.cluster.plans) - late))
+
+    @rule(seconds=st.sampled_from([1.0, 50.0]))
+    def wait(self, seconds: float) -> None:
+        self.cluster.now_s += seconds
+        self.cluster.tell(Tick())
+
+    @rule()
+    def repeat(self) -> None:
+        cluster = self.cluster
+        gone = [worker for worker in cluster.processes if cluster.processes[worker].reported]
+        assert not [action for worker in gone for action in cluster.tell(WorkerLost(worker))]
+        assert not [action for worker in gone for action in cluster.tell(WorkerReady(worker, "a", endpoint(worker)))]
+        assert not [action for generation in cluster.settled for action in cluster.tell(Settled(generation))]
+
+    def teardown(self) -> None:
+        """Faults stop: the full world comes back, or the job has ended."""
+        if not hasattr(self, "cluster"):
+            return
+        cluster = self.cluster
+        cluster.bury()
+        cluster.join(*"abcd"[: cluster.config.nodes])
+        for _ in range(4):
+            cluster.become_ready()
+            cluster.build()
+        if not cluster.finish and not cluster.done:
+            assert len(cluster.machine.members) == cluster.config.nodes
+            assert len(cluster.machine.spares) == cluster.config.spares
+            assert len(cluster.plans) == cluster.settled[-1]
+        for _ in range(LAST_STEP + 1):
+            cluster.advance()
+            cluster.report_done()
+        assert cluster.finish
+        assert all(older.generation < newer.generation for older, newer in pairwise(cluster.plans))
+
+
+Histories.TestCase.settings = settings(max_examples=1200, stateful_step_count=40, deadline=None, database=None)
+test_random_histories = Histories.TestCase

@@ -1,0 +1,291 @@
+"""The reductions, between real processes over real gloo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import FileStore, ProcessGroupGloo
+
+from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
+from chaoskit.runtime.tree import Subtree
+
+# The first parameter is in several cache blocks, others are smaller than the alignment, one is empty.
+SHAPES: list[tuple[int, ...]] = [(300, 1001), (7,), (0, 3), (), (33, 65), (5, 5, 5)]
+CPU = torch.device("cpu")
+OWNERSHIPS = {
+    (4, 1): [[0, 1, 2, 3]],
+    (4, 2): [[0, 3], [1, 2]],
+    (4, 3): [[0, 1], [2], [3]],
+    (4, 4): [[0], [1], [2], [3]],
+    (5, 1): [[0, 1, 2, 3, 4]],
+    (5, 2): [[0, 1, 2], [3, 4]],
+    (5, 3): [[4, 1], [0, 3], [2]],
+    (5, 4): [[0], [1], [2, 3], [4]],
+    (8, 1): [[7, 6, 5, 4, 3, 2, 1, 0]],
+    (8, 2): [[0, 2, 4, 6], [1, 3, 5, 7]],
+    (8, 3): [[0, 1, 2], [3, 4, 5], [6, 7]],
+    (8, 4): [[0, 1], [2, 3], [4, 5], [6, 7]],
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # a forked child hangs after a multi-threaded operation in its parent
+
+
+class Gloo:
+    """The smallest :class:`~chaoskit.runtime.collective.Group`."""
+
+    def __init__(self, path: Path, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        options = ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=20)
+        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+        self._backend = ProcessGroupGloo(FileStore(str(path), size), rank, size, options)
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        return self._backend.send([tensor], rank, tag)
+
+    def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        return self._backend.recv([tensor], rank, tag)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        return self._backend.allreduce([tensor])
+
+    def coalesce(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+class DiesBeforeTransfer(Gloo):
+    """Kills its process, for real, instead of starting its n-th transfer."""
+
+    transfers_left: int
+
+    def _count(self) -> None:
+        self.transfers_left -= 1
+        if self.transfers_left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        self._count()
+        return super().send(tensor, rank, tag)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        self._count()
+        return super().all_reduce(tensor)
+
+
+def on_ranks(size: int, body: Callable[[int], None], timeout_s: float = 60) -> list[int]:
+    """Run ``body(rank)`` in forked processes; returns their exit codes, negative for a signal."""
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+                body(rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(pid)
+    codes = {}
+    deadline = time.monotonic() + timeout_s
+    while len(codes) < size:
+        for rank, pid in enumerate(children):
+            if rank in codes:
+                continue
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    return [codes[rank] for rank in range(size)]
+
+
+def gradients(shard: int, dtype: torch.dtype = torch.float32, step: int = 0) -> list[torch.Tensor | None]:
+    """Numbers of very different sizes, so that the order of additions shows. Shard 2 does not use a parameter."""
+    noise = np.random.default_rng([shard, step])
+    values = [noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape) for shape in SHAPES]
+    found: list[torch.Tensor | None] = [torch.tensor(value).to(dtype) for value in values]
+    if shard == 2:
+        found[4] = None
+    return found
+
+
+def tree_sum(count: int, dtype: type = np.float32, step: int = 0) -> list[np.ndarray]:
+    """The reference: plain recursion in numpy, of every parameter."""
+
+    def leaf(shard: int, number: int) -> np.ndarray:
+        value = gradients(shard, step=step)[number]
+        return np.zeros(SHAPES[number], dtype) if value is None else value.numpy().astype(dtype)
+
+    def node(lo: int, span: int, number: int) -> np.ndarray:
+        if span == 1:
+            return leaf(lo, number)
+        left = node(lo, span // 2, number)
+        return left + node(lo + span // 2, span // 2, number) if lo + span // 2 < count else left
+
+    return [node(0, 1 << (count - 1).bit_length(), number) for number in range(len(SHAPES))]
+
+
+def bits(tensors: Sequence[torch.Tensor] | Sequence[np.ndarray]) -> list[bytes]:
+    return [np.asarray(tensor).tobytes() for tensor in tensors]
+
+
+def layout(buckets: int = 1) -> FlatLayout:
+    return FlatLayout(SHAPES, [torch.float32] * len(SHAPES), CPU, buckets)
+
+
+def contribution(shards: Sequence[int], count: int, buckets: int = 1, step: int = 0) -> LocalGradients:
+    local = LocalGradients(layout(buckets), count)
+    for shard in shards:
+        local.add(shard, gradients(shard, step=step))
+    return local
+
+
+SIDECAR = [float("nan"), -0.0, 5e-324, float("-inf"), 0.1]
+
+
+def sidecar(rank: int) -> list[float]:
+    return [*SIDECAR, rank / 3]
+
+
+def check_news(reduced: Reduced, world: int) -> None:
+    assert reduced.finite
+    assert reduced.nonfinite == ()
+    assert [row.numpy().tobytes() for row in reduced.sidecars] == [np.array(sidecar(r)).tobytes() for r in range(world)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_world_gives_the_same_bits(world: int, tmp_path: Path) -> None:
+    counts = [count for count, size in OWNERSHIPS if size == world]
+    expected = {count: tree_sum(count) for count in counts}
+    exact_sums = {count: contribution(range(count), count).sums(0)[Subtree(0, count)] for count in counts}
+    grad_sums = {count: int(total.view(torch.int64).sum()) for count, total in exact_sums.items()}
+
+    def body(rank: int) -> None:
+        group = Gloo(tmp_path / "store", rank, world) if world > 1 else None
+        for count in counts:
+            ownership = OWNERSHIPS[count, world]
+            for buckets in (1, 3):
+                local = contribution(ownership[rank], count, buckets)
+                exact, fast = (make_reducer(kind, local, len(sidecar(0))) for kind in ("exact", "fast"))
+                exact.begin(group, ownership)
+                for _ in range(2):
+                    reduced = exact.reduce(sidecar(rank))
+                    assert bits(reduced.gradients) == bits(expected[count])
+                    assert reduced.grad_sum == grad_sums[count]
+                    check_news(reduced, world)
+                fast.begin(group, ownership)
+                reduced = fast.reduce(sidecar(rank))
+                for result, wanted in zip(reduced.gradients, expected[count], strict=True):
+                    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+                check_news(reduced, world)
+
+    assert on_ranks(world, body) == [0] * world
+
+
+def poison(shard: int, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """A NaN in shard 1, an infinity elsewhere in shard 4."""
+    if shard in (1, 4):
+        target = found[4 if shard == 1 else 0]
+        assert target is not None
+        target.view(-1)[-1] = float("nan") if shard == 1 else float("inf")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+def test_nonfinite_contributions_are_known_by_rank(kind: Any, tmp_path: Path) -> None:
+    ownership = [[0, 1], [2], [3, 4]]
+
+    def body(rank: int) -> None:
+        local = LocalGradients(layout(2), 5)
+        for shard in ownership[rank]:
+            local.add(shard, poison(shard, gradients(shard)))
+        reducer = make_reducer(kind, local, 0)
+        reducer.begin(Gloo(tmp_path / "store", rank, 3), ownership)
+        reduced = reducer.reduce([])
+        assert not reduced.finite
+        assert reduced.nonfinite == ((0, Subtree(0, 2)), (2, Subtree(4, 5)))
+        assert reduced.guilty == {0: (0, 1), 2: (4,)}
+        local.clear()
+        for shard in ownership[rank]:
+            local.add(shard, gradients(shard))
+        assert reducer.reduce([]).finite
+
+    assert on_ranks(3, body) == [0] * 3
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+def test_an_overflow_of_finite_contributions_accuses_nobody(kind: Any, tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        local = LocalGradients(FlatLayout([(64,)], [torch.float32], CPU), 2)
+        reducer = make_reducer(kind, local, 0)
+        reducer.begin(Gloo(tmp_path / "store", rank, 2), [[0], [1]])
+        local.add(rank, [torch.full((64,), 3e38)])
+        reduced = reducer.reduce([])
+        assert (reduced.finite, reduced.nonfinite) == (False, ())
+        local.clear()
+        local.add(rank, [torch.full((64,), 3e38 * rank)])  # finite, though a careless check would overflow
+        reduced = reducer.reduce([])
+        assert (reduced.finite, reduced.nonfinite) == (True, ())
+
+    assert on_ranks(2, body) == [0] * 2
+
+
+@pytest.mark.parametrize("transfers", [0, 3, 8], ids=["before", "in the first exchange", "in the spread"])
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: Path) -> None:
+    """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
+    expected = tree_sum(4)
+    failed = "no exception"
+
+    def survive(rank: int, group: Gloo, local: LocalGradients) -> None:
+        reducer = make_reducer(kind, local, len(sidecar(0)))
+        reducer.begin(group, OWNERSHIPS[4, 4])
+        with pytest.raises(RuntimeError):
+            reducer.reduce(sidecar(rank))
+            pytest.fail(failed)
+        del group
+        ownership = [[0, 3], [1], [2]]
+        for shard in local.keep(ownership[rank]):
+            local.add(shard, gradients(shard))
+        with pytest.raises(RuntimeError, match="begin"):
+            reducer.reduce(sidecar(rank))
+        reducer.begin(Gloo(tmp_path / "second", rank, 3), ownership)
+        for _ in range(2):
+            reduced = reducer.reduce(sidecar(rank))
+            check_news(reduced, 3)
+            for result, wanted in zip(reduced.gradients, expected, strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+            assert kind == "fast" or bits(reduced.gradients) == bits(expected)
+            reducer.release_abandoned()
+
+    def body(rank: int) -> None:
+        local = contribution([rank], 4, buckets=3)
+        if rank < 3:
+            survive(rank, Gloo(tmp_path / "first", rank, 4), local)
+            return
+        group = DiesBeforeTransfer(tmp_path / "first", rank, 4)
+        group.transfers_left = transfers if kind == "exact" else transfers // 4
+        reducer = make_reducer(kind, local, len(sidecar(0)))
+        reducer.begin(group, OWNERSHIPS[4, 4])
+        reducer.reduce(sidecar(rank))
+
+    assert on_ranks(4, body) == [0, 0, 0, -signal.SIGKILL]
