@@ -60,6 +60,11 @@ def test_highest_ranks_fill_the_holes_of_a_shrinking_world() -> None:
     assert seat(seats, {"n1.0": "n1", "n3.0": "n3", "n4.0": "n4"}, {}, 5) == ["n4.0", "n1.0", "n3.0"]
 
 
+def test_newcomers_sit_down_where_a_rank_of_their_node_was_lost() -> None:
+    seats = [("n0.0", "n0"), ("n2.0", "n2"), ("n1.0", "n1")]
+    assert seat(seats, {"n0.0": "n0"}, {"n1.1": "n1", "n2.1": "n2"}, 3) == ["n0.0", "n2.1", "n1.1"]
+
+
 def test_a_member_that_joined_meanwhile_is_kept_before_a_better_spare() -> None:
     seats = [("n0.0", "n0"), ("n1.0", "n1")]
     assert seat(seats, {"n0.0": "n0", "n0.1": "n0"}, {"n1.1": "n1"}, 2) == ["n0.0", "n0.1"]
@@ -123,3 +128,23 @@ def test_seats_are_complete_and_hold_every_member(size: int, data: st.DataObject
     assert max(Counter(ranks).values()) == 1
     kept = [worker for rank, (worker, _) in enumerate(seats[: len(ranks)]) if worker in members]
     assert all(ranks[rank] == worker for rank, (worker, _) in enumerate(seats) if worker in kept)
+
+
+@settings(max_examples=600, deadline=None, database=None)
+@given(st.data())
+def test_seats_do_not_depend_on_the_order_of_losses(data: st.DataObject) -> None:
+    nodes = st.sampled_from(["n0", "n1", "n2"])
+    seats = [(f"n.{number}", data.draw(nodes)) for number in range(data.draw(st.integers(2, 5)))]
+    spares = {f"s.{number}": data.draw(nodes) for number in range(data.draw(st.integers(0, 4)))}
+    everybody = dict(seats) | spares
+    lost = data.draw(st.lists(st.sampled_from(sorted(everybody)), max_size=len(everybody) - 1, unique=True))
+    alive = {worker: node for worker, node in everybody.items() if worker not in lost}
+    members = {worker: node for worker, node in seats if worker in alive}
+    at_once = seat(seats, members, {worker: alive[worker] for worker in spares if worker in alive}, len(seats))
+
+    alive, ranks = dict(everybody), [worker for worker, _ in seats]
+    for worker in lost:
+        del alive[worker]
+        members = {worker: alive[worker] for worker in ranks if worker in alive}
+        ranks = seat(seats, members, {w: alive[w] for w in spares if w in alive and w not in members}, len(seats))
+    assert ranks == at_once

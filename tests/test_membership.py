@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ from chaoskit.messages import Endpoint, Plan
 LAST_STEP = 6
 
 
-def config_of(nodes: int = 4, spares: int = 1, **changes: int) -> RunConfig:
+def config_of(nodes: int = 4, spares: int = 1, **changes: Any) -> RunConfig:
     return RunConfig(job=JobSpec("train.py"), nodes=nodes, spares=spares, **changes)
 
 
@@ -236,7 +237,7 @@ def endpoint(worker: str) -> Endpoint:
     return Endpoint("host", worker, 1, 2, 3)
 
 
-def running(nodes: int = 4, spares: int = 1, **changes: int) -> Cluster:
+def running(nodes: int = 4, spares: int = 1, **changes: Any) -> Cluster:
     """A cluster whose first generation has settled; node ``a`` has the first spare."""
     cluster = Cluster(config_of(nodes, spares, **changes))
     cluster.join(*"abcdefgh"[:nodes])
@@ -318,6 +319,14 @@ def test_without_a_spare_the_world_shrinks_then_grows_when_settled() -> None:
 
 def test_a_lost_spare_is_replaced_in_the_same_generation() -> None:
     assert running().lose("a.1") == [StopWorker("a.1", "lost"), StartWorker("a", "a.2")]
+
+
+def test_of_equal_nodes_a_replacement_starts_where_the_loss_was() -> None:
+    cluster = running(nodes=3, spares=1)
+    cluster.lose_node("a")
+    cluster.join("a")
+    assert cluster.lose("b.1")[-1] == StartWorker("a", "a.2")
+    assert cluster.lose("c.1")[-1] == StartWorker("c", "c.2")
 
 
 def test_losing_a_node_changes_the_generation_once_and_others_host_its_workers() -> None:
@@ -437,6 +446,15 @@ def test_a_member_lost_after_it_was_done_is_replaced_while_others_are_not_done()
     assert cluster.members() == ["a.0", "a.1"]
 
 
+def test_the_world_grows_again_when_the_only_member_that_was_done_is_lost() -> None:
+    cluster = finished_steps(nodes=3, spares=0)
+    cluster.report_done("b.0")
+    cluster.lose("b.0")
+    cluster.build()
+    cluster.become_ready()
+    assert cluster.members() == ["a.0", "c.0", "b.1"]
+
+
 def test_losing_the_last_member_that_is_not_done_ends_the_job() -> None:
     cluster = finished_steps(nodes=2, spares=1)
     cluster.report_done("b.0")
@@ -485,6 +503,7 @@ def test_repeated_and_unknown_events_are_ignored() -> None:
     ]
     for event in stale:
         assert cluster.tell(event) == []
+    assert cluster.machine.spares == ()
 
 
 # -- random histories ---------------------------------------------------------------------------------------------
@@ -536,7 +555,7 @@ class Histories(RuleBasedStateMachine):
             self.cluster.advance()
 
     def pick(self, number: int, workers: list[str]) -> list[str]:
-        """One of ``workers``, or every one, or none if there is none."""
+        """One of ``workers``, if there is any."""
         return [workers[number % len(workers)]] if workers else []
 
     @rule(number=Pick)
@@ -616,9 +635,13 @@ class Histories(RuleBasedStateMachine):
     def repeat(self) -> None:
         cluster = self.cluster
         gone = [worker for worker in cluster.processes if cluster.processes[worker].reported]
-        assert not [action for worker in gone for action in cluster.tell(WorkerLost(worker))]
-        assert not [action for worker in gone for action in cluster.tell(WorkerReady(worker, "a", endpoint(worker)))]
-        assert not [action for generation in cluster.settled for action in cluster.tell(Settled(generation))]
+        stale: list[Event] = [NodeJoined(node) for node in cluster.nodes]
+        stale += [Settled(generation) for generation in cluster.settled]
+        for worker in gone:
+            stale += [WorkerLost(worker), WorkerReady(worker, worker[0], endpoint(worker))]
+            stale += [Healed(worker), WorkerDone(worker, LAST_STEP)]
+        for event in stale:
+            assert cluster.tell(event) == []
 
     def teardown(self) -> None:
         """Faults stop: the full world comes back, or the job has ended."""
@@ -630,7 +653,7 @@ class Histories(RuleBasedStateMachine):
         for _ in range(4):
             cluster.become_ready()
             cluster.build()
-        if not cluster.finish and not cluster.done:
+        if not cluster.finish and not cluster.live(cluster.done):
             assert len(cluster.machine.members) == cluster.config.nodes
             assert len(cluster.machine.spares) == cluster.config.spares
             assert len(cluster.plans) == cluster.settled[-1]

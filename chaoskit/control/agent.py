@@ -66,7 +66,6 @@ class _Charge:
     pid: int = 0
     pidfd: int = -1
     writer: asyncio.StreamWriter | None = None
-    failure: str = ""
     lost: bool = False
     starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -161,9 +160,10 @@ class Agent:
                 message = await messages.read_message(reader)
                 if isinstance(message, WorkerReady):
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
-                if isinstance(message, WorkerFailed):
-                    charge.failure = message.error
                 self._tell(message)
+                if isinstance(message, WorkerFailed):
+                    self._lose(charge, "raised", message.error, time.monotonic_ns())
+                    self._kill(charge)
         charge.writer.close()
 
     def _await_death(self, charge: _Charge) -> None:
@@ -220,8 +220,6 @@ class Agent:
         if charge.lost:
             return
         charge.lost = True
-        if charge.failure:
-            cause, detail = "raised", charge.failure
         self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns))
 
     async def _beat(self) -> None:

@@ -106,7 +106,7 @@ def seat(
     orphaned = Counter(node for worker, node in seats if worker not in members) - Counter(joiners.values())
     joiners |= _chosen(spares, orphaned, world - len(members))
 
-    ranks = {rank: worker for rank, (worker, _) in enumerate(seats) if worker in members and rank < world}
+    ranks = {rank: worker for rank, (worker, _) in enumerate(seats) if worker in members}
     for rank, (_, node) in enumerate(seats[:world]):
         same_node = [worker for worker in joiners if joiners[worker] == node]
         if rank not in ranks and same_node:

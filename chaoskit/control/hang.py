@@ -99,7 +99,7 @@ class HangDetector:
         """The members that hang, given the latest beat of every current member."""
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
-        # One that hangs in the optimizer is waited for in the next step. A fresh joiner (step 0) waits for nobody's step.
+        # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
         step_limit_s = self.limit_s if self.step_s else math.inf
         awaited = (beat for beat in beats if beat.step <= reached or len(beats) == 1)

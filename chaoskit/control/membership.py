@@ -274,12 +274,12 @@ class Membership:
         return self._publish(sorted(chosen, key=lambda worker: order[worker]), abort=True)
 
     def _regroup(self, *, abort: bool) -> Publish | None:
-        members, spares = self.members, self.spares
+        members = {worker: self._hosts[worker] for worker in self.members}
+        spares = {worker: self._hosts[worker] for worker in self.spares}
         if not self._base or min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
             return None
         seats = [(member.worker, member.node) for member in self._base.members]
-        hosts = [{worker: self._hosts[worker] for worker in workers} for workers in (members, spares)]
-        return self._publish(seat(seats, *hosts, self._config.nodes), abort=abort)
+        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort)
 
     def _publish(self, workers: list[str], *, abort: bool) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}

@@ -118,3 +118,35 @@ class Outcome(msgspec.Struct, kw_only=True):
     twin_weights_digest: str | None = None
     environment: dict[str, Any] = {}
     directory: str = ""
+
+    @property
+    def losses(self) -> list[float | None]:
+        """Loss of every finished step; None where the batch was skipped."""
+        return [point.loss for point in self.steps]
+
+    @property
+    def recovery(self) -> Recovery:
+        """The slowest recovery of the run.
+
+        Raises:
+            AssertionError: if there was none.
+        """
+        if not self.recoveries:
+            raise AssertionError(f"{self.name}: the run shows no recovery; {'; '.join(self.reasons) or 'no fault struck'}")
+        return max(self.recoveries, key=lambda recovery: recovery.seconds)
+
+    def assert_same_losses_as_twin(self) -> None:
+        """Every loss, and the final weights, equal those of the unbroken run, bit for bit.
+
+        Raises:
+            AssertionError: naming the first step that differs.
+        """
+        if self.twin_losses is None:
+            raise AssertionError(f"{self.name}: there is no twin to compare with; run with twin=True")
+        for step, (mine, theirs) in enumerate(zip(self.losses, self.twin_losses, strict=False)):
+            if repr(mine) != repr(theirs):
+                raise AssertionError(f"{self.name}: loss of step {step} is {mine!r}, the unbroken run's is {theirs!r}")
+        if len(self.losses) != len(self.twin_losses):
+            raise AssertionError(f"{self.name}: {len(self.losses)} steps, the unbroken run has {len(self.twin_losses)}")
+        if self.weights_digest != self.twin_weights_digest:
+            raise AssertionError(f"{self.name}: all losses are equal, but the final weights are not")

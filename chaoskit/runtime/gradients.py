@@ -69,10 +69,12 @@ class FlatLayout:
         buckets: list[Bucket] = []
         members: list[int] = []
         start = 0
+        ends = [self.numel, *self._starts]  # of each parameter: the next one to lie in the buffer is the one before
         for number in reversed(range(len(self._sizes))):
             members.append(number)
-            stop = self._starts[number - 1] if number else self.numel
-            if not number or stop * wanted >= self.numel * (len(buckets) + 1):
+            stop, next_stop = ends[number], ends[max(number - 1, 0)]
+            is_nearest_cut = (stop + next_stop) * wanted >= 2 * self.numel * (len(buckets) + 1)
+            if not number or (is_nearest_cut and len(buckets) + 1 < wanted):
                 buckets.append(Bucket(start, stop, tuple(members)))
                 start, members = stop, []
         return tuple(buckets)

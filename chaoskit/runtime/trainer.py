@@ -422,8 +422,8 @@ class Trainer:
         generation = formation.plan.generation
         self._joined = False
         worker.board.enter(Phase.REGROUP)
-        worker.journal.write(Event.QUIESCED, generation=generation, rank=formation.me.rank, error=str(error)[:200])
         if not isinstance(error, GenerationSuperseded):
+            worker.journal.write(Event.QUIESCED, generation=generation, rank=formation.me.rank, error=str(error)[:200])
             worker.send(GroupBroken(worker.name, generation, str(error)[:200]))
         worker.regrouper.wait_newer(formation)
 

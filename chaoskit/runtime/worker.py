@@ -50,6 +50,7 @@ from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.trainer import Trainer, TrainingOver, Worker
 from chaoskit.vocabulary import Event, Phase
 
+_LAST_WORD_S = 5.0
 _NICENESS = 5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
 
 
@@ -217,6 +218,7 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
     summary = f"{type(error).__name__}: {error}"
     control.journal.write(Event.FAILED, error=summary, traceback=text)
     control.send(WorkerFailed(spec.worker, summary, fatal, refused))
+    control.ended.wait(_LAST_WORD_S)  # the agent ends this process once it has read why
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,129 @@
+"""What was trained, read from the journals: the committed steps, who contributed to them, and what went wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from chaoskit.experiment.outcome import Ledger, StepPoint
+from chaoskit.journal import Record
+from chaoskit.vocabulary import Event
+
+
+@dataclass
+class Step:
+    """One step number, over all generations that worked on it.
+
+    Attributes:
+        commits: generation -> records of the ranks that committed it there.
+        skips: the same for a batch that was skipped.
+        contributions: generation -> rank -> the rank's last contribution.
+    """
+
+    commits: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    skips: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    contributions: dict[int, dict[int, Record]] = field(default_factory=lambda: defaultdict(dict))
+
+    @property
+    def generation(self) -> int:
+        """The generation whose result lives on: the last one that finished the step."""
+        return max((*self.commits, *self.skips))
+
+    @property
+    def skipped(self) -> bool:
+        return self.generation in self.skips
+
+    @property
+    def finishers(self) -> list[Record]:
+        """Records of the ranks that finished the step in that generation."""
+        return [*self.commits.get(self.generation, ()), *self.skips.get(self.generation, ())]
+
+
+class History:
+    """The finished steps of a run, by number."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        found: dict[int, Step] = defaultdict(Step)
+        for record in records:
+            if record.event == Event.COMMIT:
+                found[record["step"]].commits[record["generation"]].append(record)
+            elif record.event == Event.SKIP:
+                found[record["step"]].skips[record["generation"]].append(record)
+            elif record.event == Event.REDUCE:
+                found[record["step"]].contributions[record["generation"]][record["rank"]] = record
+        self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
+
+    def losses(self) -> list[float | None]:
+        """Loss of every step from 0; None where the batch was skipped or the step is missing."""
+        last = max(self.steps, default=-1)
+        return [self._loss(number) for number in range(last + 1)]
+
+    def _loss(self, number: int) -> float | None:
+        step = self.steps.get(number)
+        return None if step is None or step.skipped else float(step.finishers[0]["loss"])
+
+    def points(self, started_ns: int) -> list[StepPoint]:
+        """One point a step; a step is finished when the last rank has finished it."""
+        points: list[StepPoint] = []
+        for number, step in self.steps.items():
+            at_s = (max(record.t_ns for record in step.finishers) - started_ns) / 1e9
+            before_s = points[-1].at_s if points else at_s
+            points.append(
+                StepPoint(
+                    step=number,
+                    loss=self._loss(number),
+                    at_s=at_s,
+                    seconds=at_s - before_s,
+                    generation=step.generation,
+                    world=step.finishers[0]["world"],
+                )
+            )
+        return points
+
+    def violations(self) -> list[str]:
+        """Where the history is not one line: gaps, or ranks that committed different results for a step."""
+        found = [f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps]
+        for number, step in self.steps.items():
+            records = [record for commits in step.commits.values() for record in commits]
+            results = {(record["loss"], record["grad_sum"]) for record in records}
+            if len(results) > 1:
+                found.append(f"step {number} was committed with {len(results)} different results")
+            if step.commits and step.skips:
+                found.append(f"step {number} was both committed and skipped")
+        return found
+
+    def repeated_steps(self) -> int:
+        """Steps whose committed result was thrown away and computed again."""
+        return sum(len({*step.commits, *step.skips}) - 1 for step in self.steps.values())
+
+    def ledger(self, shard_count: int) -> Ledger:
+        """Every shard of every finished step, exactly once."""
+        missing, repeated, skipped = [], [], []
+        samples = 0
+        for number, step in self.steps.items():
+            owners: dict[int, list[int]] = defaultdict(list)
+            for rank, record in step.contributions[step.generation].items():
+                samples += len(record["samples"])
+                for shard in record["shards"]:
+                    owners[shard].append(rank)
+            missing += [f"step {number} shard {shard}" for shard in range(shard_count) if shard not in owners]
+            repeated += [f"step {number} shard {shard}" for shard, ranks in owners.items() if len(ranks) > 1]
+            if step.skipped:
+                shards = sorted({shard for record in step.finishers for shard in record["shards"]})
+                skipped.append(f"step {number}: shards {shards} are not finite")
+        return Ledger(steps=len(self.steps), samples=samples, missing=missing, repeated=repeated, skipped=skipped)
+
+    def samples_digest(self) -> str:
+        """SHA-256 of the samples of every step, by shard: equal exactly if the same data was trained in the same order."""
+        digest = hashlib.sha256()
+        for number, step in self.steps.items():
+            by_shard = []
+            for record in step.contributions[step.generation].values():
+                count = max(1, len(record["shards"]))
+                size = len(record["samples"]) // count
+                for place, shard in enumerate(record["shards"]):
+                    by_shard.append((shard, record["samples"][place * size : (place + 1) * size]))
+            digest.update(repr((number, sorted(by_shard))).encode())
+        return digest.hexdigest()

@@ -1,0 +1,206 @@
+"""Turns a raw run into an outcome: evidence, recoveries, checks, and the verdict that follows from them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from chaoskit.experiment.history import History
+from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
+from chaoskit.experiment.run import RawRun, Strike
+from chaoskit.experiment.timeline import Incident, Timeline
+from chaoskit.experiment.twin import Twin
+from chaoskit.vocabulary import Event, Verdict
+
+
+def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
+    """Everything that can be said about ``run``. ``twin``: what the same job does unbroken, if that is known."""
+    history = History(run.records)
+    timeline = Timeline(run, history)
+    incidents, alarms = timeline.incidents()
+    recoveries = [recovery for incident in incidents if (recovery := timeline.recovery(incident))]
+    config = run.experiment.config
+    ledger = history.ledger(config.shard_count)
+    digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
+    checks = [
+        _completed(run, history),
+        *(_fault_check(strike) for strike in run.strikes),
+        _recovered(incidents, recoveries),
+        _one_history(history, digests),
+        _samples(ledger, history, twin),
+        _false_alarms([f"{alarm['worker']}: {alarm['cause']} ({alarm['detail']})" for alarm in alarms]),
+    ]
+    if twin is not None:
+        checks.append(_losses(history, twin, config.reduction))
+        checks.append(_weights(digests, twin, config.reduction))
+    verdict = Verdict.worst([check.verdict for check in checks])
+    return Outcome(
+        name=run.experiment.name,
+        job=f"{run.experiment.job} {config.job.options or ''}".strip(),
+        substrate=substrate,
+        nodes=config.nodes,
+        spares=config.spares,
+        seed=config.seed,
+        reduction=config.reduction,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_s=(run.ended_ns - run.started_ns) / 1e9,
+        verdict=verdict,
+        reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
+        steps=history.points(run.started_ns),
+        twin_losses=twin.losses if twin else None,
+        faults=[_fault_record(run, strike, incidents, timeline) for strike in run.strikes],
+        recoveries=recoveries,
+        checks=checks,
+        ledger=ledger,
+        lost_steps=history.repeated_steps(),
+        false_alarms=len(alarms),
+        weights_digest=min(digests, default=None),
+        twin_weights_digest=twin.weights_digest if twin else None,
+        environment=environment(),
+        directory=str(run.directory),
+    )
+
+
+def environment() -> dict[str, str]:
+    """What a reader must know to compare numbers."""
+    return {
+        "chaoskit": version("chaoskit"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+    }
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
+    target = strike.target
+    record = FaultRecord(
+        fault=str(strike.fault),
+        kind=strike.fault.kind,
+        rank=strike.fault.rank,
+        step=strike.fault.at_step,
+        phase=strike.fault.phase,
+        state=_state(strike),
+        undone=strike.undone,
+    )
+    if target is None or strike.missed:
+        return record
+
+    def seconds(t_ns: int) -> float:
+        return (t_ns - run.started_ns) / 1e9
+
+    record.injected_s = seconds(target.injected_ns)
+    waiting = f"rank {target.rank} (pid {target.pid}) stood in {target.phase} of step {target.step}"
+    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=waiting)]
+    if strike.effective_ns is not None:
+        record.evidence.append(
+            Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed)
+        )
+    for incident in incidents:
+        if incident.strike is strike:
+            felt = Evidence(
+                level="impactful", at_s=seconds(incident.detected.t_ns), observed=timeline.impact(incident)
+            )
+            record.evidence.append(felt)
+    return record
+
+
+def _state(strike: Strike) -> str:
+    if not strike.undone:
+        return "undo failed"
+    if strike.target is None or strike.missed:
+        return "not fired"
+    return "confirmed" if strike.effective_ns is not None else "not observed"
+
+
+def _fault_check(strike: Strike) -> Check:
+    name, state = f"evidence of {strike.fault}", _state(strike)
+    if state == "confirmed":
+        return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
+    if state == "undo failed":
+        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit janitor`")
+    if state == "not fired":
+        detail = strike.missed or f"the rank never stood in {strike.fault.phase} of step {strike.fault.at_step}"
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
+    return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check(name: str, problems: list[str], fine: str) -> Check:
+    if not problems:
+        return Check(name=name, verdict=Verdict.PASSED, detail=fine)
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
+
+
+def _completed(run: RawRun, history: History) -> Check:
+    problems = []
+    if run.deadline_passed:
+        problems.append(f"the run did not end within its deadline of {run.experiment.deadline_s:g} s")
+    elif run.end is not None and not run.end.ok:
+        problems.append(run.end.reason)
+    elif run.experiment.steps is not None and len(history.steps) != run.experiment.steps:
+        problems.append(f"{len(history.steps)} of {run.experiment.steps} steps were finished")
+    return _check("training completed", problems, f"{len(history.steps)} steps")
+
+
+def _recovered(incidents: list[Incident], recoveries: list[Recovery]) -> Check:
+    missing = len(incidents) - len(recoveries)
+    problems = [f"no step was finished after {missing} of {len(incidents)} incidents"] if missing else []
+    return _check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
+
+
+def _one_history(history: History, digests: set[str]) -> Check:
+    problems = history.violations()
+    if len(digests) > 1:
+        problems.append(f"ranks ended with {len(digests)} different sets of weights")
+    return _check("one committed history", problems, "each step once, with one result on every rank")
+
+
+def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
+    problems = [f"missing: {item}" for item in ledger.missing] + [f"repeated: {item}" for item in ledger.repeated]
+    if twin is not None and not problems and history.samples_digest() != twin.samples_digest:
+        problems.append("other samples, or another order, than the unbroken run")
+    return _check("every sample exactly once", problems, f"{ledger.samples} samples in {ledger.steps} steps")
+
+
+def _false_alarms(alarms: list[str]) -> Check:
+    return _check("no false alarm", alarms, "every detection belongs to a fault")
+
+
+def _losses(history: History, twin: Twin, reduction: str) -> Check:
+    name, losses = "losses equal the twin's", history.losses()
+    if reduction == "exact":
+        wrong = [step for step, pair in enumerate(zip(losses, twin.losses, strict=False)) if repr(pair[0]) != repr(pair[1])]
+        if len(losses) != len(twin.losses):
+            wrong.append(min(len(losses), len(twin.losses)))
+        problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
+        return _check(name, problems, f"{len(losses)} losses, bit for bit")
+    return _check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
+
+
+_FLOAT32_DRIFT = 1e-5  # largest relative difference that another order of float32 sums explains over short runs
+
+
+def _drift(losses: list[float | None], twin: Twin) -> list[str]:
+    for step, (mine, theirs) in enumerate(zip(losses, twin.losses, strict=False)):
+        if (mine is None) != (theirs is None):
+            return [f"step {step}: skipped in one run only"]
+        if mine is not None and theirs is not None and not abs(mine - theirs) <= _FLOAT32_DRIFT * max(1.0, abs(theirs)):
+            return [f"step {step}: {mine!r} instead of {theirs!r}"]
+    return [] if len(losses) == len(twin.losses) else [f"{len(losses)} steps instead of {len(twin.losses)}"]
+
+
+def _weights(digests: set[str], twin: Twin, reduction: str) -> Check:
+    name = "final weights equal the twin's"
+    if reduction != "exact":
+        return Check(name=name, verdict=Verdict.PASSED, detail="not claimed for reduction='fast'")
+    problems = [] if digests == {twin.weights_digest} else ["SHA-256 of the weights differs"]
+    return _check(name, problems, f"SHA-256 {twin.weights_digest[:16]}")

@@ -1,0 +1,97 @@
+"""What is to be run and broken: checked in full before a process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from chaoskit.config import RunConfig, resolve_job, validate
+from chaoskit.errors import BadInput
+from chaoskit.messages import Trigger
+from faults.base import Fault
+
+_SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
+_DEADLINE_FLOOR_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One run with its faults.
+
+    Attributes:
+        name: shown in reports.
+        job: as the user named it.
+        steps: of the job, where its options say so.
+        deadline_s: the run is ended, and has failed, when it takes longer.
+    """
+
+    name: str
+    job: str
+    config: RunConfig
+    faults: tuple[Fault, ...]
+    steps: int | None
+    deadline_s: float
+
+    def triggers(self) -> tuple[Trigger, ...]:
+        return tuple(fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
+
+    def unbroken(self) -> Experiment:
+        """The twin: the same job and seed, without faults and spares."""
+        config = msgspec.structs.replace(self.config, spares=0)
+        return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
+
+
+def fault_id(number: int) -> str:
+    """Name of the n-th fault of an experiment, in messages and journals."""
+    return f"fault{number}"
+
+
+def plan_experiment(
+    job: str,
+    *,
+    name: str = "",
+    steps: int | None = None,
+    options: dict[str, Any] | None = None,
+    faults: Sequence[Fault] = (),
+    deadline_s: float | None = None,
+    **settings: Any,
+) -> Experiment:
+    """Check and assemble an experiment.
+
+    Args:
+        job: name of a reference job (``gpt``), file, or ``file.py:function``.
+        steps: passed to the job as its option ``steps``.
+        options: further options of the job's train function.
+        faults: what to break.
+        deadline_s: default: a minute and two seconds a step.
+        settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``.
+
+    Raises:
+        BadInput: naming field, value and remedy. Nothing was started.
+    """
+    options = dict(options or {})
+    if steps is not None:
+        if steps < 1:
+            raise BadInput("steps", steps, "use 1 or more")
+        options["steps"] = steps
+    known = set(RunConfig.__struct_fields__) - {"job"}
+    if unknown := sorted(set(settings) - known):
+        raise BadInput(unknown[0], settings[unknown[0]], f"use one of {', '.join(sorted(known))}")
+    spec = resolve_job(job, options)
+    try:
+        config = msgspec.convert({"job": msgspec.to_builtins(spec), **settings}, RunConfig)
+    except msgspec.ValidationError as error:
+        field = str(error).rpartition("$.")[2].rstrip("`")
+        raise BadInput(field, settings.get(field), str(error).partition(" - ")[0]) from None
+    validate(config)
+    steps = options.get("steps") if isinstance(options.get("steps"), int) else None
+    for fault in faults:
+        fault.validate(nodes=config.nodes, steps=steps)
+    if deadline_s is None:
+        deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
+    elif deadline_s <= 0:
+        raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0")
+    return Experiment(name or spec.name, job, config, tuple(faults), steps, deadline_s)

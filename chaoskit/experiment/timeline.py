@@ -1,0 +1,192 @@
+"""The way back from each fault, phase by phase, read from the journals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from chaoskit.experiment import bounds
+from chaoskit.experiment.history import History
+from chaoskit.experiment.outcome import PhaseSpan, Recovery
+from chaoskit.experiment.run import RawRun, Strike
+from chaoskit.journal import Record
+from chaoskit.vocabulary import RECOVERY_PHASES, Event
+
+_OVERLAP_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A fault and the loss or the bad numbers by which it was noticed."""
+
+    strike: Strike | None
+    detected: Record
+    injected_ns: int
+
+
+class Timeline:
+    """Finds the incidents of a run and measures each recovery."""
+
+    def __init__(self, run: RawRun, history: History) -> None:
+        self._run, self._history = run, history
+        self._records = run.records
+        self._config = run.experiment.config
+
+    def incidents(self) -> tuple[list[Incident], list[Record]]:
+        """Detections that belong to a fault, and those that nothing explains (false alarms)."""
+        struck = {strike.target.worker: strike for strike in self._run.strikes if strike.target and not strike.missed}
+        explained: dict[str, Incident] = {}
+        alarms = []
+        for record in self._records:
+            if record.event not in (Event.DETECTED, Event.NONFINITE) or record.t_ns > self._end_ns():
+                continue
+            worker = record["worker"]
+            strike = struck.get(worker)
+            if strike is None or strike.target is None or record.t_ns < strike.target.injected_ns:
+                if record.event == Event.DETECTED:
+                    alarms.append(record)
+            elif worker not in explained:
+                explained[worker] = Incident(strike, record, strike.target.injected_ns)
+        return sorted(explained.values(), key=lambda incident: incident.injected_ns), alarms
+
+    def _end_ns(self) -> int:
+        ended = [record.t_ns for record in self._records if record.event == Event.JOB_ENDED]
+        return ended[0] if ended else self._run.ended_ns
+
+    def impact(self, incident: Incident) -> str:
+        """How the job felt the fault, in words."""
+        record = incident.detected
+        if record.event == Event.NONFINITE:
+            return f"step {record['step']}: the contribution of rank {record['owner']} was found to be non-finite"
+        return f"rank {record['rank']} was given up: {record['cause']} ({record['detail']})"
+
+    def recovery(self, incident: Incident) -> Recovery | None:
+        """The recovery from one incident; None if no step was committed after it."""
+        regroup = self._first(Event.PLAN, incident.detected.t_ns, lambda record: record["abort"])
+        if regroup is None:
+            return None
+        good = self._first_good_step(incident, regroup["generation"])
+        if good is None:
+            return None
+        number, generation, good_ns = good
+        step_s = self._step_seconds(incident.injected_ns)
+        spans = self._spans(incident, regroup, generation, good_ns, step_s)
+        world = self._world(generation)
+        full_ns = self._full_strength(number, generation, good_ns)
+        return Recovery(
+            cause=self.impact(incident),
+            fault=str(incident.strike.fault) if incident.strike else None,
+            injected_s=self._seconds(incident.injected_ns),
+            generation=generation,
+            world=world,
+            spans=spans,
+            seconds=(good_ns - incident.injected_ns) / 1e9,
+            full_strength_seconds=None if full_ns is None else (full_ns - incident.injected_ns) / 1e9,
+            step_seconds=step_s,
+        )
+
+    def _seconds(self, t_ns: int) -> float:
+        return (t_ns - self._run.started_ns) / 1e9
+
+    def _first(self, event: Event, after_ns: int, wanted: object = None) -> Record | None:
+        test = wanted if callable(wanted) else lambda record: True
+        return next((r for r in self._records if r.event == event and r.t_ns >= after_ns and test(r)), None)
+
+    def _first_good_step(self, incident: Incident, generation: int) -> tuple[int, int, int] | None:
+        """Number, generation and end of the first step that every rank finished after the incident."""
+        for number, step in self._history.steps.items():
+            if step.generation >= generation:
+                return number, step.generation, max(record.t_ns for record in step.finishers)
+        return None
+
+    def _step_seconds(self, before_ns: int) -> float:
+        """Median time of the steps before the fault."""
+        points = self._history.points(self._run.started_ns)
+        earlier = [point.seconds for point in points[1:] if point.at_s <= self._seconds(before_ns)]
+        return median(earlier or [point.seconds for point in points[1:]] or [0.0])
+
+    def _world(self, generation: int) -> int:
+        plan = next(r for r in self._records if r.event == Event.PLAN and r["generation"] == generation)
+        return len(plan["members"])
+
+    def _full_strength(self, number: int, generation: int, good_ns: int) -> int | None:
+        if self._world(generation) == self._config.nodes:
+            return good_ns
+        for later, step in self._history.steps.items():
+            if later >= number and step.finishers[0]["world"] == self._config.nodes:
+                return max(record.t_ns for record in step.finishers)
+        return None
+
+    def _last(self, event: Event, generation: int, after_ns: int) -> Record | None:
+        found = [r for r in self._records if r.event == event and r.t_ns >= after_ns and r["generation"] == generation]
+        return found[-1] if found else None
+
+    def _spans(
+        self, incident: Incident, regroup: Record, generation: int, good_ns: int, step_s: float
+    ) -> list[PhaseSpan]:
+        start_ns, detected_ns = incident.injected_ns, incident.detected.t_ns
+        quiesced = self._last(Event.QUIESCED, regroup["generation"] - 1, detected_ns)
+        settled = self._last(Event.REGROUPED, generation, detected_ns)
+        restored = [r for r in self._records if r.event == Event.RESTORED and r["generation"] == generation]
+        full_ns = self._full_strength(self._number(generation), generation, good_ns)
+        cause = incident.detected.get("cause", "nonfinite")
+        ends = {
+            "detected": (detected_ns, bounds.detected(cause, step_s)),
+            "quiesced": (quiesced.t_ns if quiesced else regroup.t_ns, bounds.quiesced()),
+            "regrouped": (settled.t_ns if settled else regroup.t_ns, bounds.regrouped()),
+            "restored": (max((r.t_ns for r in restored), default=0), _restore_bound(restored)),
+            "first good step": (
+                good_ns,
+                bounds.first_good_step(step_s, self._world(generation), self._config.nodes),
+            ),
+        }
+        if full_ns is not None:
+            ends["full strength"] = (full_ns, (0.0, "a ready spare takes part from the first step on"))
+            redundant_ns = self._redundancy(detected_ns)
+            if redundant_ns is not None:
+                ends["redundancy restored"] = (redundant_ns, (0.0, "not on the way to the next step"))
+        return self._lay_out(start_ns, ends)
+
+    def _number(self, generation: int) -> int:
+        return next(number for number, step in self._history.steps.items() if step.generation >= generation)
+
+    def _lay_out(self, start_ns: int, ends: dict[str, tuple[int, tuple[float, str]]]) -> list[PhaseSpan]:
+        """Phases one after the other: what was over before its turn came takes no time."""
+        spans, before_ns = [], start_ns
+        for name in RECOVERY_PHASES:
+            if name not in ends:
+                continue
+            end_ns, (bound_s, bound) = ends[name]
+            end_ns = max(before_ns, end_ns)
+            spans.append(
+                PhaseSpan(
+                    name=name,
+                    start_s=self._seconds(before_ns),
+                    end_s=self._seconds(end_ns),
+                    bound_s=bound_s,
+                    bound=bound,
+                )
+            )
+            before_ns = end_ns
+        return spans
+
+    def _redundancy(self, after_ns: int) -> int | None:
+        """When as many spares stood ready as the run asks for."""
+        ready: set[str] = set()
+        for record in self._records:
+            if record.event == Event.SPARE_READY:
+                ready.add(record["worker"])
+            elif record.event == Event.PLAN:
+                ready -= {member["worker"] for member in record["members"]}
+            elif record.event == Event.DETECTED:
+                ready.discard(record["worker"])
+            if record.t_ns > after_ns and len(ready) >= self._config.spares and record.event != Event.DETECTED:
+                return record.t_ns
+        return None
+
+
+def _restore_bound(restored: list[Record]) -> tuple[float, str]:
+    if not restored:
+        return bounds.restored(0, "")
+    largest = max(restored, key=lambda record: record["size_bytes"])
+    return bounds.restored(largest["size_bytes"], largest["transport"])

@@ -1,0 +1,93 @@
+"""A process that lives and does not move."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit import osprocess
+from chaoskit.errors import BadInput
+from faults.base import Fault, Target
+
+HOWS = ("stop", "gil", "spin")
+
+_SILENT_S = 0.06  # a healthy control thread answers within a few milliseconds
+_SPINNING_TICKS = 4  # clock ticks (10 ms each) of CPU time without any progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang(Fault):
+    """Keep a rank from making progress while its connections stay open.
+
+    Args:
+        how: ``stop`` (SIGSTOP), ``gil`` (native code that never gives the interpreter lock back, so that no Python
+            thread of the process runs) or ``spin`` (an endless loop in the training thread).
+    """
+
+    how: str = "stop"
+
+    effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
+    evidence: ClassVar[str] = "the kernel reports it stopped; its control thread is silent; or CPU time without progress"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.how not in HOWS:
+            raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
+
+    def inject(self, target: Target) -> None:
+        if self.how == "stop":
+            target.notes["undo"] = target.undo.plan("continue", pid=target.pid, ticks=target.ticks)
+            target.signal(signal.SIGSTOP)
+        else:
+            target.pull({"gil": "hold_gil", "spin": "spin"}[self.how])
+
+    def observe(self, target: Target) -> str | None:
+        return {"stop": _stopped, "gil": _silent, "spin": _spinning}[self.how](target)
+
+    def clean_up(self, target: Target) -> bool:
+        if self.how != "stop":
+            return True
+        if osprocess.state(target.pid) == "T":
+            osprocess.kill_if_same(target.pid, target.ticks, signal.SIGCONT)
+        left = osprocess.start_ticks(target.pid) == target.ticks and osprocess.state(target.pid) == "T"
+        if not left:
+            target.undo.done(target.notes["undo"])
+        return not left
+
+
+def _stopped(target: Target) -> str | None:
+    if osprocess.state(target.pid) == "T":
+        return f"pid {target.pid} is in state T (stopped)"
+    if target.lost is not None and target.lost.cause == "stopped":
+        return f"its parent: {target.lost.detail}"
+    return None
+
+
+def _silent(target: Target) -> str | None:
+    """The process lives, its agent reports, and its control thread does not answer."""
+    asked_s = target.notes.get("asked_s")
+    if asked_s is None:
+        if target.seconds_since > 0.01:  # the release must have reached the main thread first
+            target.notes["asked_s"] = time.monotonic()
+            target.ping(1)
+        return None
+    silent_s = time.monotonic() - asked_s
+    if 1 in target.pongs or silent_s < _SILENT_S or target.node_heard_s < asked_s or osprocess.is_ending(target.pid):
+        return None
+    return f"pid {target.pid} lives, but its control thread did not answer for {silent_s * 1000:.0f} ms"
+
+
+def _spinning(target: Target) -> str | None:
+    """The training thread burns CPU time, and the progress board does not change."""
+    ticks = osprocess.cpu_ticks(target.pid, target.tid)
+    if ticks is None:
+        return None
+    first = target.notes.setdefault("cpu_ticks", ticks)
+    if ticks - first < _SPINNING_TICKS or target.beat is None:
+        return None
+    _, beat = target.beat
+    if beat.step != target.step or beat.age_ms < 20:
+        return None
+    return f"thread {target.tid} used {(ticks - first) * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"

@@ -1,0 +1,43 @@
+"""Numbers that go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from faults.base import Fault, Target
+
+WHERES = ("weight", "gradient", "activation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaN(Fault):
+    """Write a NaN into one value on one rank.
+
+    Args:
+        parameter: name of a model parameter, as in ``model.named_parameters()``; for ``activation``, the output of the
+            module that owns it.
+        where: ``weight``, ``gradient`` or ``activation``.
+        sticky: poison the gradient or activation again every time it is computed, as broken hardware would.
+    """
+
+    parameter: str
+    where: str = "gradient"
+    sticky: bool = False
+
+    effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it to all in one step"
+    evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.where not in WHERES:
+            raise BadInput("where", self.where, f"use one of {', '.join(WHERES)}")
+        if self.phase not in ("forward", "backward") or (self.where == "activation" and self.phase != "forward"):
+            raise BadInput("phase", self.phase, f"use 'forward': in {self.phase} the {self.where} exists already")
+
+    def inject(self, target: Target) -> None:
+        target.pull("nan", parameter=self.parameter, where=self.where, sticky=self.sticky)
+
+    def observe(self, target: Target) -> str | None:
+        return next((report.observed for report in target.reports if report.effective), None)

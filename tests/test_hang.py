@@ -1,0 +1,256 @@
+"""Hangs: the guilty rank is found soon, and nobody else is ever blamed."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.hang import Hang, HangDetector
+from chaoskit.messages import Beat
+from chaoskit.vocabulary import Phase
+
+CONFIG = RunConfig(job=JobSpec("train.py"))
+POLL_S = CONFIG.heartbeat_ms / 1000
+PARTS = {Phase.OUTSIDE: 0.1, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.5, Phase.REDUCE: 0.0, Phase.OPTIMIZER: 0.1}
+
+
+def beat(worker: str, phase: Phase, age_s: float = 0.0, **changes: float) -> Beat:
+    """A beat of a worker in generation 1, step 10, with 10 commits."""
+    values = {"generation": 1, "rank": 0, "step": 10, "starved_ms": 0.0, "commits": 10, "loss": 0.0} | changes
+    return Beat(worker=worker, phase=phase, age_ms=age_s * 1000, **values)  # type: ignore[arg-type]
+
+
+def trained(step_s: float = 0.2, workers: str = "ab", steps: int = 10, generation: int = 1) -> HangDetector:
+    """A detector that saw ``steps`` steps; the last one at time 0."""
+    detector = HangDetector(CONFIG)
+    for step in range(steps + 1):
+        beats = [beat(w, Phase.FORWARD, step=step, commits=step, generation=generation) for w in workers]
+        assert detector.observe(beats, (step - steps) * step_s) == []
+    return detector
+
+
+def blamed(detector: HangDetector, *beats: Beat, now_s: float = 0.01) -> list[str]:
+    return [hang.worker for hang in detector.observe(beats, now_s)]
+
+
+# -- who is blamed ------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_others_wait_for_is_blamed() -> None:
+    (hang,) = trained().observe([beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.6)], 0.01)
+    assert hang == Hang("a", Phase.BACKWARD, age_s=0.7, limit_s=hang.limit_s)
+    assert hang.limit_s == pytest.approx(0.6)
+
+
+def test_nobody_is_blamed_while_nobody_waits() -> None:
+    assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.FORWARD, 9)) == []
+    assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.REDUCE, 9, step=9)) == []
+
+
+def test_a_world_of_one_needs_nobody_who_waits() -> None:
+    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7)) == ["a"]
+
+
+@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.LONG, Phase.START, Phase.DONE])
+def test_a_rank_that_waits_or_said_so_is_never_blamed(phase: Phase) -> None:
+    assert blamed(trained(), beat("a", phase, 1e6), beat("b", Phase.REDUCE, 1e6)) == []
+
+
+def test_a_hang_in_the_optimizer_is_waited_for_in_the_next_step() -> None:
+    assert blamed(trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.REDUCE, 0.6, step=11)) == ["a"]
+
+
+def test_a_hang_in_the_last_optimizer_is_waited_for_by_ranks_that_are_done() -> None:
+    assert blamed(trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.DONE, 0.6, step=11)) == ["a"]
+
+
+def test_a_rank_that_never_comes_to_the_regroup_is_blamed_by_survivors_but_not_by_a_joiner() -> None:
+    late = beat("a", Phase.BACKWARD, 0.7)
+    assert blamed(trained(), late, beat("c", Phase.REGROUP, 0.6, step=0, commits=0)) == []
+    assert blamed(trained(), late, beat("b", Phase.REGROUP, 0.6)) == ["a"]
+    assert blamed(trained(), late, beat("b", Phase.REDUCE, 0.6, generation=2)) == ["a"]
+
+
+def test_the_users_own_code_has_a_limit_of_its_own() -> None:
+    waiting = beat("b", Phase.REDUCE, 200)
+    assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s - 1), waiting) == []
+    assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s + 1), waiting) == ["a"]
+
+
+def test_time_without_a_cpu_does_not_count() -> None:
+    waiting = beat("b", Phase.REDUCE, 0.6)
+    assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7, starved_ms=150), waiting) == []
+    assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7, starved_ms=50), waiting) == ["a"]
+
+
+# -- the limit ----------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_follows_the_step_time_but_not_below_the_floor() -> None:
+    assert trained(step_s=0.2).limit_s == pytest.approx(0.6)
+    assert trained(step_s=2.0).limit_s == pytest.approx(6.0)
+    assert trained(step_s=0.01).limit_s == 0.25
+
+
+def test_one_long_step_does_not_move_the_limit() -> None:
+    detector = trained()
+    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 50.0)
+    assert detector.limit_s == pytest.approx(0.6)
+
+
+def test_neither_does_a_short_one() -> None:
+    detector = trained()
+    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 0.01)
+    assert detector.limit_s == pytest.approx(0.6)
+
+
+def test_steps_shorter_than_a_beat_are_counted() -> None:
+    detector = HangDetector(CONFIG)
+    for number in range(6):
+        detector.observe([beat("a", Phase.FORWARD, step=5 * number, commits=5 * number)], 0.05 * number)
+    assert detector.step_s == pytest.approx(0.01)
+
+
+def test_nobody_is_blamed_before_the_step_time_is_known() -> None:
+    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 1e6), beat("b", Phase.REDUCE, 1e6)) == []
+    assert blamed(trained(steps=1), beat("a", Phase.FORWARD, 9, commits=1), beat("b", Phase.REDUCE, 9, commits=1)) == []
+    assert blamed(trained(steps=0), beat("a", Phase.FORWARD, 9, commits=2), beat("b", Phase.REDUCE, 9, commits=2)) == []
+    assert blamed(trained(steps=2), beat("c", Phase.FORWARD, 9, commits=0), beat("b", Phase.REDUCE, 9, commits=2)) == []
+    assert blamed(trained(steps=3), beat("c", Phase.FORWARD, 9, commits=0), beat("b", Phase.REDUCE, 9, commits=3)) == [
+        "c"
+    ]
+
+
+def test_a_regroup_is_no_step() -> None:
+    detector = trained()
+    for step in (10, 11, 12):
+        late_s = 30 + step * 0.2
+        detector.observe([beat(w, Phase.FORWARD, step=step, commits=step, generation=2) for w in "ab"], late_s)
+    assert detector.step_s == pytest.approx(0.2)
+
+
+def test_a_slower_generation_gets_its_own_limit_and_a_faster_one_too() -> None:
+    detector = trained()
+    for generation, step_s in ((2, 0.8), (3, 0.2)):
+        for step in range(7):
+            now_s = generation * 100 + step * step_s
+            beats = [beat(w, Phase.FORWARD, step=step, commits=step, generation=generation) for w in "ab"]
+            detector.observe(beats, now_s)
+        assert detector.step_s == pytest.approx(step_s)
+
+
+def test_the_first_step_of_a_fresh_spare_may_be_slow() -> None:
+    waiting = beat("b", Phase.REDUCE, 9, generation=2)
+    fresh = {"generation": 2, "commits": 0}
+    assert blamed(trained(), beat("c", Phase.FORWARD, 2.3, **fresh), waiting) == []
+    assert blamed(trained(), beat("c", Phase.FORWARD, 2.5, **fresh), waiting) == ["c"]
+    detector = trained()
+    detector.observe([beat("c", Phase.FORWARD, **fresh), waiting], 1.0)
+    assert blamed(detector, beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting, now_s=2.0) == ["c"]
+
+
+# -- stalls -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_in_which_all_wait_is_stalled() -> None:
+    detector = trained()
+    assert not detector.stalled(9e9)
+    assert blamed(detector, beat("a", Phase.REDUCE, 5.9), beat("b", Phase.REDUCE, 9)) == []
+    assert not detector.stalled(0.05)
+    assert detector.stalled(0.2)
+    detector.observe([beat("a", Phase.REDUCE, 90), beat("b", Phase.LONG, 90)], 1.0)
+    assert not detector.stalled(1.0)
+    assert not HangDetector(CONFIG).stalled(9e9)
+
+
+# -- simulated jobs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    start_s: float
+    phase: Phase
+    step: int
+
+
+def timelines(work_s: Sequence[Sequence[float]], hang: tuple[int, int, Phase] | None = None) -> list[list[Span]]:
+    """What every rank does when: ``work_s[step][rank]`` is its own work; all meet in the reduction of each step.
+
+    ``hang`` is the rank, the step and the phase that never ends.
+    """
+    world = len(work_s[0])
+    now_s, spans = [0.0] * world, [[Span(0.0, Phase.START, 0)] for _ in range(world)]
+    for step, works_s in enumerate(work_s):
+        for phase, part in PARTS.items():
+            if phase == Phase.OPTIMIZER:
+                now_s = [max(now_s)] * world
+            for rank in range(world):
+                if math.isfinite(now_s[rank]):
+                    spans[rank].append(Span(now_s[rank], phase, step))
+                now_s[rank] += math.inf if (rank, step, phase) == hang else part * works_s[rank]
+    return spans
+
+
+def observations(
+    spans: list[list[Span]], offsets_s: Sequence[float], end_s: float
+) -> Iterator[tuple[float, list[Beat]]]:
+    """The latest beats whenever one arrives; every rank's agent reads its board at moments of its own."""
+    beats: dict[int, Beat] = {}
+    polls = [
+        (number * POLL_S + offset, rank)
+        for number in range(int(end_s / POLL_S))
+        for rank, offset in enumerate(offsets_s)
+    ]
+    for now_s, rank in sorted(polls):
+        span = spans[rank][bisect_right([span.start_s for span in spans[rank]], now_s) - 1]
+        age_s = now_s - span.start_s
+        beats[rank] = beat(str(rank), span.phase, age_s, rank=rank, step=span.step, commits=span.step)
+        if len(beats) == len(spans):
+            yield now_s, list(beats.values())
+
+
+@st.composite
+def jobs(draw: st.DrawFn, least_step_s: float) -> tuple[list[list[float]], list[float]]:
+    """The work of every step and rank, each with a jitter of up to two, and the moments of the agents."""
+    world, step_s = draw(st.integers(1, 4)), draw(st.floats(least_step_s, 0.4))
+    jitter = draw(st.sampled_from([st.just(1.0), st.floats(1.0, 2.0), st.sampled_from([1.0, 2.0])]))
+    steps = draw(st.lists(st.lists(jitter, min_size=world, max_size=world), min_size=4, max_size=14))
+    offsets_s = draw(st.lists(st.floats(0, POLL_S * 0.99), min_size=world, max_size=world))
+    return [[step_s * factor for factor in factors] for factors in steps], offsets_s
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(jobs(least_step_s=0.01))
+def test_jitter_is_never_blamed(job: tuple[list[list[float]], list[float]]) -> None:
+    work_s, offsets_s = job
+    detector, end_s = HangDetector(CONFIG), sum(max(works_s) for works_s in work_s)
+    for now_s, beats in observations(timelines(work_s), offsets_s, end_s):
+        assert detector.observe(beats, now_s) == []
+        assert not detector.stalled(now_s)
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(jobs(least_step_s=0.1), st.data())
+def test_the_guilty_rank_is_found_within_four_steps(
+    job: tuple[list[list[float]], list[float]], data: st.DataObject
+) -> None:
+    work_s, offsets_s = job
+    assume(len(work_s) >= 10)
+    rank, step = data.draw(st.integers(0, len(offsets_s) - 1)), data.draw(st.integers(8, len(work_s) - 2))
+    phase = data.draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]))
+    step_s = max(max(works_s) for works_s in work_s)
+    spans = timelines(work_s, (rank, step, phase))
+    hung_s = spans[rank][-1].start_s
+    detector = HangDetector(CONFIG)
+    for now_s, beats in observations(spans, offsets_s, hung_s + 4 * step_s + 0.06):
+        if hangs := detector.observe(beats, now_s):
+            assert [(hang.worker, hang.phase) for hang in hangs] == [(str(rank), phase)]
+            return
+    raise AssertionError("the hang was not found in time")
