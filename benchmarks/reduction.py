@@ -104,7 +104,7 @@ def run_ranks(ranks: int, repetitions: int, floats: int) -> torch.Tensor:
                         traceback.print_exc()
                     os._exit(code)
             children.append(pid)
-        if any([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]):
+        if any(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children):
             raise RuntimeError("a rank failed")
     return times
 

@@ -173,10 +173,37 @@ def _validate_job(job: JobSpec) -> None:
     unknown = sorted(set(job.options) - known)
     if unknown and train.args.kwarg is None:
         raise BadInput("options", unknown[0], f"{job.function} takes {', '.join(sorted(known)) or 'no options'}")
+    _validate_options(train, job.options)
     try:
         msgspec.json.encode(job.options)
     except (TypeError, ValueError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
+
+
+_PLAIN_TYPES: dict[str, set[type]] = {
+    "int": {int},
+    "float": {int, float},
+    "str": {str},
+    "bool": {bool},
+    "None": {type(None)},
+}
+
+
+def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
+    """Refuse a missing option, and one that contradicts a plain annotation: every rank would fail on it."""
+    positional = [*train.args.posonlyargs, *train.args.args]
+    optional = len(train.args.defaults)
+    required = positional[1 : len(positional) - optional] if optional else positional[1:]
+    required += [one for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if not default]
+    for argument in required:
+        if argument.arg not in options:
+            raise BadInput(argument.arg, None, f"give this option a value: {train.name} has no default for it")
+    for argument in (*positional, *train.args.kwonlyargs):
+        names = {name.strip() for name in ast.unparse(argument.annotation).split("|")} if argument.annotation else set()
+        if argument.arg in options and names and names <= set(_PLAIN_TYPES):
+            value = options[argument.arg]
+            if type(value) not in set().union(*(_PLAIN_TYPES[name] for name in names)):
+                raise BadInput(argument.arg, value, f"use a value of type {ast.unparse(argument.annotation)}")
 
 
 def _has_loss(tree: ast.Module, trainer: str) -> bool:

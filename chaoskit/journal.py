@@ -18,6 +18,7 @@ import msgspec
 from chaoskit.vocabulary import Event
 
 _encoder = msgspec.json.Encoder()
+_TAIL_BYTES = 1 << 18
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -59,10 +60,19 @@ def read_journals(directory: Path) -> list[Record]:
     return sorted(records, key=lambda record: record.t_ns)
 
 
-def _read_one(path: Path) -> Iterator[Record]:
-    for line in path.read_bytes().splitlines():
+def _read_one(path: Path, last_bytes: int = 0) -> Iterator[Record]:
+    with path.open("rb") as file:
+        if last_bytes:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+        data = file.read()
+    for line in data.splitlines():
         try:
             fields = json.loads(line)
         except ValueError:
-            continue  # the machine went down in the middle of a write
+            continue  # the machine went down in the middle of a write, or reading began in the middle of a line
         yield Record(t_ns=fields.pop("t_ns"), source=path.stem, event=fields.pop("event"), fields=fields)
+
+
+def read_tail(directory: Path) -> list[Record]:
+    """The newest records of every journal in ``directory``: for a run that may have written for days."""
+    return [record for path in sorted(directory.glob("*.jsonl")) for record in _read_one(path, _TAIL_BYTES)]

@@ -356,7 +356,7 @@ def decode(body: bytes) -> Any:
     """
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # a stranger's bytes may be anything
         raise Refused(f"not a chaoskit message: {error}") from None
 
 
@@ -489,9 +489,13 @@ def accept(connection: socket.socket, token: str, timeout_s: float = 10.0) -> No
 async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """An authenticated connection for asyncio code."""
     reader, writer = await asyncio.open_connection(*address)
-    handshake = Handshake(token)
-    writer.write(encode(handshake.answer(await read_message(reader))))
-    handshake.confirm(await read_message(reader))
+    try:
+        handshake = Handshake(token)
+        writer.write(encode(handshake.answer(await read_message(reader))))
+        handshake.confirm(await read_message(reader))
+    except BaseException:
+        writer.close()
+        raise
     return reader, writer
 
 

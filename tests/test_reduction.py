@@ -113,9 +113,9 @@ def on_ranks(size: int, body: Callable[[int], None], timeout_s: float = 60) -> l
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
                 body(rank)
                 code = 0
-            except BaseException:
-                traceback.print_exc()
             finally:
+                if code:
+                    traceback.print_exc()
                 os._exit(code)
         children.append(pid)
     codes = {}
@@ -270,14 +270,12 @@ def test_an_overflow_of_finite_contributions_accuses_nobody(kind: Any, tmp_path:
 def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: Path) -> None:
     """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
     expected = tree_sum(4)
-    failed = "no exception"
 
     def survive(rank: int, group: Gloo, local: LocalGradients) -> None:
         reducer = make_reducer(kind, local, len(sidecar(0)))
         reducer.begin(group, OWNERSHIPS[4, 4])
         with pytest.raises(RuntimeError):
             reducer.reduce(sidecar(rank))
-            pytest.fail(failed)
         group.abort()
         ownership = [[0, 3], [1], [2]]
         for shard in local.keep(ownership[rank]):
@@ -335,21 +333,11 @@ def test_a_membership_without_exact_ownership_is_refused() -> None:
     with pytest.raises(RuntimeError, match="begin"):
         reducer.reduce([0.0])
     for ownership in ([[0, 1, 2]], [[0, 1, 2, 3, 3]], [[0, 1], [2, 3]]):
-        with pytest.raises(ValueError, match="share out|owners"):
+        with pytest.raises(ValueError, match=r"share out|owners"):
             reducer.begin(None, ownership)
     reducer.begin(None, [[0, 1, 2, 3]])
     with pytest.raises(ValueError, match="sidecar"):
         reducer.reduce([])
-
-
-def test_layout_is_the_same_whatever_the_buckets() -> None:
-    one, three = layout(1), layout(3)
-    assert [len(bucket.parameters) for bucket in three.buckets] == [3, 3, 1]
-    assert [number for bucket in three.buckets for number in bucket.parameters] == list(range(len(SHAPES)))[::-1]
-    assert [bucket.stop for bucket in three.buckets] == [bucket.start for bucket in three.buckets[1:]] + [one.numel]
-    flat = torch.arange(one.numel, dtype=torch.float32)
-    assert bits(one.views(flat)) == bits(three.views(flat))
-    assert len(layout(99).buckets) <= len(SHAPES)
 
 
 def test_results_have_the_types_of_the_parameters() -> None:
@@ -366,43 +354,3 @@ def test_results_have_the_types_of_the_parameters() -> None:
         torch.float64,
         [2 / 3] * 2,
     )
-
-
-def test_local_sums_survive_changes_and_repeat_their_bits() -> None:
-    local = contribution([0, 1, 3], 5)
-    assert local.shards() == (0, 1, 3)
-    assert local.discard(1) == (0,)
-    assert local.discard(1) == ()
-    assert local.keep([3, 4]) == (4,)
-    with pytest.raises(ValueError, match="already"):
-        local.add(3, gradients(3))
-    with pytest.raises(ValueError, match="shape"):
-        local.add(4, gradients(4)[::-1])
-    for shard in (2, 4, 1, 0):
-        local.add(shard, gradients(shard))
-    assert bits(local.layout.views(local.sums(0)[Subtree(0, 5)])) == bits(tree_sum(5))
-
-
-def test_a_shard_that_stays_incomplete_takes_its_siblings_with_it() -> None:
-    local = contribution([0], 2, buckets=3)
-    values = gradients(1)
-    local.add_bucket(1, 0, [values[number] for number in local.layout.buckets[0].parameters])
-    assert (local.has(0), local.has(1), local.pending(1)) == (False, False, (1, 2))
-    with pytest.raises(ValueError, match="has bucket 0"):
-        local.add(1, values)
-    assert local.keep([0, 1]) == (0, 1)
-    for shard in (1, 0):
-        local.add(shard, gradients(shard))
-    assert local.shards() == (0, 1)
-
-
-def test_steps_reuse_their_buffers() -> None:
-    local = LocalGradients(layout(), 8)
-    places = []
-    for step in range(3):
-        local.clear()
-        for shard in range(8):
-            local.add(shard, gradients(shard, step=step))
-        places.append(local.sums(0)[Subtree(0, 8)].data_ptr())
-    assert len(set(places)) <= 3
-    assert len(local._free) == 2

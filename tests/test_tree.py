@@ -76,7 +76,7 @@ def test_in_order_arrival_keeps_few_sums(count: int) -> None:
 def test_clipped_nodes_pass_the_left_half_through() -> None:
     assert maximal_subtrees([4, 5, 6], 7) == (Subtree(4, 7),)
     assert maximal_subtrees([1, 2, 4], 5) == (Subtree(1, 2), Subtree(2, 3), Subtree(4, 5))
-    assert [merge.parent for merge in merge_order(maximal_subtrees([0, 1], 3) + (Subtree(2, 3),), 3)] == [(0, 3)]
+    assert [merge.parent for merge in merge_order((*maximal_subtrees([0, 1], 3), Subtree(2, 3)), 3)] == [(0, 3)]
 
 
 def test_impossible_sums_are_refused() -> None:

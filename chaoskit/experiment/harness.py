@@ -57,24 +57,31 @@ class Harness:
         return self.run_planned(experiment, twin=twin, watch=watch)
 
     def run_planned(
-        self, experiment: Experiment, *, twin: bool = True, watch: Watch | None = None, port: int = 0
+        self,
+        experiment: Experiment,
+        *,
+        twin: bool = True,
+        watch: Watch | None = None,
+        watch_twin: Watch | None = None,
+        port: int = 0,
     ) -> Outcome:
-        """Run what :func:`plan_experiment` made."""
-        reference = self.twin(experiment) if twin else None
+        """Run what :func:`plan_experiment` made. ``watch_twin`` sees the unbroken run, where one is needed."""
+        reference = self.twin(experiment, watch_twin) if twin else None
         run = self._execute(experiment, watch, port)
         return judge(run, reference, self._substrate.name)
 
-    def twin(self, experiment: Experiment) -> Twin:
+    def twin(self, experiment: Experiment, watch: Watch | None = None) -> Twin:
         """What the experiment would have done unbroken; run now if that is not known yet."""
         found = self._twins.get(experiment)
         if found is None:
-            found = Twin.of(self._execute(experiment.unbroken(), None, 0))
+            found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
             self._twins.put(experiment, found)
         return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int) -> RawRun:
         name = "".join(letter if letter.isalnum() else "-" for letter in experiment.name)
-        directory = self.directory / f"{next(self._numbers):03d}-{name[:60]}"
+        free = (f"{number:03d}" for number in self._numbers if not any(self.directory.glob(f"{number:03d}-*")))
+        directory = self.directory / f"{next(free)}-{name[:60]}"  # journals are appended to: never a used one
         return execute(
             experiment, self._substrate, self._undo, directory, watch=watch or (lambda message: None), port=port
         )

@@ -46,7 +46,11 @@ class History:
 
     def __init__(self, records: Iterable[Record]) -> None:
         found: dict[int, Step] = defaultdict(Step)
+        self._last_generation: dict[str, int] = {}
         for record in records:
+            if record.event in (Event.COMMIT, Event.REDUCE, Event.REGROUPED):
+                known = self._last_generation.get(record.source, 0)
+                self._last_generation[record.source] = max(known, record["generation"])
             if record.event == Event.COMMIT:
                 found[record["step"]].commits[record["generation"]].append(record)
             elif record.event == Event.SKIP:
@@ -95,8 +99,15 @@ class History:
         return found
 
     def repeated_steps(self) -> int:
-        """Steps whose committed result was thrown away and computed again."""
-        return sum(len({*step.commits, *step.skips}) - 1 for step in self.steps.values())
+        """Steps that a rank which is still there had committed, and that were computed again all the same.
+
+        A step that only ranks now lost had committed was still in flight for everybody else.
+        """
+        return sum(self._was_thrown_away(step) for step in self.steps.values())
+
+    def _was_thrown_away(self, step: Step) -> bool:
+        committers = [r.source for g, records in step.commits.items() if g < step.generation for r in records]
+        return any(self._last_generation.get(source, 0) >= step.generation for source in committers)
 
     def ledger(self, shard_count: int) -> Ledger:
         """Every shard of every finished step, exactly once."""

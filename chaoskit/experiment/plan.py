@@ -25,7 +25,7 @@ class Experiment:
         name: shown in reports.
         job: as the user named it.
         steps: of the job, where its options say so.
-        deadline_s: the run is ended, and has failed, when it takes longer.
+        deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
     """
 
     name: str
@@ -66,7 +66,7 @@ def plan_experiment(
         steps: passed to the job as its option ``steps``.
         options: further options of the job's train function.
         faults: what to break.
-        deadline_s: default: a minute and two seconds a step.
+        deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
         settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``.
 
     Raises:
@@ -92,6 +92,6 @@ def plan_experiment(
         fault.validate(nodes=config.nodes, steps=steps)
     if deadline_s is None:
         deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
-    elif deadline_s <= 0:
-        raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0")
+    elif not deadline_s > 0:
+        raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
     return Experiment(name or spec.name, job, config, tuple(faults), steps, deadline_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,11 @@ class RawRun:
     end: EndJob | None
     deadline_passed: bool
     strikes: list[Strike]
-    records: list[Record] = field(default_factory=list)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Every journal record, by time. Read on demand: a launch of many days never asks."""
+        return read_journals(self.directory / "journal")
 
 
 class _Conductor:
@@ -224,5 +229,4 @@ def execute(
         end=end,
         deadline_passed=end is None,
         strikes=conductor.strikes,
-        records=read_journals(directory / "journal"),
     )

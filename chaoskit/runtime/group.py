@@ -3,7 +3,8 @@
 gloo cannot abort: after a kill only the ring neighbours get an error, and its ``abort`` and ``shutdown`` unblock nobody.
 What does: shutting down the sockets that the group opened (1.5 ms until everybody is out). They are recognised as the
 connected sockets that appeared in this process while the group was built with eager connections; the listening one must
-stay, because gloo ends the process when ``accept`` fails. NCCL has an abort of its own.
+stay, because gloo ends the process when ``accept`` fails. :mod:`chaoskit.runtime.transfers` frees those whom gloo then
+forgets. NCCL has an abort of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store
+
+from chaoskit.runtime.collective import Work
+from chaoskit.runtime.transfers import WaitingLine
 
 _foreign: set[str] = set()
 _foreign_lock = threading.Lock()
@@ -50,24 +54,29 @@ class Group:
         self.rank, self.size, self._device = rank, size, device
         self._handles: list[int] = []
         self._aborted = False
+        self._line: WaitingLine | None = None
         before = set(_sockets().values())
         if device.type == "cuda":
             self._backend: Any = _nccl(store, rank, size, device, timeout_s)
         else:
             self._backend = _gloo(store, rank, size, address, timeout_s)
             self._handles = _connected(before)
+            self._line = WaitingLine()
 
-    def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Any:
-        """Start to send; returns a Work."""
-        return self._backend.send([tensor], dst, tag)
+    def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Work:
+        """Start to send."""
+        return self._under_way(self._backend.send([tensor], dst, tag))
 
-    def recv(self, tensor: torch.Tensor, src: int, tag: int) -> Any:
-        """Start to receive into ``tensor``; returns a Work."""
-        return self._backend.recv([tensor], src, tag)
+    def recv(self, tensor: torch.Tensor, src: int, tag: int) -> Work:
+        """Start to receive into ``tensor``."""
+        return self._under_way(self._backend.recv([tensor], src, tag))
 
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
-        """Start to sum ``tensor`` over all ranks, in place; returns a Work."""
-        return self._backend.allreduce([tensor])
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Start to sum ``tensor`` over all ranks, in place."""
+        return self._under_way(self._backend.allreduce([tensor]))
+
+    def _under_way(self, work: Any) -> Work:
+        return self._line.add(work) if self._line is not None else work
 
     @contextmanager
     def coalesce(self) -> Iterator[None]:
@@ -83,6 +92,8 @@ class Group:
 
     def close(self) -> None:
         """Free what this object holds beside the backend."""
+        if self._line is not None:
+            self._line.abort()
         handles, self._handles = self._handles, []
         for handle in handles:
             os.close(handle)
@@ -92,8 +103,10 @@ class Group:
         if self._aborted:
             return
         self._aborted = True
-        if not self._handles:
+        if self._line is None:
             self._backend.abort()
+            return
+        self._line.abort()
         handles, self._handles = self._handles, []
         for handle in handles:
             _shut_down(handle)

@@ -228,6 +228,8 @@ class Regrouper:
 
         def dispose() -> None:
             for formation in retired:
+                if formation.group is not None:
+                    formation.group.close()
                 if formation.rendezvous is not None:
                     formation.rendezvous.close()
             retired.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import socket
@@ -166,6 +167,9 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(0.0005)  # the control thread must not wait 5 ms for the main thread
     os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # a worker ends without flushing, mostly by SIGKILL
     board = Board(board_fd)
     board.sign_on()
     torch.set_num_threads(1)

@@ -46,7 +46,11 @@ class LocalSubstrate:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "chaoskit.substrate.nursery"], stdin=theirs, env=environment, start_new_session=True
+            [sys.executable, "-m", "chaoskit.substrate.nursery"],
+            stdin=theirs,
+            stdout=2,  # standard output may be read by a machine
+            env=environment,
+            start_new_session=True,
         )
         theirs.close()
         self._undo.plan("kill", pid=self._nursery.pid, ticks=start_ticks(self._nursery.pid))

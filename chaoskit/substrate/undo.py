@@ -7,9 +7,11 @@ must work when the environment is what broke.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,16 @@ def state_directory() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "chaoskit"
 
 
+_numbers = itertools.count()
+
+
 class UndoLog:
-    """The undo file of this process."""
+    """An undo file of this process; it may have several, each with entries of its own."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = (directory or state_directory()) / "undo"
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._path = self._directory / f"{os.getpid()}-{start_ticks(os.getpid())}.jsonl"
+        self._path = self._directory / f"{os.getpid()}-{start_ticks(os.getpid())}-{next(_numbers)}.jsonl"
         self._file = self._path.open("a", encoding="utf-8")
         self._number = 0
 
@@ -67,7 +72,7 @@ def sweep(directory: Path | None = None) -> list[Repair]:
     """Undo what launchers that are gone have left behind. Touches nothing else, and no live launcher's work."""
     repairs = []
     for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
-        pid, _, ticks = path.stem.partition("-")
+        pid, ticks, *_ = path.stem.split("-")
         if start_ticks(int(pid)) == int(ticks):
             continue  # its launcher lives and cleans up by itself
         repairs += [_undo(entry) for entry in _open_entries(path)]
@@ -98,3 +103,22 @@ def _undo(entry: dict[str, Any]) -> Repair:
     if entry["act"] == "kill":
         return Repair("kill", target, kill_if_same(pid, ticks, signal.SIGKILL))
     return Repair(entry["act"], target, False)
+
+
+def describe(repair: Repair) -> str:
+    """One line for people."""
+    if not repair.repaired:
+        return f"{repair.act} {repair.target}: nothing left to do"
+    return {"continue": f"continued {repair.target}, left stopped", "kill": f"ended {repair.target}, left running"}[
+        repair.act
+    ]
+
+
+def main() -> None:
+    """``python -m chaoskit.substrate.undo``: the janitor, where nothing but Python works."""
+    for line in map(describe, sweep()):
+        sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""``chaoskit launch``: a user's training, with recovery. Nothing is broken, nothing is compared, there is no deadline."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from chaoskit.config import require_free_port, require_writable
+from chaoskit.errors import BadInput
+from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.run import execute
+from chaoskit.faces.progress import Progress
+from chaoskit.faces.view import View, clock
+from chaoskit.journal import Record, read_tail
+from chaoskit.report.summary import duration, number, plural
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.vocabulary import Event
+
+_LOG_LINES = 15
+
+
+class Launched(msgspec.Struct, kw_only=True):
+    """How a launch ended; what ``--json`` prints.
+
+    Attributes:
+        steps: committed steps.
+        loss: of the last step; None where it was skipped or there is none.
+        recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
+        error: what a failing worker said last, and the file that holds all it said.
+    """
+
+    ok: bool
+    reason: str
+    job: str
+    steps: int
+    loss: float | None
+    nodes: int
+    world: int
+    generation: int
+    recoveries: list[float]
+    seconds: float
+    weights_digest: str
+    directory: str
+    logs: str
+    error: str = ""
+    error_log: str = ""
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """``key=value`` texts as options of a train function; a value that is not JSON is a text.
+
+    Raises:
+        BadInput: if one has no ``=``.
+    """
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise BadInput("set", pair, "write key=value, such as --set steps=1000")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def fresh_directory(directory: Path | None, name: str) -> Path:
+    """``directory``, or a new one below ``chaoskit-runs`` that says what and when.
+
+    Raises:
+        BadInput: if it cannot be written, or holds a run already.
+    """
+    if directory is None:
+        now = datetime.now(UTC).astimezone()
+        directory = Path("chaoskit-runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+    if (directory / "journal").exists():
+        raise BadInput("report", str(directory), "choose another directory: this one holds a run already")
+    require_writable("report", directory)
+    return directory
+
+
+def launch(
+    job: str, console: Console, *, directory: Path | None, port: int, options: dict[str, Any], **settings: Any
+) -> Launched:
+    """Train until the job ends.
+
+    Args:
+        settings: fields of :class:`chaoskit.config.RunConfig`.
+
+    Raises:
+        BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
+    """
+    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
+    require_free_port("port", "127.0.0.1", port)
+    directory = fresh_directory(directory, experiment.name.replace(":", "-"))
+    sweep()
+    progress = Progress(time.monotonic(), steps=experiment.steps)
+    config = experiment.config
+    spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
+    view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
+    console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
+    substrate, undo = LocalSubstrate(), UndoLog()
+    try:
+        with view.shown():
+            execute(experiment, substrate, undo, directory, watch=view.watch, port=port)
+    finally:
+        substrate.close()
+        undo.close()
+    return _result(experiment, progress, directory)
+
+
+def _result(experiment: Experiment, progress: Progress, directory: Path) -> Launched:
+    assert progress.end is not None, "without a deadline, a run returns when the job has ended"
+    last = _last_commit(directory / "journal")
+    result = Launched(
+        ok=progress.end.ok,
+        reason=progress.end.reason,
+        job=experiment.job,
+        steps=max(progress.step, last["step"] + 1 if last else 0),
+        loss=last["loss"] if last and last["step"] + 1 >= progress.step else None,
+        nodes=experiment.config.nodes,
+        world=progress.world,
+        generation=progress.generation,
+        recoveries=[round(seconds, 3) for seconds in progress.recoveries],
+        seconds=round(progress.elapsed_s(time.monotonic()), 3),
+        weights_digest=progress.weights_digest,
+        directory=str(directory),
+        logs=str(directory / "log"),
+    )
+    if not result.ok:
+        result.error = progress.error
+        result.error_log = str(_log_of(progress.culprit, directory / "log"))
+    return result
+
+
+def _last_commit(journals: Path) -> Record | None:
+    commits = [record for record in read_tail(journals) if record.event == Event.COMMIT]
+    return max(commits, key=lambda record: int(record["step"]), default=None)
+
+
+def _log_of(worker: str, logs: Path) -> Path:
+    """Where ``worker`` wrote; what a zygote writes lies with its agent's words."""
+    own = logs / f"{worker}.log"
+    return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"
+
+
+def print_result(result: Launched, console: Console) -> None:
+    """The end of a launch, for people."""
+    rate = f", {number(result.steps / result.seconds)} steps/s" if result.steps else ""
+    steps = f"{plural(result.steps, 'step')} in {clock(result.seconds)}{rate}"
+    loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
+    if result.ok:
+        console.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)
+    else:
+        console.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
+        _print_error(result, console)
+        console.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    if result.recoveries:
+        times = ", ".join(map(duration, result.recoveries[-5:]))
+        more = "the last ones " if len(result.recoveries) > 5 else ""
+        count = plural(len(result.recoveries), "time")
+        console.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
+    console.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
+
+
+def _print_error(result: Launched, console: Console) -> None:
+    if result.error:
+        console.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
+    try:
+        lines = Path(result.error_log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return
+    if lines:
+        console.print(Text(f"end of {result.error_log}:", "dim"), soft_wrap=True)
+        console.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)

@@ -1,0 +1,205 @@
+"""What an observer of a run knows of it: pure state, fed with the coordinator's messages."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaoskit.messages import (
+    Beat,
+    EndJob,
+    Heartbeat,
+    HookReached,
+    Plan,
+    Welcome,
+    WorkerDone,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.report.summary import duration, plural
+
+_RATE_WINDOW_S = 10.0
+_SAME_LOSS_SHOWN = 3  # a script that fails on every rank, again and again, is told about this often
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth a line. ``kind``: info, bad or good."""
+
+    at_s: float  # since the start of the run
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class Incident:
+    """One or more losses, until a step is committed after them."""
+
+    since_s: float
+    step: int
+    generation: int = 0  # that trains on; 0 while there is none
+
+
+class Progress:
+    """Follows one run.
+
+    Args:
+        steps: of the job, where they are known.
+        faults: the planned faults in words, by number.
+
+    Attributes:
+        step: committed steps.
+        loss: of the newest one that was heard of; NaN while there is none.
+        recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
+        error: the last error that a worker reported, ``culprit`` the worker; empty where there was none.
+    """
+
+    def __init__(self, now_s: float, *, steps: int | None = None, faults: Sequence[str] = ()) -> None:
+        self.steps, self._faults = steps, faults
+        self.started_s = now_s
+        self.end: EndJob | None = None
+        self.nodes = self.spares_wanted = 0
+        self.plan: Plan | None = None
+        self.beats: dict[str, Beat] = {}
+        self.ready: set[str] = set()
+        self.done: set[str] = set()
+        self.step, self.loss = 0, math.nan
+        self.recoveries: list[float] = []
+        self.incident: Incident | None = None
+        self.error = self.culprit = self.weights_digest = ""
+        self._weak_since_s: float | None = None
+        self._told: Counter[str] = Counter()
+        self._steps: deque[tuple[float, int]] = deque()
+
+    @property
+    def world(self) -> int:
+        """Ranks in the current generation."""
+        return len(self.plan.members) if self.plan else 0
+
+    @property
+    def generation(self) -> int:
+        """Number of the current membership; 0 before the first."""
+        return self.plan.generation if self.plan else 0
+
+    @property
+    def spares(self) -> int:
+        """Warm workers without a rank."""
+        members = {member.worker for member in self.plan.members} if self.plan else set()
+        return len(self.ready - members)
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Since the start of the run."""
+        return now_s - self.started_s
+
+    def steps_per_s(self, now_s: float) -> float | None:
+        """Over the last ten seconds, or the last two steps where those take longer."""
+        while len(self._steps) > 2 and self._steps[1][0] < now_s - _RATE_WINDOW_S:
+            self._steps.popleft()
+        if len(self._steps) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
+        return (last - first) / max(now_s - first_s if self.end is None else last_s - first_s, 1e-3)
+
+    def handle(self, message: Any, now_s: float) -> list[Note]:
+        """Take in one message; what is worth a line comes back."""
+        texts = self._take_in(message, now_s)
+        return [Note(self.elapsed_s(now_s), kind, text) for kind, text in texts]
+
+    def _take_in(self, message: Any, now_s: float) -> list[tuple[str, str]]:
+        match message:
+            case Welcome(config):
+                self.nodes, self.spares_wanted = config.nodes, config.spares
+            case WorkerReady(worker):
+                self.ready.add(worker)
+            case Heartbeat(_, beats):
+                return self._heartbeat(beats, now_s)
+            case Plan():
+                return self._regroup(message, now_s)
+            case WorkerLost():
+                return self._lose(message, now_s)
+            case WorkerFailed(worker, error):
+                self.culprit, self.error = worker, error
+            case HookReached(_, fault, rank, step, phase):
+                number = int(fault.removeprefix("fault"))
+                what = self._faults[number] if number < len(self._faults) else fault
+                return [("bad", f"{what}: strikes rank {rank} in {phase} of step {step}")]
+            case WorkerDone(worker, step, digest):
+                self.done.add(worker)
+                self.step, self.weights_digest = max(self.step, step), digest
+            case EndJob():
+                self.end = message
+        return []
+
+    # -- what happens to the world --------------------------------------------------------------------------------
+
+    def _regroup(self, plan: Plan, now_s: float) -> list[tuple[str, str]]:
+        first, before, self.plan = self.plan is None, self.world, plan
+        world = self.world
+        if world < self.nodes and self._weak_since_s is None:
+            self._weak_since_s = self.incident.since_s if self.incident else now_s
+        if first:
+            return [("info", f"{plural(world, 'rank')} train")]
+        if self.incident is not None and not self.incident.generation:
+            self.incident.generation, self.incident.step = plan.generation, self.step
+        if world > before:
+            change = f"{plural(world, 'rank')}, {world - before} joined"
+        elif world < before:
+            change = f"{plural(world, 'rank')} go on without {before - world}"
+        else:
+            change = "a spare takes the place" if self.incident else "regrouped"
+        return [("info", f"generation {plan.generation}: {change}")]
+
+    def _lose(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
+        self.ready.discard(lost.worker)
+        self.beats.pop(lost.worker, None)
+        member = self.plan.member(lost.worker) if self.plan else None
+        if lost.cause == "raised":
+            self.culprit, self.error = lost.worker, lost.detail
+        elif not self.error:
+            self.culprit = lost.worker
+        if member is not None and self.end is None:
+            self.incident = self.incident or Incident(now_s, self.step)
+            self.incident.generation = 0
+        self._told[lost.detail] += 1
+        if self._told[lost.detail] > _SAME_LOSS_SHOWN:
+            return []
+        who = f"rank {member.rank} ({lost.worker})" if member else f"{lost.worker}"
+        again = "; further ones are not shown" if self._told[lost.detail] == _SAME_LOSS_SHOWN else ""
+        return [("bad", f"{who} lost: {_reason(lost)}{again}")]
+
+    def _heartbeat(self, beats: Sequence[Beat], now_s: float) -> list[tuple[str, str]]:
+        self.beats.update((beat.worker, beat) for beat in beats)
+        members = [beat for beat in beats if self.plan is not None and self.plan.member(beat.worker)]
+        for beat in members:
+            if beat.step > self.step or (beat.step == self.step and math.isnan(self.loss)):
+                self.step, self.loss = beat.step, beat.loss
+        if self.step and (not self._steps or self.step > self._steps[-1][1]):
+            self._steps.append((now_s, self.step))
+        return [text for beat in members if beat.generation == self.generation for text in self._proof(beat, now_s)]
+
+    def _proof(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
+        """A beat of the current generation shows whether training goes on, and whether at full strength."""
+        texts = []
+        incident = self.incident
+        full = self.world == self.nodes
+        if incident is not None and incident.generation and beat.step > incident.step:
+            seconds = now_s - incident.since_s
+            self.recoveries.append(seconds)
+            self.incident = None
+            strength = "at full strength" if full else f"with {plural(self.world, 'rank')}"
+            texts.append(("good", f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss"))
+            if full:
+                self._weak_since_s = None
+        if self._weak_since_s is not None and full and self.incident is None:
+            texts.append(("good", f"full strength again after {duration(now_s - self._weak_since_s)}"))
+            self._weak_since_s = None
+        return texts
+
+
+def _reason(lost: WorkerLost) -> str:
+    """``killed by SIGKILL`` rather than ``killed: killed by SIGKILL``."""
+    return lost.detail if lost.detail.startswith(lost.cause) else f"{lost.cause}: {lost.detail}"

@@ -1,0 +1,56 @@
+"""``chaoskit run``: a suite, by pytest in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import chaoskit.suites
+from chaoskit.errors import BadInput
+from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
+
+_PYTEST_INTERNAL_ERROR, _PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS = 3, 4, 5
+
+
+def suite_names() -> list[str]:
+    """The suites that come with chaoskit."""
+    return sorted(module.name for module in pkgutil.iter_modules(chaoskit.suites.__path__))
+
+
+def suite_arguments(suite: str) -> list[str]:
+    """What pytest is told to run: a suite of chaoskit by name, or a path (``file.py::test`` too).
+
+    Raises:
+        BadInput: if there is neither.
+    """
+    name, _, _ = suite.partition("::")
+    if name in suite_names():
+        return ["--pyargs", f"chaoskit.suites.{suite}"]
+    if Path(name).exists():
+        return [suite]
+    raise BadInput("suite", suite, f"name one of {', '.join(suite_names())}, or a file or directory of tests")
+
+
+def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:
+    """Run pytest, and give the exit code of chaoskit: 0, 1, 2, 6 or 7. ``quiet`` leaves standard output alone.
+
+    Raises:
+        BadInput: if there is no such suite.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        raise BadInput("suite", suite, "install pytest")
+    command = [sys.executable, "-m", "pytest", *suite_arguments(suite), *arguments]
+    process = subprocess.Popen(command, stdout=2 if quiet else None)
+    try:
+        code = process.wait()
+    except BaseException:
+        process.wait()  # it got the same Ctrl-C, and ends what it started
+        raise
+    if code in (_PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS):
+        return EXIT_BAD_INPUT
+    if code < 0 or code == _PYTEST_INTERNAL_ERROR:
+        return Verdict.ERROR.exit_code
+    return code

@@ -1,0 +1,192 @@
+"""How a running job is shown: a small live picture on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.faces.progress import Note, Progress
+from chaoskit.messages import Beat, Member
+from chaoskit.report.summary import number, plural
+from chaoskit.vocabulary import Phase
+
+_FRAMES_PER_S = 5
+_LINE_EVERY_S = 5.0
+_OTHER_LINES = 7  # of the picture, beside one for each rank
+_SLOW_PHASE_S = 1.0  # a phase that lasts longer is shown with its age
+
+_NOTE_STYLES = {"info": "", "bad": "red", "good": "green"}
+_PHASE_STYLES = {
+    Phase.FORWARD: "cyan",
+    Phase.BACKWARD: "blue",
+    Phase.REDUCE: "magenta",
+    Phase.OPTIMIZER: "green",
+    Phase.REGROUP: "yellow",
+    Phase.RESTORE: "yellow",
+    Phase.DONE: "green",
+}
+
+
+def clock(seconds: float) -> str:
+    """``0:07``, ``12:34``, ``1:02:03``."""
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
+
+
+class View:
+    """Shows one run. Its :meth:`watch` is what the harness calls with every message.
+
+    Args:
+        title: first words of the picture.
+        console: a terminal gets a picture that is drawn over; anything else gets lines.
+    """
+
+    def __init__(self, title: str, progress: Progress, console: Console) -> None:
+        self._title, self._progress, self._console = title, progress, console
+        self._lock = threading.Lock()  # the picture is drawn by a thread of its own
+        self._line_s = time.monotonic()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the run while the block lasts."""
+        if not self._console.is_terminal:
+            self._console.print(Text(f"{self._title}: starting"))
+            yield
+            return
+        live = Live(get_renderable=self._draw, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=True)
+        with live:
+            yield
+
+    def watch(self, message: Any) -> None:
+        """Take in a message of the coordinator."""
+        now_s = time.monotonic()
+        with self._lock:
+            notes = self._progress.handle(message, now_s)
+        for note in notes:
+            self._console.print(_note_line(note))
+        if not self._console.is_terminal and now_s - self._line_s >= _LINE_EVERY_S:
+            self._line_s = now_s
+            self._console.print(self._line(now_s), soft_wrap=True)
+
+    # -- lines ----------------------------------------------------------------------------------------------------
+
+    def _line(self, now_s: float) -> Text:
+        facts = "  ".join(text.plain for text in _facts(self._progress, now_s))
+        return Text(f"{clock(self._progress.elapsed_s(now_s)):>8}  {facts}")
+
+    # -- the picture ----------------------------------------------------------------------------------------------
+
+    def _draw(self) -> RenderableType:
+        now_s = time.monotonic()
+        with self._lock:
+            progress = self._progress
+            head = Table.grid(expand=True, padding=(0, 1))
+            head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+            head.add_column(justify="right", no_wrap=True)
+            head.add_row(Text(self._title, "bold"), Text(clock(progress.elapsed_s(now_s)), "dim"))
+            parts: list[RenderableType] = [Text(), head]
+            if progress.steps:
+                parts.append(_bar(progress, now_s))
+            parts.append(_Packed(_facts(progress, now_s)))
+            parts.append(self._ranks())
+        return Group(*parts)
+
+    def _ranks(self) -> RenderableType:
+        progress = self._progress
+        members = progress.plan.members if progress.plan else ()
+        if len(members) > self._console.height - _OTHER_LINES:
+            phases = Counter(_phase(progress, member)[0] for member in members)
+            return _Packed([Text(f"{count} {name}") for name, count in phases.most_common()])
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(4):
+            table.add_column(no_wrap=True, overflow="ellipsis")
+        for member in members:
+            label, style = _phase(progress, member)
+            table.add_row(
+                Text(f"rank {member.rank}"), Text("●", style), Text(f"{label:<9}", style), Text(member.worker, "dim")
+            )
+        return table
+
+
+def _note_line(note: Note) -> Text:
+    return Text.assemble((f"{clock(note.at_s):>8}  ", "dim"), (note.text, _NOTE_STYLES[note.kind]))
+
+
+def _facts(progress: Progress, now_s: float) -> list[Text]:
+    """The state of the run in a few words each, the most wanted first."""
+    if progress.plan is None:
+        wanted = progress.nodes + progress.spares_wanted
+        ready = f"{len(progress.ready)} of {plural(wanted, 'worker')} ready" if wanted else "starting processes"
+        return [Text(ready, "dim")]
+    of = f"/{progress.steps}" if progress.steps else ""
+    facts = [Text(f"step {progress.step}{of}")]
+    if math.isfinite(progress.loss):
+        facts.append(Text(f"loss {progress.loss:.4f}"))
+    rate = progress.steps_per_s(now_s)
+    if rate is not None:
+        facts.append(Text(f"{number(rate)} steps/s"))
+    facts.append(Text(f"world {progress.world}/{progress.nodes}", "" if progress.world == progress.nodes else "yellow"))
+    facts.append(Text(f"generation {progress.generation}"))
+    facts.append(Text(plural(progress.spares, "spare") + " ready", "" if progress.spares else "dim"))
+    if progress.recoveries:
+        facts.append(Text(f"recovered {len(progress.recoveries)}×", "green"))
+    if progress.incident:
+        facts.append(Text(f"recovering for {number(now_s - progress.incident.since_s)} s", "bold yellow"))
+    return facts
+
+
+def _bar(progress: Progress, now_s: float) -> RenderableType:
+    assert progress.steps is not None
+    left = ""
+    rate = progress.steps_per_s(now_s)
+    if rate and progress.step < progress.steps:
+        left = f"{clock((progress.steps - progress.step) / rate)} left"
+    row = Table.grid(expand=True, padding=(0, 1))
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True, width=len("100%"))
+    row.add_column(justify="right", no_wrap=True, width=len("00:00:00 left"))
+    share = f"{100 * progress.step // progress.steps}%"
+    row.add_row(ProgressBar(total=progress.steps, completed=progress.step), share, Text(left, "dim"))
+    return row
+
+
+def _phase(progress: Progress, member: Member) -> tuple[str, str]:
+    """Name and style of what a rank does now."""
+    if member.worker not in progress.ready:
+        return "lost", "bold red"
+    beat: Beat | None = progress.beats.get(member.worker)
+    if beat is None:
+        return "–", "dim"
+    phase = Phase(beat.phase)
+    age_s = beat.age_ms / 1000
+    label = f"{phase.label} for {number(age_s)} s" if age_s > _SLOW_PHASE_S and phase != Phase.DONE else phase.label
+    return label, _PHASE_STYLES.get(phase, "dim")
+
+
+class _Packed:
+    """Short texts beside each other, on as many lines as the width asks for; none is ever broken."""
+
+    def __init__(self, items: Sequence[Text]) -> None:
+        self._items = items
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for item in self._items:
+            if line and cell_len(line.plain) + 3 + cell_len(item.plain) > options.max_width:
+                yield line
+                line = Text(no_wrap=True, overflow="ellipsis")
+            line.append("   " if line else "").append_text(item)
+        yield line

@@ -1,0 +1,77 @@
+"""A minute of chaos: does losing, freezing, poisoning or failing one rank cost anything?
+
+    chaoskit run smoke
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.pytest_plugin import Chaos
+from faults import Fault, Hang, Kill, NaN, Raise
+
+pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
+
+STEPS = 30
+WIDE_S = 10.0  # on shared machines a test only excludes recoveries by timeout; benchmarks measure
+
+
+def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
+    """Nothing is injected, so nothing may be detected."""
+    outcome = chaos.run("gpt", steps=STEPS)
+    assert outcome.false_alarms == 0
+    assert outcome.recoveries == []
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
+def test_a_killed_rank_costs_nothing(chaos: Chaos, phase: str) -> None:
+    """Whatever the rank was doing when it was killed, no step is lost and every loss stays the same."""
+    _costs_nothing(chaos, Kill(rank=2, at_step=12, phase=phase))
+
+
+def test_losing_rank_zero_costs_nothing(chaos: Chaos) -> None:
+    """No rank is special."""
+    _costs_nothing(chaos, Kill(rank=0, at_step=12))
+
+
+@pytest.mark.parametrize("how", ["stop", "gil", "spin"])
+def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
+    """A rank that lives without moving is found, by whatever it hangs, and replaced."""
+    _costs_nothing(chaos, Hang(rank=1, at_step=12, how=how))
+
+
+@pytest.mark.parametrize("where", ["gradient", "weight", "activation"])
+def test_a_nan_is_never_committed(chaos: Chaos, where: str) -> None:
+    """Non-finite numbers are traced to the rank that made them, before they reach any weight."""
+    outcome = _costs_nothing(chaos, NaN(rank=3, at_step=12, parameter="head.weight", where=where))
+    assert "rank 3" in outcome.recovery.cause
+
+
+def test_an_exception_in_one_rank_costs_nothing(chaos: Chaos) -> None:
+    """User code that fails on one rank only is replaced like a dead process."""
+    _costs_nothing(chaos, Raise(rank=1, at_step=12))
+
+
+def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
+    """The second fault finds the run as strong as the first one did."""
+    outcome = chaos.run("gpt", steps=STEPS, faults=[Kill(rank=1, at_step=8), NaN(rank=2, at_step=20, parameter="head.weight")])
+    assert len(outcome.recoveries) == 2
+    outcome.assert_same_losses_as_twin()
+
+
+def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
+    """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
+    outcome = chaos.run("gpt", steps=60, spares=0, faults=[Kill(rank=2, at_step=12)])
+    assert outcome.recovery.world == 3
+    assert outcome.steps[-1].world == 4
+    outcome.assert_same_losses_as_twin()
+
+
+def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
+    outcome = chaos.run("gpt", steps=STEPS, faults=[fault])
+    assert outcome.recovery.seconds < WIDE_S
+    assert outcome.lost_steps == 0
+    assert outcome.ledger.missing == outcome.ledger.repeated == []
+    outcome.assert_same_losses_as_twin()
+    return outcome
