@@ -158,6 +158,8 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
 def _validate_job(job: JobSpec) -> None:
     try:
         tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("job", job.path, f"name a Python file that can be read ({error})") from None
     except SyntaxError as error:
         raise BadInput("job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}") from None
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -169,7 +171,7 @@ def _validate_job(job: JobSpec) -> None:
         raise BadInput("job", job.path, f"let {job.function} take the trainer as its first argument")
     if not _has_loss(tree, names[0]):
         raise BadInput("job", job.path, "call step.backward(loss) inside `with trainer.transaction() as step`: no loss")
-    known = {argument.arg for argument in (*train.args.args[1:], *train.args.kwonlyargs)}
+    known = {*names[1:], *(argument.arg for argument in train.args.kwonlyargs)}
     unknown = sorted(set(job.options) - known)
     if unknown and train.args.kwarg is None:
         raise BadInput("options", unknown[0], f"{job.function} takes {', '.join(sorted(known)) or 'no options'}")
@@ -224,8 +226,10 @@ def require_free_port(field: str, host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise BadInput(field, port, f"choose a free port, or 0 for any ({error.strerror})") from None
+        except OverflowError:
+            raise BadInput(field, port, "choose a port from 1 to 65535, or 0 for any") from None
+        except (OSError, OverflowError) as error:
+            raise BadInput(field, port, f"choose a free port up to 65535, or 0 for any ({error})") from None
 
 
 def require_writable(field: str, directory: Path) -> None:

@@ -42,10 +42,14 @@ class VerdictError(AssertionError):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaoskit", "fault injection for distributed training")
-    group.addoption("--chaos-substrate", choices=SUBSTRATES, default=None, help="where nodes come from (default: local)")
+    group.addoption(
+        "--chaos-substrate", choices=SUBSTRATES, default=None, help="where nodes come from (default: local)"
+    )
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
     group.addoption("--chaos-repeats", type=int, default=None, help="run each chaos test this many times (default: 1)")
-    group.addoption("--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR")
+    group.addoption(
+        "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
+    )
     parser.addini("chaos_substrate", "where nodes come from", default="local")
     parser.addini("chaos_seed", "seed of every run", default="0")
     parser.addini("chaos_repeats", "how often each chaos test is run", default="1")

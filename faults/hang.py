@@ -29,7 +29,9 @@ class Hang(Fault):
     how: str = "stop"
 
     effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
-    evidence: ClassVar[str] = "the kernel reports it stopped; its control thread is silent; or CPU time without progress"
+    evidence: ClassVar[str] = (
+        "the kernel reports it stopped, its control thread is silent, or it burns CPU without progress"
+    )
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -90,4 +92,5 @@ def _spinning(target: Target) -> str | None:
     _, beat = target.beat
     if beat.step != target.step or beat.age_ms < 20:
         return None
-    return f"thread {target.tid} used {(ticks - first) * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+    used_ms = (ticks - first) * 10
+    return f"thread {target.tid} used {used_ms} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"

@@ -26,7 +26,7 @@ class NaN(Fault):
     where: str = "gradient"
     sticky: bool = False
 
-    effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it to all in one step"
+    effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it in one step"
     evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

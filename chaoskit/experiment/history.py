@@ -88,7 +88,9 @@ class History:
 
     def violations(self) -> list[str]:
         """Where the history is not one line: gaps, or ranks that committed different results for a step."""
-        found = [f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps]
+        found = [
+            f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
+        ]
         for number, step in self.steps.items():
             records = [record for commits in step.commits.values() for record in commits]
             results = {(record["loss"], record["grad_sum"]) for record in records}

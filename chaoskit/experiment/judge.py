@@ -98,14 +98,10 @@ def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeli
     waiting = f"rank {target.rank} (pid {target.pid}) stood in {target.phase} of step {target.step}"
     record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=waiting)]
     if strike.effective_ns is not None:
-        record.evidence.append(
-            Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed)
-        )
+        record.evidence.append(Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed))
     for incident in incidents:
         if incident.strike is strike:
-            felt = Evidence(
-                level="impactful", at_s=seconds(incident.detected.t_ns), observed=timeline.impact(incident)
-            )
+            felt = Evidence(level="impactful", at_s=seconds(incident.detected.t_ns), observed=timeline.impact(incident))
             record.evidence.append(felt)
     return record
 
@@ -178,7 +174,9 @@ def _false_alarms(alarms: list[str]) -> Check:
 def _losses(history: History, twin: Twin, reduction: str) -> Check:
     name, losses = "losses equal the twin's", history.losses()
     if reduction == "exact":
-        wrong = [step for step, pair in enumerate(zip(losses, twin.losses, strict=False)) if repr(pair[0]) != repr(pair[1])]
+        wrong = [
+            step for step, pair in enumerate(zip(losses, twin.losses, strict=False)) if repr(pair[0]) != repr(pair[1])
+        ]
         if len(losses) != len(twin.losses):
             wrong.append(min(len(losses), len(twin.losses)))
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]

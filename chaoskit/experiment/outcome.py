@@ -132,7 +132,9 @@ class Outcome(msgspec.Struct, kw_only=True):
             AssertionError: if there was none.
         """
         if not self.recoveries:
-            raise AssertionError(f"{self.name}: the run shows no recovery; {'; '.join(self.reasons) or 'no fault struck'}")
+            raise AssertionError(
+                f"{self.name}: the run shows no recovery; {'; '.join(self.reasons) or 'no fault struck'}"
+            )
         return max(self.recoveries, key=lambda recovery: recovery.seconds)
 
     def assert_same_losses_as_twin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -85,7 +85,9 @@ def plan_experiment(
         config = msgspec.convert({"job": msgspec.to_builtins(spec), **settings}, RunConfig)
     except msgspec.ValidationError as error:
         field = str(error).rpartition("$.")[2].rstrip("`")
-        raise BadInput(field, settings.get(field), str(error).partition(" - ")[0]) from None
+        allowed = get_args(get_type_hints(RunConfig).get(field))
+        remedy = f"use one of {', '.join(map(str, allowed))}" if allowed else str(error).partition(" - ")[0]
+        raise BadInput(field, settings.get(field), remedy) from None
     validate(config)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
     for fault in faults:

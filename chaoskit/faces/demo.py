@@ -110,4 +110,6 @@ def print_demo(outcome: Outcome, directory: Path, console: Console) -> None:
     console.print(Text(f"outcome:   {directory / 'outcome.json'}"), soft_wrap=True)
     if outcome.recoveries:
         first, last = directory / "timeline-1.svg", f"timeline-{len(outcome.recoveries)}.svg"
-        console.print(Text(f"timelines: {first}" + (f" to {last}" if len(outcome.recoveries) > 1 else "")), soft_wrap=True)
+        console.print(
+            Text(f"timelines: {first}" + (f" to {last}" if len(outcome.recoveries) > 1 else "")), soft_wrap=True
+        )

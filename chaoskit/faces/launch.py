@@ -1,4 +1,4 @@
-"""``chaoskit launch``: a user's training, with recovery. Nothing is broken, nothing is compared, there is no deadline."""
+"""``chaoskit launch``: a user's training, with recovery. Nothing is broken or compared, and there is no deadline."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Launched(msgspec.Struct, kw_only=True):
         steps: committed steps.
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
+        seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
         error: what a failing worker said last, and the file that holds all it said.
     """
 
@@ -49,6 +50,7 @@ class Launched(msgspec.Struct, kw_only=True):
     generation: int
     recoveries: list[float]
     seconds: float
+    training_seconds: float
     weights_digest: str
     directory: str
     logs: str
@@ -121,6 +123,7 @@ def launch(
 
 def _result(experiment: Experiment, progress: Progress, directory: Path) -> Launched:
     assert progress.end is not None, "without a deadline, a run returns when the job has ended"
+    now_s = time.monotonic()
     last = _last_commit(directory / "journal")
     result = Launched(
         ok=progress.end.ok,
@@ -132,7 +135,8 @@ def _result(experiment: Experiment, progress: Progress, directory: Path) -> Laun
         world=progress.world,
         generation=progress.generation,
         recoveries=[round(seconds, 3) for seconds in progress.recoveries],
-        seconds=round(progress.elapsed_s(time.monotonic()), 3),
+        seconds=round(progress.elapsed_s(now_s), 3),
+        training_seconds=round(progress.training_s(now_s), 3),
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
@@ -156,8 +160,9 @@ def _log_of(worker: str, logs: Path) -> Path:
 
 def print_result(result: Launched, console: Console) -> None:
     """The end of a launch, for people."""
-    rate = f", {number(result.steps / result.seconds)} steps/s" if result.steps else ""
-    steps = f"{plural(result.steps, 'step')} in {clock(result.seconds)}{rate}"
+    seconds = result.training_seconds
+    rate = f" ({number(result.steps / seconds)} steps/s)" if result.steps and seconds else ""
+    steps = f"{plural(result.steps, 'step')} in {clock(seconds)}{rate}"
     loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
     if result.ok:
         console.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)

@@ -61,6 +61,7 @@ class Progress:
     def __init__(self, now_s: float, *, steps: int | None = None, faults: Sequence[str] = ()) -> None:
         self.steps, self._faults = steps, faults
         self.started_s = now_s
+        self.training_since_s: float | None = None
         self.end: EndJob | None = None
         self.nodes = self.spares_wanted = 0
         self.plan: Plan | None = None
@@ -94,6 +95,10 @@ class Progress:
     def elapsed_s(self, now_s: float) -> float:
         """Since the start of the run."""
         return now_s - self.started_s
+
+    def training_s(self, now_s: float) -> float:
+        """Since the first membership."""
+        return now_s - (self.training_since_s or now_s)
 
     def steps_per_s(self, now_s: float) -> float | None:
         """Over the last ten seconds, or the last two steps where those take longer."""
@@ -142,6 +147,7 @@ class Progress:
         if world < self.nodes and self._weak_since_s is None:
             self._weak_since_s = self.incident.since_s if self.incident else now_s
         if first:
+            self.training_since_s = now_s
             return [("info", f"{plural(world, 'rank')} train")]
         if self.incident is not None and not self.incident.generation:
             self.incident.generation, self.incident.step = plan.generation, self.step

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import chaoskit.suites
 from chaoskit.errors import BadInput
+from chaoskit.osprocess import die_with_parent
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 _PYTEST_INTERNAL_ERROR, _PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS = 3, 4, 5
@@ -17,7 +19,9 @@ _PYTEST_INTERNAL_ERROR, _PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS = 3, 4, 5
 
 def suite_names() -> list[str]:
     """The suites that come with chaoskit."""
-    return sorted(module.name for module in pkgutil.iter_modules(chaoskit.suites.__path__))
+    found = importlib.util.find_spec("chaoskit.suites")
+    places = found.submodule_search_locations if found else None
+    return sorted(module.name for module in pkgutil.iter_modules(places))
 
 
 def suite_arguments(suite: str) -> list[str]:
@@ -43,11 +47,18 @@ def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:
     if importlib.util.find_spec("pytest") is None:
         raise BadInput("suite", suite, "install pytest")
     command = [sys.executable, "-m", "pytest", *suite_arguments(suite), *arguments]
-    process = subprocess.Popen(command, stdout=2 if quiet else None)
+    me = os.getpid()
+    process = subprocess.Popen(
+        command,
+        stdout=2 if quiet else None,
+        preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- this process has one thread
+    )
     try:
         code = process.wait()
-    except BaseException:
-        process.wait()  # it got the same Ctrl-C, and ends what it started
+    except BaseException as error:
+        if not (isinstance(error, KeyboardInterrupt) and sys.stdin.isatty()):  # a terminal's Ctrl-C reaches both
+            process.send_signal(signal.SIGINT)
+        process.wait()
         raise
     if code in (_PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS):
         return EXIT_BAD_INPUT

@@ -76,7 +76,7 @@ class View:
         with self._lock:
             notes = self._progress.handle(message, now_s)
         for note in notes:
-            self._console.print(_note_line(note))
+            self._console.print(_note_line(note), soft_wrap=not self._console.is_terminal)
         if not self._console.is_terminal and now_s - self._line_s >= _LINE_EVERY_S:
             self._line_s = now_s
             self._console.print(self._line(now_s), soft_wrap=True)

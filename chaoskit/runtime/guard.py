@@ -72,9 +72,7 @@ class Audit:
     def conclude(self, findings: Sequence[int]) -> AuditResult:
         """What follows from the findings of all ranks."""
         shards = sorted(self.auditors)
-        finite = {
-            shard for index, shard in enumerate(shards) if findings[self.auditors[shard]] >> index & 1
-        }
+        finite = {shard for index, shard in enumerate(shards) if findings[self.auditors[shard]] >> index & 1}
         bad_batch = tuple(shard for shard in shards if shard not in finite)
         if bad_batch:
             return AuditResult("batch", (), bad_batch)
@@ -109,9 +107,7 @@ class NonFiniteGuard:
             f"(policy {policy!r}); mend the data or the learning rate, or use nonfinite='skip'"
         )
 
-    def accuse(
-        self, plan: Plan, result: AuditResult, worker: str, step: int, send: Callable[[Message], None]
-    ) -> None:
+    def accuse(self, plan: Plan, result: AuditResult, worker: str, step: int, send: Callable[[Message], None]) -> None:
         """Tell the coordinator which workers must be replaced."""
         for rank in result.ranks:
             accused = plan.members[rank].worker

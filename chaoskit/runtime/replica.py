@@ -48,7 +48,9 @@ class Replica:
             raise BadInput("model", type(self.model).__name__, "register a model with at least one trainable parameter")
         owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if not owned & {id(p) for p in self.parameters}:
-            raise BadInput("optimizer", type(self.optimizer).__name__, "build it from the parameters of the registered model")
+            raise BadInput(
+                "optimizer", type(self.optimizer).__name__, "build it from the parameters of the registered model"
+            )
         for name, module in self.model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
                 raise BadInput(

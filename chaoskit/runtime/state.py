@@ -179,4 +179,6 @@ def plain(value: Any) -> Any:
         return {key if isinstance(key, (str, int)) else str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    raise ChaoskitError(f"state of type {type(value).__name__} cannot be shared with peers; keep it in tensors or numbers")
+    raise ChaoskitError(
+        f"state of type {type(value).__name__} cannot be shared with peers; keep it in tensors or numbers"
+    )

@@ -12,64 +12,31 @@ gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, GroupBroken, Healed, Message
-from chaoskit.runtime.board import Board
+from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
-from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import PeerLost, pull
-from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
-from chaoskit.runtime.regroup import Formation, Regrouper
+from chaoskit.runtime.reduction import Reduced
+from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
-from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.runtime.sampling import fetch, seed_everything
+from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.vocabulary import Event, Phase
 
 
 class TrainingOver(BaseException):
     """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One slice of the global batch.
-
-    Attributes:
-        index: which of the V shards.
-        samples: indices into the dataset.
-        batch: what the dataset gave for them, on the trainer's device.
-    """
-
-    index: int
-    samples: list[int]
-    batch: Any
-
-
-@dataclass(slots=True)
-class Worker:
-    """What the process around a trainer provides."""
-
-    name: str
-    config: RunConfig
-    journal: Journal
-    board: Board
-    hooks: Hooks
-    regrouper: Regrouper
-    send: Callable[[Message], None]
-    share: Callable[[Replica], Endpoint]  # start to serve the state to peers
-    ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken
-    token: str
 
 
 class Trainer:
@@ -81,7 +48,7 @@ class Trainer:
         device: where model and batches live.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
         self.config = worker.config
         self.seed = worker.config.seed
@@ -92,9 +59,6 @@ class Trainer:
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
         self._audit: Audit | None = None
-        self._samplers: dict[int, Sampler] = {}
-        self._samples: dict[int, list[int]] = {}
-        self._losses: dict[int, Tensor] = {}
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -140,9 +104,7 @@ class Trainer:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._replica = Replica(model, optimizer, scheduler)
         self._clip_norm = clip_norm
-        layout = FlatLayout.of(self._replica.parameters, self.config.buckets)
-        self._local = LocalGradients(layout, self.config.shard_count)
-        self._reducer = make_reducer(self.config.reduction, self._local, sidecar_size=self.config.shard_count + 1)
+        self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
 
     def transaction(self) -> Transaction:
@@ -174,7 +136,7 @@ class Trainer:
         return self._formation.me.shards
 
     def _missing(self) -> list[int]:
-        return [shard for shard in self._mine() if not self._local.has(shard)]
+        return self._work.missing(self._mine())
 
     def _wanted(self) -> list[int]:
         """Shards that the user's block must compute now."""
@@ -184,49 +146,36 @@ class Trainer:
             return self._audit.shards_for(self.rank)
         return self._missing()
 
+    @property
+    def _counts(self) -> bool:
+        """Whether the user's block computes for the step, not for a rehearsal or an audit."""
+        return self._rehearsed and self._audit is None
+
     def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
-        sampler = self._samplers.setdefault(
-            batch_size, Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
-        )
-        board, hooks, replica = self._worker.board, self._worker.hooks, self.replica
-        for index in self._wanted():
-            board.enter(Phase.FORWARD)
-            if self._rehearsed and self._audit is None:
-                hooks.reach(Phase.FORWARD, self.step, self.rank, replica.model)
+        sampler, work = self._work.sampler(len(dataset), batch_size), self._work
+        wanted = self._wanted()
+        for index in wanted:
+            self._enter_phase(Phase.FORWARD)
             samples = sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
-            self._begin_shard(index)
+            work.begin(index, overlap=self._counts, launch=index == wanted[-1] and self._join_early())
             yield Shard(index, samples, fetch(dataset, samples, self.device))
-            self._end_shard(index, samples)
+            work.require_loss(index)
+            if self._audit is not None:
+                self._audit.record(index, work.gradients)
+            elif self._rehearsed:
+                work.keep(index, samples)
 
-    def _begin_shard(self, index: int) -> None:
-        for parameter in self.replica.parameters:
-            parameter.grad = None
-        self._loss_of_shard: Tensor | None = None
+    def _enter_phase(self, phase: Phase) -> None:
+        """Show the phase, and let a fault strike that waits for it."""
+        self._worker.board.enter(phase)
+        if self._counts:
+            self._worker.hooks.reach(phase, self.step, self.rank, self.replica.model)
 
     def _backward(self, loss: Tensor) -> None:
-        board = self._worker.board
-        board.enter(Phase.BACKWARD)
-        if self._rehearsed and self._audit is None:
-            self._worker.hooks.reach(Phase.BACKWARD, self.step, self.rank, self.replica.model)
-        # a power of two scales without rounding; any other V rounds the same way at every world size
-        (loss / self.config.shard_count).backward()
-        detached = loss.detach()
-        self._loss_of_shard = detached if self._loss_of_shard is None else self._loss_of_shard + detached
-        board.enter(Phase.FORWARD)
-
-    def _end_shard(self, index: int, samples: list[int]) -> None:
-        if self._loss_of_shard is None:
-            raise BadInput("loss", None, f"call step.backward(loss) for shard {index}: its loop body did not")
-        gradients = [parameter.grad for parameter in self.replica.parameters]
-        if not self._rehearsed:
-            return
-        if self._audit is not None:
-            self._audit.record(index, gradients)
-            return
-        self._local.add(index, gradients)
-        self._losses[index] = self._loss_of_shard
-        self._samples[index] = samples
+        self._enter_phase(Phase.BACKWARD)
+        self._work.backward(loss)
+        self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
 
@@ -260,9 +209,7 @@ class Trainer:
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""
         self._formation, self._audit, self._joined = formation, None, False
-        for shard in self._local.shards():
-            if shard not in formation.me.shards:
-                self._local.discard(shard)
+        self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
         if generation > 1:
             self._worker.send(Healed(self._worker.name, generation))
@@ -298,9 +245,7 @@ class Trainer:
         return False
 
     def _forget_step(self) -> None:
-        self._local.clear()
-        self._losses.clear()
-        self._samples.clear()
+        self._work.forget()
         self._audit = None
 
     # -- finish -------------------------------------------------------------------------------------------------
@@ -316,7 +261,9 @@ class Trainer:
             self._conclude_audit(formation, self._audit)
             return
         if missing := self._missing():
-            raise BadInput("step.shards", missing, "let the loop over step.shards() run to its end in every transaction")
+            raise BadInput(
+                "step.shards", missing, "let the loop over step.shards() run to its end in every transaction"
+            )
         while not self._missing():
             step = self.step
             if self._attempt(formation):
@@ -331,8 +278,8 @@ class Trainer:
         self._announce_contribution(formation)
         worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
         try:
-            self._join(formation)
-            reduced = self._reducer.reduce(self._sidecar())
+            self._join(formation, worker.regrouper.group(formation))
+            reduced = self._work.reduce(self._work.sidecar(self._mine(), worker.regrouper.vote))
         except (GenerationSuperseded, RuntimeError) as error:
             self._leave(formation, error)
             return False
@@ -345,16 +292,23 @@ class Trainer:
             self._leave(formation, error)
             return False
         worker.regrouper.move_on(min(int(sidecar[-1]) for sidecar in reduced.sidecars))
-        worker.regrouper.dispose_retired(self._reducer.release_abandoned)
+        worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
         return True
 
-    def _join(self, formation: Formation) -> None:
+    def _join(self, formation: Formation, group: Group) -> None:
         """Have the reducer use the group of ``formation``."""
-        group = self._worker.regrouper.group(formation)
         if not self._joined:
             ownership = [member.shards for member in formation.plan.members]
-            self._reducer.begin(group if group.size > 1 else None, ownership)
+            self._work.reducer.begin(group if group.size > 1 else None, ownership)
             self._joined = True
+
+    def _join_early(self) -> bool:
+        """Whether transfers may start before the backward pass is over."""
+        formation = self._formation
+        if not self._counts or self._work.overlap is None or formation is None or formation.group is None:
+            return False
+        self._join(formation, formation.group)
+        return not formation.broken
 
     def _announce_contribution(self, formation: Formation) -> None:
         self._worker.board.enter(Phase.REDUCE)
@@ -365,16 +319,8 @@ class Trainer:
             generation=formation.plan.generation,
             rank=self.rank,
             shards=mine,
-            samples=[sample for shard in mine for sample in self._samples[shard]],
+            samples=self._work.samples(mine),
         )
-
-    def _sidecar(self) -> Tensor:
-        """Float64 of shape (V + 1,): the losses of this rank's shards, and the newest generation it knows."""
-        sidecar = torch.zeros(self.config.shard_count + 1, dtype=torch.float64)
-        for shard in self._mine():
-            sidecar[shard] = float(self._losses[shard])
-        sidecar[-1] = self._worker.regrouper.vote
-        return sidecar
 
     def _loss(self, formation: Formation, reduced: Reduced) -> float:
         """Mean over the shards, in their order: the same bits on every rank."""
@@ -432,8 +378,7 @@ class Trainer:
     def _rehearse(self) -> None:
         """The first pass through the block: warms every path of a step, leaves no trace, and reports for duty."""
         replica, worker = self.replica, self._worker
-        if self._loss_of_shard is None:
-            raise BadInput("loss", None, "call step.backward(loss) inside the transaction: it computed no loss")
+        self._work.require_loss(0)
         with replica.undone_afterwards():
             replica.optimizer.step()
             if replica.scheduler is not None:
@@ -504,7 +449,7 @@ class Trainer:
             rank=self.rank,
             world=self.world,
             shards=result.shards,
-            samples=self._samples,
+            samples=self._work.samples(self._mine()),
         )
         with worker.regrouper.commit(formation), replica.update():
             pass
@@ -552,4 +497,4 @@ class Transaction:
             self._trainer._finish()
 
 
-__all__ = ["Shard", "Trainer", "TrainingOver", "Transaction", "Worker"]
+__all__ = ["Shard", "Trainer", "TrainingOver", "Transaction"]

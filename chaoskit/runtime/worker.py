@@ -42,13 +42,14 @@ from chaoskit.messages import (
 )
 from chaoskit.osprocess import host_id, set_name
 from chaoskit.runtime.board import Board
+from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import StateServer
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.trainer import Trainer, TrainingOver, Worker
+from chaoskit.runtime.trainer import Trainer, TrainingOver
 from chaoskit.vocabulary import Event, Phase
 
 _LAST_WORD_S = 5.0
@@ -184,7 +185,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
 
 
 def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
-    worker = Worker(
+    context = WorkerContext(
         name=spec.worker,
         config=spec.config,
         journal=control.journal,
@@ -196,13 +197,15 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         ready=control.ready,
         token=spec.token,
     )
-    trainer = Trainer(worker)
+    trainer = Trainer(context)
     try:
         load_job(spec.config.job)(trainer, **spec.config.job.options)
     except TrainingOver:
         pass  # a late joiner found that everything is done
     if not trainer.took_part:
-        raise BadInput("job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained")
+        raise BadInput(
+            "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
+        )
     board.enter(Phase.DONE)
     digest = trainer.replica.weights_digest()
     control.journal.write(

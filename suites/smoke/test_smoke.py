@@ -1,6 +1,6 @@
 """A minute of chaos: does losing, freezing, poisoning or failing one rank cost anything?
 
-    chaoskit run smoke
+chaoskit run smoke
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def test_an_exception_in_one_rank_costs_nothing(chaos: Chaos) -> None:
 
 def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
     """The second fault finds the run as strong as the first one did."""
-    outcome = chaos.run("gpt", steps=STEPS, faults=[Kill(rank=1, at_step=8), NaN(rank=2, at_step=20, parameter="head.weight")])
+    outcome = chaos.run(
+        "gpt", steps=STEPS, faults=[Kill(rank=1, at_step=8), NaN(rank=2, at_step=20, parameter="head.weight")]
+    )
     assert len(outcome.recoveries) == 2
     outcome.assert_same_losses_as_twin()
 

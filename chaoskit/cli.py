@@ -1,0 +1,322 @@
+"""The command ``chaoskit``. Torch and the harness are imported by the commands that need them, not for ``--help``."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EXIT_FAILED = 1
+_EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Break distributed PyTorch training for real, and judge with evidence how it comes back.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+
+
+def _console(machine: bool) -> Console:
+    """Where people read: standard output, unless a machine reads that."""
+    from rich.console import Console
+
+    return Console(stderr=machine, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"chaoskit {installed('chaoskit')}")
+        raise typer.Exit
+
+
+@app.command()
+def launch(
+    script: Annotated[str, typer.Argument(help="train.py, train.py:function, or a reference job such as gpt.")],
+    nodes: Annotated[int, typer.Option(help="Ranks of the full world.")] = 4,
+    spares: Annotated[int, typer.Option(help="Warm workers that wait to replace a lost one.")] = 1,
+    min_world: Annotated[int, typer.Option(help="Fewest ranks that train; with fewer the run waits.")] = 1,
+    shards: Annotated[int, typer.Option(help="Slices of the global batch, at least --nodes; 0 for --nodes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights, data order and everything random in the job.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    reduction: Annotated[
+        str, typer.Option(help="exact: same bits at every world size. fast: plain all-reduce.")
+    ] = "exact",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the train function; repeatable.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Directory for journals and worker output.")] = None,
+    machine: Json = False,
+) -> int:
+    """Train a script, and keep training when ranks are lost.
+
+    The script defines [bold]train(trainer, ...)[/]. Workers that die, hang, raise or
+    compute NaN are replaced; the others go on without losing a step.
+    Ctrl-C ends everything.
+
+    Exit code 0: trained, 1: failed, 2: bad input, 7: chaoskit itself failed.
+
+    Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000[/]
+    """
+    from chaoskit.faces import launch as face
+
+    console = _console(machine)
+    result = face.launch(
+        script,
+        console,
+        directory=report,
+        port=port,
+        options=face.parse_options(options or []),
+        nodes=nodes,
+        spares=spares,
+        min_world=min_world,
+        shards=shards,
+        seed=seed,
+        device=device,
+        reduction=reduction,
+    )
+    face.print_result(result, console)
+    if machine:
+        import msgspec
+
+        _print_json(msgspec.to_builtins(result))
+    return 0 if result.ok else _EXIT_FAILED
+
+
+@app.command()
+def demo(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny model and few steps: seconds instead of a minute.")
+    ] = False,
+    report: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("chaoskit-demo"),
+    machine: Json = False,
+) -> int:
+    """Kill, freeze and poison a training run, and compare it with the unbroken one.
+
+    A small GPT trains on four processes of this machine, twice: unbroken, then
+    with three faults. It shows each way back, phase by phase, and whether every
+    loss is the same to the last bit.
+
+    Exit code 0: passed, 1: failed, 2: bad input, 6: unknown, 7: error.
+
+    Example: [cyan]chaoskit demo --quick[/]
+    """
+    from chaoskit.faces import demo as face
+
+    console = _console(machine)
+    outcome = face.demonstrate(console, report, quick=quick)
+    face.print_demo(outcome, report, console)
+    if machine:
+        from chaoskit.report.store import encode_outcome
+
+        files = {"html": str(report / "report.html"), "outcome_json": str(report / "outcome.json")}
+        claim = {"verdict": outcome.verdict, "continuity": face.continuity(outcome)}
+        _print_json({**claim, **files, "outcome": json.loads(encode_outcome(outcome))})
+    return outcome.verdict.exit_code
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    suite: Annotated[str, typer.Argument(help="A suite of chaoskit, such as smoke, or a path to tests.")],
+    report: Annotated[Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of every run.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often each chaos test is run.")] = None,
+    machine: Json = False,
+) -> int:
+    """Run a suite of chaos tests with pytest; further arguments go to pytest.
+
+    Exit code 0: passed, 1: failed, 2: bad input, 6: unknown (a fault has no
+    evidence), 7: error (chaoskit itself failed).
+
+    Example: [cyan]chaoskit run smoke -k killed -x[/]
+    """
+    from chaoskit.config import require_writable
+    from chaoskit.faces import launch as launching
+    from chaoskit.faces import suite as face
+    from chaoskit.report.store import FILE_NAME
+
+    face.suite_arguments(suite)  # a wrong name leaves no directory behind
+    directory = report or launching.fresh_directory(None, Path(suite.partition("::")[0]).stem)
+    require_writable("report", directory)
+    earlier = set(directory.rglob(FILE_NAME))
+    arguments = [f"--chaos-report={directory}"]
+    arguments += [f"--chaos-seed={seed}"] if seed is not None else []
+    arguments += [f"--chaos-repeats={repeats}"] if repeats is not None else []
+    code = face.run_suite(suite, [*arguments, *context.args], quiet=machine)
+    if machine:
+        outcomes = [json.loads(path.read_bytes()) for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
+        _print_json({"exit_code": code, "directory": str(directory), "outcomes": outcomes})
+    return code
+
+
+@app.command()
+def janitor(machine: Json = False) -> None:
+    """Put back what killed launchers left broken, and touch nothing else.
+
+    It continues processes that were left stopped and ends those left running.
+    Every run does it at its start, too. Where only Python's standard library
+    works: [cyan]python -m chaoskit.substrate.undo[/]
+
+    Example: [cyan]chaoskit janitor[/]
+    """
+    from chaoskit.substrate.undo import describe, sweep
+
+    repairs = sweep()
+    if machine:
+        found = [{"act": one.act, "target": one.target, "repaired": one.repaired} for one in repairs]
+        _print_json({"repairs": found})
+        return
+    for repair in repairs:
+        typer.echo(describe(repair))
+    if not repairs:
+        typer.echo("nothing to put back")
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="Holds an outcome.json at any depth.")],
+    html: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in the directory.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="A JUnit XML file to write.")] = None,
+    machine: Json = False,
+) -> None:
+    """Show the outcomes below a directory, and write them as one HTML page.
+
+    Example: [cyan]chaoskit report chaoskit-demo --junit junit.xml[/]
+    """
+    from chaoskit.config import require_writable
+    from chaoskit.report.html import write_html
+    from chaoskit.report.junit import write_junit
+    from chaoskit.report.store import encode_outcome, read_outcomes
+    from chaoskit.report.summary import render_summary
+
+    outcomes = read_outcomes(directory)
+    page = html or directory / "report.html"
+    require_writable("html" if html else "directory", page.parent)
+    if junit is not None:
+        require_writable("junit", junit.parent)
+        write_junit(outcomes, junit)
+    write_html(outcomes, page)
+    if machine:
+        verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
+        plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
+        _print_json({"verdict": verdict, "html": str(page), "outcomes": plain})
+        return
+    console = _console(machine)
+    console.print(render_summary(outcomes))
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def faults(machine: Json = False) -> None:
+    """List what can be broken: effect, evidence, parameters.
+
+    Example: [cyan]chaoskit faults --json[/]
+    """
+    from chaoskit.faces.catalogue import catalogue, render_catalogue
+
+    if machine:
+        _print_json({"faults": catalogue()})
+    else:
+        _console(machine).print(render_catalogue())
+
+
+# -- the end of every command -------------------------------------------------------------------------------------
+
+
+def _end_in_order(signum: int, frame: FrameType | None) -> None:
+    """The first signal unwinds the command, which ends what it started; further ones would only disturb that."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + signum)
+
+
+def _refuse(error: BadInput, machine: bool) -> int:
+    if machine:
+        plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
+        _print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
+    sys.stderr.write(f"chaoskit: {' '.join(str(error).split())}\n")
+    return EXIT_BAD_INPUT
+
+
+def _misused(error: Exception, machine: bool) -> int:
+    """What typer itself refused, in the same form."""
+    message = str(getattr(error, "message", "")).strip(".")
+    parameter = getattr(error, "param", None)
+    if parameter is not None:
+        value = _given(getattr(parameter, "opts", []))
+        wanted = message.partition(",")[0].replace("Input should be", "use")
+        return _refuse(BadInput(parameter.name, value, wanted if value else "give it; --help shows how"), machine)
+    given = " ".join(["chaoskit", *sys.argv[1:]])
+    return _refuse(BadInput("command", given, f"{message or 'mend the command line'}; see --help"), machine)
+
+
+def _given(names: list[str]) -> str | None:
+    """What follows an option on the command line."""
+    for place, argument in enumerate(sys.argv):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return value if equals else " ".join(sys.argv[place + 1 : place + 2])
+    return None
+
+
+def _run(arguments: list[str], machine: bool) -> int:
+    usage_error = typer.BadParameter.__mro__[1]  # click's, which some versions of typer bring along under another name
+    try:
+        result = typer.main.get_command(app).main(arguments, prog_name="chaoskit", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except BadInput as error:
+        return _refuse(error, machine)
+    except HarnessError as error:
+        if machine:
+            _print_json({"error": {"harness": str(error)}})
+        sys.stderr.write(f"chaoskit: error: {error}\n")
+        return Verdict.ERROR.exit_code
+    except usage_error as error:
+        return _misused(error, machine)
+
+
+def main() -> None:
+    """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end_in_order)
+    arguments = sys.argv[1:]
+    code = _run(arguments, "--json" in arguments)
+    if code == _EXIT_INTERRUPTED:
+        sys.stderr.write("chaoskit: interrupted; everything was ended\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

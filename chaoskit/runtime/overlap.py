@@ -1,0 +1,77 @@
+"""Reduces buckets of the gradient while the backward pass still computes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from chaoskit.runtime.gradients import LocalGradients
+from chaoskit.runtime.reduction import Reducer
+
+
+class Overlap:
+    """Adds each bucket of a shard to the local gradients as soon as it is complete, and starts to reduce it.
+
+    An error of the process group must not surface inside autograd: it is kept, and raised by :meth:`check`.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], local: LocalGradients, reducer: Reducer) -> None:
+        self._parameters, self._local, self._reducer = parameters, local, reducer
+        self._buckets = local.layout.buckets
+        self._bucket_of = {number: place for place, bucket in enumerate(self._buckets) for number in bucket.parameters}
+        self._shard: int | None = None
+        self._launch = False
+        self._missing: list[int] = []
+        self._error: RuntimeError | None = None
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(parameters)
+        ]
+
+    def begin(self, shard: int, *, launch: bool) -> None:
+        """The next backward pass is that of ``shard``. ``launch``: it is the last one, reduce what it completes."""
+        self._shard, self._launch = shard, launch
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+
+    def end(self) -> None:
+        """The backward pass is over: add buckets of which some parameters got no gradient."""
+        shard, self._shard = self._shard, None
+        assert shard is not None
+        for bucket in self._local.pending(shard):
+            self._local.add_bucket(shard, bucket, self._gradients(bucket))
+
+    def drop(self) -> None:
+        """Forget a shard under way, and any error."""
+        self._shard, self._error = None, None
+
+    def check(self) -> None:
+        """Raise what went wrong in the process group during the backward pass."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _hook(self, number: int) -> Any:
+        def complete(parameter: Tensor) -> None:
+            if self._shard is None:
+                return
+            bucket = self._bucket_of[number]
+            self._missing[bucket] -= 1
+            if self._missing[bucket] == 0:
+                self._add(bucket)
+
+        return complete
+
+    def _add(self, bucket: int) -> None:
+        assert self._shard is not None
+        self._local.add_bucket(self._shard, bucket, self._gradients(bucket))
+        if not self._launch or self._error is not None:
+            return
+        try:
+            self._reducer.start_bucket(bucket)
+        except RuntimeError as error:
+            self._error = error
+
+    def _gradients(self, bucket: int) -> list[Tensor | None]:
+        return [self._parameters[number].grad for number in self._buckets[bucket].parameters]
