@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,8 +31,11 @@ from chaoskit.fixtures.jobs.gpt_model import next_byte_loss
 WARM_UP = 5
 
 
-def run(world: int, steps: int, size: str) -> list[float]:
+def run(world: int, steps: int, size: str, environment: Mapping[str, str] | None = None) -> list[float]:
     """Wall-clock seconds of each of ``steps`` steps on rank 0, after the warm-up.
+
+    Args:
+        environment: further variables for torchrun and its ranks.
 
     Raises:
         subprocess.CalledProcessError: if a rank failed.
@@ -40,7 +44,8 @@ def run(world: int, steps: int, size: str) -> list[float]:
         outfile = Path(directory) / "seconds.json"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         arguments = ["--steps", str(steps), "--size", size, "--json", str(outfile)]
-        subprocess.run([*launcher, __file__, *arguments], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
+        subprocess.run([*launcher, __file__, *arguments], check=True, env=variables)
         seconds: list[float] = json.loads(outfile.read_text())
         return seconds
 

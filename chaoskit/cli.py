@@ -6,14 +6,15 @@ import io
 import json
 import signal
 import sys
+import traceback
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
+from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
+from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,10 +39,6 @@ def _console(machine: bool) -> Console:
     from rich.console import Console
 
     return Console(stderr=machine, highlight=False)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
 
 
 @app.callback(invoke_without_command=True)
@@ -86,26 +83,13 @@ def launch(
     """
     from chaoskit.faces import launch as face
 
+    settings = {"nodes": nodes, "spares": spares, "min_world": min_world, "shards": shards, "seed": seed}
+    settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     console = _console(machine)
-    result = face.launch(
-        script,
-        console,
-        directory=report,
-        port=port,
-        options=face.parse_options(options or []),
-        nodes=nodes,
-        spares=spares,
-        min_world=min_world,
-        shards=shards,
-        seed=seed,
-        device=device,
-        reduction=reduction,
-    )
+    result = face.launch(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)
     if machine:
-        import msgspec
-
-        _print_json(msgspec.to_builtins(result))
+        print_json(face.plain(result))
     return 0 if result.ok else _EXIT_FAILED
 
 
@@ -137,7 +121,7 @@ def demo(
 
         files = {"html": str(report / "report.html"), "outcome_json": str(report / "outcome.json")}
         claim = {"verdict": outcome.verdict, "continuity": face.continuity(outcome)}
-        _print_json({**claim, **files, "outcome": json.loads(encode_outcome(outcome))})
+        print_json({**claim, **files, "outcome": json.loads(encode_outcome(outcome))})
     return outcome.verdict.exit_code
 
 
@@ -172,7 +156,7 @@ def run(
     code = face.run_suite(suite, [*arguments, *context.args], quiet=machine)
     if machine:
         outcomes = [json.loads(path.read_bytes()) for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
-        _print_json({"exit_code": code, "directory": str(directory), "outcomes": outcomes})
+        print_json({"exit_code": code, "directory": str(directory), "outcomes": outcomes})
     return code
 
 
@@ -191,7 +175,7 @@ def janitor(machine: Json = False) -> None:
     repairs = sweep()
     if machine:
         found = [{"act": one.act, "target": one.target, "repaired": one.repaired} for one in repairs]
-        _print_json({"repairs": found})
+        print_json({"repairs": found})
         return
     for repair in repairs:
         typer.echo(describe(repair))
@@ -226,7 +210,7 @@ def report(
     if machine:
         verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
-        _print_json({"verdict": verdict, "html": str(page), "outcomes": plain})
+        print_json({"verdict": verdict, "html": str(page), "outcomes": plain})
         return
     console = _console(machine)
     console.print(render_summary(outcomes))
@@ -242,7 +226,7 @@ def faults(machine: Json = False) -> None:
     from chaoskit.faces.catalogue import catalogue, render_catalogue
 
     if machine:
-        _print_json({"faults": catalogue()})
+        print_json({"faults": catalogue()})
     else:
         _console(machine).print(render_catalogue())
 
@@ -250,58 +234,22 @@ def faults(machine: Json = False) -> None:
 # -- the end of every command -------------------------------------------------------------------------------------
 
 
-def _end_in_order(signum: int, frame: FrameType | None) -> None:
-    """The first signal unwinds the command, which ends what it started; further ones would only disturb that."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
-    if signum == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + signum)
-
-
-def _refuse(error: BadInput, machine: bool) -> int:
-    if machine:
-        plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
-        _print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
-    sys.stderr.write(f"chaoskit: {' '.join(str(error).split())}\n")
-    return EXIT_BAD_INPUT
-
-
-def _misused(error: Exception, machine: bool) -> int:
-    """What typer itself refused, in the same form."""
-    message = str(getattr(error, "message", "")).strip(".")
-    parameter = getattr(error, "param", None)
-    if parameter is not None:
-        value = _given(getattr(parameter, "opts", []))
-        wanted = message.partition(",")[0].replace("Input should be", "use")
-        return _refuse(BadInput(parameter.name, value, wanted if value else "give it; --help shows how"), machine)
-    given = " ".join(["chaoskit", *sys.argv[1:]])
-    return _refuse(BadInput("command", given, f"{message or 'mend the command line'}; see --help"), machine)
-
-
-def _given(names: list[str]) -> str | None:
-    """What follows an option on the command line."""
-    for place, argument in enumerate(sys.argv):
-        name, equals, value = argument.partition("=")
-        if name in names:
-            return value if equals else " ".join(sys.argv[place + 1 : place + 2])
-    return None
-
-
 def _run(arguments: list[str], machine: bool) -> int:
-    usage_error = typer.BadParameter.__mro__[1]  # click's, which some versions of typer bring along under another name
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="chaoskit", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except BadInput as error:
-        return _refuse(error, machine)
+        return refuse(error, machine)
     except HarnessError as error:
         if machine:
-            _print_json({"error": {"harness": str(error)}})
+            print_json({"error": {"harness": str(error)}})
         sys.stderr.write(f"chaoskit: error: {error}\n")
         return Verdict.ERROR.exit_code
-    except usage_error as error:
-        return _misused(error, machine)
+    except USAGE_ERROR as error:
+        return misused(error, machine)
+    except Exception:  # noqa: BLE001 -- a bug of ours must not look like a failed job
+        traceback.print_exc()
+        return Verdict.ERROR.exit_code
 
 
 def main() -> None:
@@ -310,7 +258,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end_in_order)
+        signal.signal(signum, end_in_order)
     arguments = sys.argv[1:]
     code = _run(arguments, "--json" in arguments)
     if code == _EXIT_INTERRUPTED:

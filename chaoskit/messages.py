@@ -21,6 +21,8 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import ChaoskitError
 
 FRAME_BYTES_MAX = 16 * 2**20
+#: The barrier at which every member of a new generation reports how far it is.
+STANDING = "standing"
 _LENGTH = struct.Struct("!I")
 
 
@@ -169,10 +171,10 @@ class LeverPulled(Message, frozen=True):
 
 
 class Accuse(Message, frozen=True):
-    """Ranks agreed, inside a step, that ``accused`` computes wrongly."""
+    """Ranks agreed, inside a step, that the workers ``accused`` compute wrongly."""
 
     worker: str
-    accused: str
+    accused: tuple[str, ...]
     generation: int
     step: int
     cause: str
@@ -275,11 +277,11 @@ class Exchange(Message, frozen=True):
     generation: int
     name: str
     rank: int
-    value: int
+    value: bytes
 
 
 class Exchanged(Message, frozen=True):
-    values: tuple[int, ...]
+    values: tuple[bytes, ...]
 
 
 class Superseded(Message, frozen=True):

@@ -248,7 +248,7 @@ class _Tally:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found = [value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"]
         if report.failed:
-            self._failures.append(Verdict(found[-1]) if found else Verdict.FAILED)
+            self._failures.append(Verdict(str(found[-1])) if found else Verdict.FAILED)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:

@@ -664,5 +664,5 @@ class Histories(RuleBasedStateMachine):
         assert all(older.generation < newer.generation for older, newer in pairwise(cluster.plans))
 
 
-Histories.TestCase.settings = settings(max_examples=1200, stateful_step_count=40, deadline=None, database=None)
+Histories.TestCase.settings = settings(max_examples=800, stateful_step_count=40, deadline=None, database=None)
 test_random_histories = Histories.TestCase

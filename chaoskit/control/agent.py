@@ -36,7 +36,7 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.osprocess import adopt_orphans, die_with_parent, host_id, set_name, starved_ns
+from chaoskit.osprocess import Starvation, adopt_orphans, die_with_parent, host_id, raise_priority, set_name
 from chaoskit.runtime import zygote
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -67,6 +67,7 @@ class _Charge:
     pidfd: int = -1
     writer: asyncio.StreamWriter | None = None
     lost: bool = False
+    starvation: Starvation | None = None
     starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -143,6 +144,7 @@ class Agent:
         order = msgspec.json.encode(zygote.Order(msgspec.Raw(msgspec.json.encode(spec))))
         socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd])
         theirs.close()
+        os.close(charge.board.fd)  # the mapping is enough here
         self._spawn(self._listen(charge))
 
     def _kill(self, charge: _Charge) -> None:
@@ -198,6 +200,8 @@ class Agent:
         self._loop.add_reader(charge.pidfd, self._pidfd_ready, charge)
 
     def _pidfd_ready(self, charge: _Charge) -> None:
+        if charge.pidfd < 0:
+            return
         self._loop.remove_reader(charge.pidfd)
         self._lose(charge, "ended", "its pidfd reported the end", time.monotonic_ns())
         charge.ended.set()
@@ -215,6 +219,17 @@ class Agent:
         self._journal.write(Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name)
         self._lose(charge, report.code, detail, time.monotonic_ns())
         charge.ended.set()
+        self._release(charge)
+
+    def _release(self, charge: _Charge) -> None:
+        """Free what belonged to a worker that has ended."""
+        del self._charges[charge.name]
+        if charge.starvation is not None:
+            charge.starvation.close()
+        if charge.pidfd >= 0:
+            self._loop.remove_reader(charge.pidfd)
+            os.close(charge.pidfd)
+            charge.pidfd = -1
 
     def _lose(self, charge: _Charge, cause: str, detail: str, detected_ns: int) -> None:
         if charge.lost:
@@ -232,7 +247,9 @@ class Agent:
     def _read_board(self, charge: _Charge) -> Beat:
         board = charge.board
         since_ns, phase = board.since_ns, board.phase
-        starved = starved_ns(board.pid, board.tid) if board.pid else 0
+        if charge.starvation is None and board.pid:
+            charge.starvation = Starvation(board.pid, board.tid)
+        starved = charge.starvation.read_ns() if charge.starvation is not None else 0
         if charge.starved[0] != since_ns:
             charge.starved = (since_ns, starved)
         return Beat(
@@ -283,6 +300,7 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
         connection.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
+    raise_priority()
     try:
         asyncio.run(Agent(spec, connection, welcome, mine).run())
     finally:

@@ -25,6 +25,7 @@ from chaoskit.control import membership
 from chaoskit.control.hang import HangDetector
 from chaoskit.control.lease import Leases
 from chaoskit.control.membership import Membership
+from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -53,10 +54,11 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.osprocess import die_with_parent, set_name
+from chaoskit.osprocess import Starvation, die_with_parent, host_id, raise_priority, set_name
 from chaoskit.vocabulary import Event, Phase
 
 _TICK_S = 0.02
+_FAREWELL_S = 1.0
 _BROKEN_GRACE_S = 0.15  # a lost rank is usually known sooner than the broken collectives it leaves behind
 
 
@@ -77,9 +79,11 @@ class Coordinator:
         self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator")
         self._membership = Membership(spec.config)
         self._hangs = HangDetector(spec.config)
+        self._muster = Muster()
         self._leases = Leases(spec.config.heartbeat_ms / 1000, spec.config.lease_beats)
         self._board = RendezvousBoard()
         self._agents: dict[str, asyncio.StreamWriter] = {}
+        self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._hosts: dict[str, str] = {}  # worker -> node
         self._observers: set[asyncio.StreamWriter] = set()
         self._beats: dict[str, Beat] = {}
@@ -102,9 +106,9 @@ class Coordinator:
 
     async def _drain(self) -> None:
         for writer in (*self._agents.values(), *self._observers):
-            with contextlib.suppress(ConnectionError, OSError):
-                await writer.drain()
+            with contextlib.suppress(TimeoutError, OSError):
                 writer.close()
+                await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -133,6 +137,8 @@ class Coordinator:
         if node in self._agents:
             raise messages.Refused(f"a node named {node} is connected already")
         self._agents[node] = writer
+        if hello.host_id == host_id():
+            self._starved[node] = (Starvation(hello.pid, hello.pid), 0)
         writer.write(messages.encode(Welcome(self._config, self._spec.triggers)))
         self._join(node)
         try:
@@ -175,11 +181,15 @@ class Coordinator:
                 if worker in self._membership.spares:
                     self._journal.write(Event.SPARE_READY, worker=worker)
             case WorkerLost(worker, _, cause, detail, detected_ns):
+                self._show(message)  # before the plan that answers it
                 self._lose_worker(worker, cause, detail, detected_ns)
-            case WorkerFailed(_, error, fatal):
-                if fatal:
-                    self._show(message)
-                    self._advance(membership.JobFailed(error))
+                return
+            case WorkerFailed(worker, error, fatal):
+                if not fatal or self._membership.outlives(worker):
+                    return  # the agent reports the loss
+                self._show(message)
+                self._advance(membership.JobFailed(error))
+                return
             case WorkerDone(worker, step):
                 self._advance(membership.WorkerDone(worker, step))
             case Formed(worker, generation):
@@ -188,9 +198,10 @@ class Coordinator:
                 self._advance(membership.Healed(worker))
             case GroupBroken(_, generation):
                 asyncio.get_running_loop().call_later(_BROKEN_GRACE_S, self._stall, generation)
-            case Accuse(_, accused, generation, _, cause, detail):
-                if generation == self._membership.generation and accused in self._membership.members:
-                    self._stop_and_lose(accused, cause, detail)
+            case Accuse(_, accused, _, _, cause, detail):
+                for name in accused:  # a worker that was found guilty is so in every later generation
+                    if name in self._membership.members:
+                        self._stop_and_lose(name, cause, detail)
             case Release(worker=worker) | Ping(worker=worker):
                 self._order(self._hosts.get(worker, ""), message)
                 return
@@ -234,8 +245,8 @@ class Coordinator:
         node = self._hosts.get(worker, "")
         lost = WorkerLost(worker, node, cause, detail, time.monotonic_ns())
         self._order(node, StopWorker(worker, cause))
-        self._lose_worker(worker, cause, detail, lost.detected_ns)
         self._show(lost)
+        self._lose_worker(worker, cause, detail, lost.detected_ns)
 
     def _lose_node(self, node: str, detail: str) -> None:
         writer = self._agents.pop(node, None)
@@ -243,6 +254,8 @@ class Coordinator:
             return
         writer.close()  # whoever speaks for this node from now on is not heard
         self._leases.drop(node)
+        if node in self._starved:
+            self._starved.pop(node)[0].close()
         now_ns = time.monotonic_ns()
         for worker in [worker for worker, host in self._hosts.items() if host == node]:
             self._beats.pop(worker, None)
@@ -255,17 +268,24 @@ class Coordinator:
         self._advance(membership.NodeLost(node))
 
     def _look_for_hangs(self) -> None:
-        members, generation = self._membership.members, self._membership.generation
-        latest = [self._beats[worker] for worker in members if worker in self._beats]
-        beats = [beat for beat in latest if beat.generation == generation]
-        for hang in self._hangs.observe(beats, time.monotonic()):
+        plan, now_s = self._membership.plan, time.monotonic()
+        if plan is None:
+            return
+        members = self._membership.members
+        beats = [self._beats[worker] for worker in members if worker in self._beats]
+        ranks = self._board.arrived(messages.STANDING)
+        arrived = {member.worker for member in plan.members if member.rank in ranks}
+        hangs = {hang.worker: hang for hang in self._muster.observe(plan.generation, beats, arrived, now_s)}
+        hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
+        for hang in hangs.values():
             detail = (
                 f"{Phase(hang.phase).label} for {hang.age_s * 1000:.0f} ms, limit {hang.limit_s * 1000:.0f} ms, "
                 "while others wait"
             )
             self._stop_and_lose(hang.worker, "hung", detail)
-        if len(beats) == len(members) and self._hangs.stalled(time.monotonic()):
-            self._stall(generation)
+        together = len(beats) == len(members) and all(beat.generation == plan.generation for beat in beats)
+        if not hangs and together and self._hangs.stalled(now_s):
+            self._stall(plan.generation)
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -273,11 +293,19 @@ class Coordinator:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
+            self._forgive_starvation()
             for node in self._leases.expired(now_s):
                 self._lose_node(node, f"silent for {self._config.lease_beats} beats")
             if self._waiting_nodes and now_s - self._started_s > self._config.startup_s:
                 self._admit_waiting()
             self._advance(membership.Tick())
+
+    def _forgive_starvation(self) -> None:
+        """An agent on this host that waited for a CPU was not silent: extend its lease by that time."""
+        for node, (starvation, before_ns) in self._starved.items():
+            after_ns = starvation.read_ns()
+            self._leases.extend(node, max(0, after_ns - before_ns) / 1e9)
+            self._starved[node] = (starvation, after_ns)
 
     def _join(self, node: str) -> None:
         """Ranks follow the names of the nodes, not the accident of who connected first."""
@@ -339,15 +367,16 @@ def run_coordinator(spec: CoordinatorSpec, listener: socket.socket, parent_pid: 
     """The life of a coordinator process. Does not return."""
     die_with_parent(parent_pid)
     set_name("ck-coordinator")
+    raise_priority()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> None:
         await Coordinator(spec).serve(listener)
+        os._exit(0)  # asyncio would cancel the open connections one by one, and complain
 
     code = 1
     try:
         asyncio.run(main())
-        code = 0
     except BaseException:
         traceback.print_exc()
     finally:

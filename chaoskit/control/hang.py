@@ -20,8 +20,8 @@ CARRY_STEPS = 4
 FIRST_STEP_FACTOR = 4.0
 FIRST_STEP_S = 2.0
 #: A job in which everybody waits is stalled after this many limits, and at least this long.
-STALL_FACTOR = 10.0
-STALL_S = 5.0
+STALL_FACTOR = 5.0
+STALL_S = 2.0
 #: Phases in which a rank cannot go on before the others have reached its step.
 _AWAITING = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.DONE})
 
@@ -76,6 +76,7 @@ class HangDetector:
         self._carried_step_s = 0.0
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
+        self._stalls = 0  # since the last step
 
     @property
     def generation(self) -> int:
@@ -102,19 +103,26 @@ class HangDetector:
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
         step_limit_s = self.limit_s if self.step_s else math.inf
-        awaited = (beat for beat in beats if beat.step <= reached or len(beats) == 1)
+        alone = sum(beat.generation > 0 for beat in beats) == 1  # who was in no generation yet waits for it, at step 0
+        awaited = (beat for beat in beats if beat.step <= reached or alone)
         hangs = (
             Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, step_limit_s)) for beat in awaited
         )
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
     def stalled(self, now_s: float) -> bool:
-        """Whether every member has been waiting in the reduction for so long that no end is to be expected."""
-        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s)
+        """Whether every member has been waiting in the reduction for so long that no end is to be expected.
+
+        Every time that it is so without a step in between, twice the patience is needed for the next: what is merely slow
+        must come to its end.
+        """
+        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0 ** self._stalls
         since_s = now_s - self._observed_s
-        return bool(self._beats) and all(
+        found = bool(self._beats) and all(
             beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in self._beats
         )
+        self._stalls += found
+        return found
 
     def _learn(self, beats: Sequence[Beat], now_s: float) -> None:
         generation = max((beat.generation for beat in beats), default=self._generation)
@@ -125,7 +133,10 @@ class HangDetector:
             pace = self._paces.get(beat.worker)
             if pace is None or pace.generation != beat.generation:
                 pace = self._paces[beat.worker] = _Pace(beat.generation, beat.commits, beat.commits)
+            commits = pace.commits
             self._durations_seen += pace.advance(beat.commits, now_s)
+            if pace.commits > commits:
+                self._stalls = 0
 
     def _limit_s(self, beat: Beat, step_limit_s: float) -> float:
         """Age at which the phase that ``beat`` reports is a hang; infinite where a rank cannot be blamed."""
@@ -135,7 +146,7 @@ class HangDetector:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
-        return math.inf
+        return self._config.startup_s if beat.phase in TIMED_PHASES else math.inf  # the first steps may compile
 
 
 def _age_s(beat: Beat) -> float:

@@ -20,6 +20,11 @@ class Leases:
         """A report of ``node`` arrived."""
         self._heard_s[node] = now_s
 
+    def extend(self, node: str, by_s: float) -> None:
+        """``node`` could not have reported for ``by_s`` seconds, through no fault of its own."""
+        if node in self._heard_s:
+            self._heard_s[node] += by_s
+
     def drop(self, node: str) -> None:
         """Stop to expect reports of ``node``."""
         self._heard_s.pop(node, None)
@@ -29,7 +34,10 @@ class Leases:
         if self._ticked_s is not None:
             deaf_s = now_s - self._ticked_s - self._interval_s
             if deaf_s > 0:
-                self._heard_s = {node: heard_s + deaf_s for node, heard_s in self._heard_s.items()}
+                self._heard_s = {
+                    node: max(heard_s, min(heard_s + deaf_s, now_s))  # what was heard on waking up is not extended
+                    for node, heard_s in self._heard_s.items()
+                }
         self._ticked_s = now_s
         lost = [node for node, heard_s in self._heard_s.items() if now_s - heard_s > self._lease_s]
         for node in lost:

@@ -3,7 +3,8 @@
 Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
 every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
 generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, the
-job is lost. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
+job is lost. Workers that end before they are ready spend no part of the failure budget once the job trains: they are
+started again, ever more slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from dataclasses import dataclass
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
 from chaoskit.messages import Endpoint, Member, Plan
+
+#: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
+HEALING_S = 2.0
+#: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
+PAUSE_S = 0.25
+PAUSE_MAX_S = 30.0
 
 # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -137,6 +144,9 @@ class Membership:
         self._settled = False
         self._stalled_generation = 0
         self._losses = 0
+        self._failed_starts = 0  # in a row
+        self._start_after_s = 0.0
+        self._orphaned_s = math.inf  # since when no holder is left
         self._failure = ""
         self._deadline_s = math.inf
         self._finished = False
@@ -173,12 +183,16 @@ class Membership:
         """Whether the job has ended."""
         return self._finished
 
+    def outlives(self, worker: str) -> bool:
+        """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
+        return self._trained and worker not in self.members
+
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event. The start-up time counts from the first call."""
         if self._finished:
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
-        chores = self._take_in(event)
+        chores = self._take_in(event, now_s)
         decision = self._decide(now_s)
         if isinstance(decision, Finish):
             self._finished = True
@@ -187,19 +201,23 @@ class Membership:
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event) -> list[Action]:
+    def _take_in(self, event: Event, now_s: float) -> list[Action]:
         match event:
             case NodeJoined(node) if node not in self._nodes:
                 self._nodes.append(node)
                 self._launched |= len(self._nodes) >= self._config.nodes
-                return self._start_missing([])
+                return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
-                return self._lose([worker for worker, host in self._hosts.items() if host == node], "node lost")
+                workers = [worker for worker, host in self._hosts.items() if host == node]
+                self._losses += len(workers)
+                return self._lose(workers, "node lost", now_s)
             case WorkerLost(worker) if worker in self._hosts:
-                return self._lose([worker], "lost")
+                self._count_loss(worker, now_s)
+                return self._lose([worker], "lost", now_s)
             case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
+                self._failed_starts, self._start_after_s = 0, now_s
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained:
                     self._holders.update(self.members)
@@ -212,20 +230,31 @@ class Membership:
                 self._stalled_generation = generation
             case JobFailed(reason):
                 self._failure = reason
+            case Tick():
+                return self._start_missing([], now_s)
         return []
 
-    def _lose(self, workers: list[str], cause: str) -> list[Action]:
-        self._losses += len(workers)
+    def _count_loss(self, worker: str, now_s: float) -> None:
+        if worker in self._ready or not self._trained:
+            self._losses += 1
+            return
+        self._failed_starts += 1
+        if self._failed_starts > 1:
+            self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
+
+    def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
         for worker in workers:
             self._ready.pop(worker, None)
             self._holders.discard(worker)
             self._done.discard(worker)
-        return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes)]
+        return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes, now_s)]
 
-    def _start_missing(self, lost_on: list[str]) -> list[Action]:
+    def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
+        if now_s < self._start_after_s:
+            return starts
         target = self._config.nodes + self._config.spares if self._launched and self._nodes else 0
         for index in range(target - len(self._hosts)):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
@@ -252,7 +281,11 @@ class Membership:
         if not self._plan:
             return self._begin(now_s)
         if self._trained and not self._holders:
+            self._orphaned_s = min(self._orphaned_s, now_s)
+            if members and now_s < self._orphaned_s + HEALING_S:
+                return None
             return Finish(False, "every replica was lost: no live worker has the state of the training")
+        self._orphaned_s = math.inf
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
         if self._settled and not self._done and len(members) < self._config.nodes and self.spares:

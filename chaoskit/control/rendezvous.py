@@ -15,7 +15,7 @@ class RendezvousBoard:
     def __init__(self) -> None:
         self._generation, self._world = 0, 0
         self._futures: dict[str, asyncio.Future[Any]] = {}
-        self._arrived: dict[str, dict[int, int]] = {}
+        self._arrived: dict[str, dict[int, bytes]] = {}
 
     def begin(self, generation: int, world: int) -> None:
         """Open a generation and close the one before."""
@@ -24,6 +24,10 @@ class RendezvousBoard:
                 future.cancel()
         self._generation, self._world = generation, world
         self._futures, self._arrived = {}, {}
+
+    def arrived(self, name: str) -> frozenset[int]:
+        """Ranks of the current generation that have come to the barrier ``name``."""
+        return frozenset(self._arrived.get(name, ()))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one worker until it hangs up."""

@@ -86,16 +86,20 @@ class History:
             )
         return points
 
-    def violations(self) -> list[str]:
-        """Where the history is not one line: gaps, or ranks that committed different results for a step."""
+    def violations(self, reduction: str) -> list[str]:
+        """Where the history is not one line: gaps, or ranks that committed different results for a step.
+
+        A step that is committed again, because all who had committed it were lost, has the same result if the reduction
+        is exact; else it may be rounded in another way.
+        """
         found = [
             f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
         ]
         for number, step in self.steps.items():
-            records = [record for commits in step.commits.values() for record in commits]
-            results = {(record["loss"], record["grad_sum"]) for record in records}
-            if len(results) > 1:
-                found.append(f"step {number} was committed with {len(results)} different results")
+            by_generation = [{(record["loss"], record["grad_sum"]) for record in commits} for commits in step.commits.values()]
+            lines = [set().union(*by_generation)] if reduction == "exact" else by_generation
+            if (different := max((len(results) for results in lines), default=1)) > 1:
+                found.append(f"step {number} was committed with {different} different results")
             if step.commits and step.skips:
                 found.append(f"step {number} was both committed and skipped")
         return found

@@ -27,8 +27,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     checks = [
         _completed(run, history),
         *(_fault_check(strike) for strike in run.strikes),
-        _recovered(incidents, recoveries),
-        _one_history(history, digests),
+        _recovered(run, incidents, recoveries),
+        _one_history(history, digests, config.reduction),
         _samples(ledger, history, twin),
         _false_alarms([f"{alarm['worker']}: {alarm['cause']} ({alarm['detail']})" for alarm in alarms]),
     ]
@@ -147,14 +147,15 @@ def _completed(run: RawRun, history: History) -> Check:
     return _check("training completed", problems, f"{len(history.steps)} steps")
 
 
-def _recovered(incidents: list[Incident], recoveries: list[Recovery]) -> Check:
-    missing = len(incidents) - len(recoveries)
+def _recovered(run: RawRun, incidents: list[Incident], recoveries: list[Recovery]) -> Check:
+    over = run.end is not None and run.end.ok  # then an incident without a later step hit the last one
+    missing = 0 if over else len(incidents) - len(recoveries)
     problems = [f"no step was finished after {missing} of {len(incidents)} incidents"] if missing else []
     return _check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
 
 
-def _one_history(history: History, digests: set[str]) -> Check:
-    problems = history.violations()
+def _one_history(history: History, digests: set[str], reduction: str) -> Check:
+    problems = history.violations(reduction)
     if len(digests) > 1:
         problems.append(f"ranks ended with {len(digests)} different sets of weights")
     return _check("one committed history", problems, "each step once, with one result on every rank")

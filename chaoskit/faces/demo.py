@@ -12,6 +12,7 @@ from chaoskit.config import require_writable
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.faces.launch import PATIENT_LEASE_BEATS
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View
 from chaoskit.report.html import write_html
@@ -26,14 +27,26 @@ _QUICK = ("tiny", 24)
 
 
 def demo_experiment(*, quick: bool) -> Experiment:
-    """Four ranks, and a spare; one is killed, one frozen, one computes a NaN, a quarter of the run apart."""
+    """Four ranks and a spare; one is killed, one frozen, one computes a NaN, a quarter of the run apart.
+
+    Each aims at a rank that exists even if no new spare is warm by then and the world has shrunk.
+    """
     size, steps = _QUICK if quick else _FULL
     faults = (
         Kill(rank=2, at_step=steps // 4),
         Hang(rank=1, at_step=steps // 2),
-        NaN(rank=3, at_step=3 * steps // 4, parameter="head.weight"),
+        NaN(rank=0, at_step=3 * steps // 4, parameter="head.weight"),
     )
-    return plan_experiment("gpt", name="demo", steps=steps, options={"size": size}, faults=faults, nodes=4, spares=1)
+    return plan_experiment(
+        "gpt",
+        name="demo",
+        steps=steps,
+        options={"size": size},
+        faults=faults,
+        nodes=4,
+        spares=1,
+        lease_beats=PATIENT_LEASE_BEATS,
+    )
 
 
 def demonstrate(console: Console, directory: Path, *, quick: bool) -> Outcome:

@@ -26,6 +26,9 @@ from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.vocabulary import Event
 
+#: On a machine that does other work too, an agent can be late by many beats; its death shows at once by other signs.
+PATIENT_LEASE_BEATS = 40
+
 _LOG_LINES = 15
 
 
@@ -102,6 +105,7 @@ def launch(
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
+    settings = {"lease_beats": PATIENT_LEASE_BEATS, **settings}
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
     require_free_port("port", "127.0.0.1", port)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
@@ -156,6 +160,11 @@ def _log_of(worker: str, logs: Path) -> Path:
     """Where ``worker`` wrote; what a zygote writes lies with its agent's words."""
     own = logs / f"{worker}.log"
     return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"
+
+
+def plain(result: Launched) -> dict[str, Any]:
+    """For JSON."""
+    return dict(msgspec.to_builtins(result))
 
 
 def print_result(result: Launched, console: Console) -> None:

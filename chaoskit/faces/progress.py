@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chaoskit.messages import (
@@ -37,11 +37,30 @@ class Note:
 
 @dataclass(slots=True)
 class Incident:
-    """One or more losses, until a step is committed after them."""
+    """One or more losses, until a step is committed after them.
+
+    Attributes:
+        step: the newest one that may have been committed before; heartbeats lag behind, so the first of each member
+            of the new generation still counts as before.
+    """
 
     since_s: float
     step: int
     generation: int = 0  # that trains on; 0 while there is none
+    heard: set[str] = field(default_factory=set)
+
+    def begin(self, generation: int, step: int) -> None:
+        """Another generation tries."""
+        self.generation, self.step = generation, step
+        self.heard.clear()
+
+    def ended_by(self, beat: Beat) -> bool:
+        """Whether a beat of the new generation proves a commit after the loss."""
+        if beat.worker in self.heard:
+            return beat.step > self.step
+        self.heard.add(beat.worker)
+        self.step = max(self.step, beat.step)
+        return False
 
 
 class Progress:
@@ -72,8 +91,9 @@ class Progress:
         self.recoveries: list[float] = []
         self.incident: Incident | None = None
         self.error = self.culprit = self.weights_digest = ""
-        self._weak_since_s: float | None = None
-        self._told: Counter[str] = Counter()
+        self._weakness: Incident | None = None  # since the world is smaller than it should be
+        self._struck: set[str] = set()
+        self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
         self._steps: deque[tuple[float, int]] = deque()
 
     @property
@@ -128,10 +148,8 @@ class Progress:
                 return self._lose(message, now_s)
             case WorkerFailed(worker, error):
                 self.culprit, self.error = worker, error
-            case HookReached(_, fault, rank, step, phase):
-                number = int(fault.removeprefix("fault"))
-                what = self._faults[number] if number < len(self._faults) else fault
-                return [("bad", f"{what}: strikes rank {rank} in {phase} of step {step}")]
+            case HookReached(fault=fault):
+                return self._strike(fault)
             case WorkerDone(worker, step, digest):
                 self.done.add(worker)
                 self.step, self.weights_digest = max(self.step, step), digest
@@ -139,24 +157,31 @@ class Progress:
                 self.end = message
         return []
 
+    def _strike(self, fault: str) -> list[tuple[str, str]]:
+        if fault in self._struck:
+            return []  # whoever takes the rank's place passes the same trigger, and nothing happens there
+        self._struck.add(fault)
+        number = int(fault.removeprefix("fault"))
+        return [("bad", f"{self._faults[number] if number < len(self._faults) else fault} strikes")]
+
     # -- what happens to the world --------------------------------------------------------------------------------
 
     def _regroup(self, plan: Plan, now_s: float) -> list[tuple[str, str]]:
         first, before, self.plan = self.plan is None, self.world, plan
         world = self.world
-        if world < self.nodes and self._weak_since_s is None:
-            self._weak_since_s = self.incident.since_s if self.incident else now_s
+        if world < self.nodes and self._weakness is None:
+            self._weakness = Incident(self.incident.since_s if self.incident else now_s, self.step)
+        for open_one in filter(None, (self.incident, self._weakness)):
+            open_one.begin(plan.generation, self.step)
         if first:
             self.training_since_s = now_s
             return [("info", f"{plural(world, 'rank')} train")]
-        if self.incident is not None and not self.incident.generation:
-            self.incident.generation, self.incident.step = plan.generation, self.step
         if world > before:
             change = f"{plural(world, 'rank')}, {world - before} joined"
         elif world < before:
-            change = f"{plural(world, 'rank')} go on without {before - world}"
+            change = f"{plural(world, 'rank')} go on"
         else:
-            change = "a spare takes the place" if self.incident else "regrouped"
+            change = "a spare steps in" if self.incident else "regrouped"
         return [("info", f"generation {plan.generation}: {change}")]
 
     def _lose(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
@@ -170,21 +195,22 @@ class Progress:
         if member is not None and self.end is None:
             self.incident = self.incident or Incident(now_s, self.step)
             self.incident.generation = 0
-        self._told[lost.detail] += 1
-        if self._told[lost.detail] > _SAME_LOSS_SHOWN:
+        self._losses_told[lost.detail] += 1
+        if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:
             return []
         who = f"rank {member.rank} ({lost.worker})" if member else f"{lost.worker}"
-        again = "; further ones are not shown" if self._told[lost.detail] == _SAME_LOSS_SHOWN else ""
+        again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
         return [("bad", f"{who} lost: {_reason(lost)}{again}")]
 
     def _heartbeat(self, beats: Sequence[Beat], now_s: float) -> list[tuple[str, str]]:
         self.beats.update((beat.worker, beat) for beat in beats)
         members = [beat for beat in beats if self.plan is not None and self.plan.member(beat.worker)]
         for beat in members:
-            if beat.step > self.step or (beat.step == self.step and math.isnan(self.loss)):
+            if beat.step > self.step or (beat.step == self.step > 0 and math.isnan(self.loss)):
                 self.step, self.loss = beat.step, beat.loss
         if self.step and (not self._steps or self.step > self._steps[-1][1]):
             self._steps.append((now_s, self.step))
+            self._losses_told.clear()
         return [text for beat in members if beat.generation == self.generation for text in self._proof(beat, now_s)]
 
     def _proof(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
@@ -192,20 +218,22 @@ class Progress:
         texts = []
         incident = self.incident
         full = self.world == self.nodes
-        if incident is not None and incident.generation and beat.step > incident.step:
+        if incident is not None and incident.generation and incident.ended_by(beat):
             seconds = now_s - incident.since_s
             self.recoveries.append(seconds)
             self.incident = None
             strength = "at full strength" if full else f"with {plural(self.world, 'rank')}"
             texts.append(("good", f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss"))
             if full:
-                self._weak_since_s = None
-        if self._weak_since_s is not None and full and self.incident is None:
-            texts.append(("good", f"full strength again after {duration(now_s - self._weak_since_s)}"))
-            self._weak_since_s = None
+                self._weakness = None
+        if self._weakness is not None and full and self._weakness.ended_by(beat):
+            texts.append(("good", f"full strength again after {duration(now_s - self._weakness.since_s)}"))
+            self._weakness = None
         return texts
 
 
 def _reason(lost: WorkerLost) -> str:
     """``killed by SIGKILL`` rather than ``killed: killed by SIGKILL``."""
+    if lost.cause == "ended":
+        return "its process ended"
     return lost.detail if lost.detail.startswith(lost.cause) else f"{lost.cause}: {lost.detail}"

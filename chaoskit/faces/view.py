@@ -140,11 +140,12 @@ def _facts(progress: Progress, now_s: float) -> list[Text]:
         facts.append(Text(f"{number(rate)} steps/s"))
     facts.append(Text(f"world {progress.world}/{progress.nodes}", "" if progress.world == progress.nodes else "yellow"))
     facts.append(Text(f"generation {progress.generation}"))
-    facts.append(Text(plural(progress.spares, "spare") + " ready", "" if progress.spares else "dim"))
+    if progress.spares_wanted:
+        facts.append(Text(plural(progress.spares, "spare") + " ready", "" if progress.spares else "dim"))
     if progress.recoveries:
         facts.append(Text(f"recovered {len(progress.recoveries)}×", "green"))
     if progress.incident:
-        facts.append(Text(f"recovering for {number(now_s - progress.incident.since_s)} s", "bold yellow"))
+        facts.append(Text(f"recovering for {now_s - progress.incident.since_s:.1f} s", "bold yellow"))
     return facts
 
 

@@ -21,8 +21,9 @@ class Work(Protocol):
 class Group(Protocol):
     """The ranks of one generation. All tensors are contiguous and stay alive and unchanged until waited for.
 
-    Transfers between two ranks with the same tag arrive in the order in which they were sent. A backend without tags
-    (NCCL) may match them by order alone: both sides issue them in the same order within one :meth:`coalesce` block.
+    Transfers between two ranks with the same tag arrive in the order in which they were sent. A backend for
+    accelerators may ignore tags (NCCL): there both sides issue transfers in the same order within one :meth:`coalesce`
+    block.
     """
 
     @property

@@ -2,14 +2,17 @@
 
 Every rank knows from the reduction which contributions are not finite. Each guilty shard is computed again on another
 rank, from the same weights and with the same randomness: finite there, the rank is bad; not finite, the batch is.
+A rank whose own weights are not finite is bad whatever it finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,17 +21,38 @@ from chaoskit.errors import NonFiniteBatch
 from chaoskit.messages import Accuse, Message, Plan
 from chaoskit.runtime.reduction import Reduced
 
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank tells the others at the end of an audit.
+
+    Attributes:
+        healthy: its own weights are finite.
+        attempts: audits of this step that it lived through.
+        peaks: recomputed shard -> its largest absolute gradient.
+    """
+
+    healthy: bool
+    attempts: int
+    peaks: dict[int, float]
+
+
+_findings = msgspec.msgpack.Decoder(Finding)
+
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     """``rank``: ``ranks`` compute wrongly. ``batch``: ``shards`` give non-finite values anywhere.
 
-    ``transient``: the only rank there is got finite values at the second attempt.
+    ``transient``: nobody can be told from the others, and the second attempt was finite. ``attempts``: audits of this
+    step before this one, the same number on every rank.
     """
 
     verdict: Literal["rank", "batch", "transient"]
     ranks: tuple[int, ...]
     shards: tuple[int, ...]
+    attempts: int = 0
 
 
 @dataclass(slots=True)
@@ -38,7 +62,7 @@ class Audit:
     guilty: dict[int, tuple[int, ...]]
     auditors: dict[int, int]
     world: int
-    _finite: dict[int, bool] = field(default_factory=dict)
+    _peaks: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def open(cls, reduced: Reduced, plan: Plan) -> Audit:
@@ -61,23 +85,34 @@ class Audit:
 
     def record(self, shard: int, gradients: Sequence[Tensor | None]) -> None:
         """The auditor's own gradients of a guilty shard."""
-        self._finite[shard] = all(
-            bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None
-        )
+        peaks = [gradient.abs().max().float() for gradient in gradients if gradient is not None and gradient.numel()]
+        self._peaks[shard] = float(torch.stack(peaks).max()) if peaks else 0.0
 
-    def findings(self) -> int:
-        """Bit i is set when the i-th guilty shard (in ascending order) was recomputed here and is finite."""
-        return sum(1 << index for index, shard in enumerate(sorted(self.auditors)) if self._finite.get(shard, False))
+    def finding(self, weights: Iterable[Tensor], attempts: int) -> bytes:
+        """This rank's part of the result, to be exchanged with all others."""
+        healthy = all(bool(torch.isfinite(weight).all()) for weight in weights)
+        return msgspec.msgpack.encode(Finding(healthy, attempts, self._peaks))
 
-    def conclude(self, findings: Sequence[int]) -> AuditResult:
+    def conclude(self, found: Sequence[bytes]) -> AuditResult:
         """What follows from the findings of all ranks."""
-        shards = sorted(self.auditors)
-        finite = {shard for index, shard in enumerate(shards) if findings[self.auditors[shard]] >> index & 1}
-        bad_batch = tuple(shard for shard in shards if shard not in finite)
-        if bad_batch:
-            return AuditResult("batch", (), bad_batch)
-        verdict: Literal["rank", "transient"] = "rank" if self.world > 1 else "transient"
-        return AuditResult(verdict, tuple(self.guilty), tuple(shards))
+        findings = [_findings.decode(data) for data in found]
+        attempts = max(finding.attempts for finding in findings)
+        shards = tuple(sorted(self.auditors))
+        if broken := tuple(rank for rank, finding in enumerate(findings) if not finding.healthy):
+            return AuditResult("rank", broken, shards, attempts)
+        peaks = {shard: findings[self.auditors[shard]].peaks.get(shard, math.nan) for shard in shards}
+        if bad := self._bad_shards(peaks):
+            return AuditResult("batch", (), bad, attempts)
+        verdict: Literal["rank", "transient"] = "rank" if len(self.guilty) < self.world else "transient"
+        return AuditResult(verdict, tuple(self.guilty), shards, attempts)
+
+    def _bad_shards(self, peaks: dict[int, float]) -> tuple[int, ...]:
+        """Those that are not finite anywhere, or all of a sum that overflows though each of them is finite."""
+        if bad := tuple(shard for shard, peak in peaks.items() if not math.isfinite(peak)):
+            return bad
+        suspects = [*self.guilty.values(), *([tuple(peaks)] if len(self.guilty) == self.world else [])]
+        overflowing = [shards for shards in suspects if sum(peaks[shard] for shard in shards) > _LARGEST]
+        return tuple(sorted({shard for shards in overflowing for shard in shards}))
 
 
 class NonFiniteGuard:
@@ -85,23 +120,24 @@ class NonFiniteGuard:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._step = -1
-        self.attempts = 0
+        self._step, self._attempts = -1, 0
 
-    def batch_is_bad(self, step: int, result: AuditResult) -> bool:
-        """True: skip the batch. False: try it again.
+    def attempts_at(self, step: int) -> int:
+        """How often ``step`` was computed again because of an audit, as far as this rank knows."""
+        return self._attempts if step == self._step else 0
+
+    def gives_up(self, step: int, result: AuditResult) -> bool:
+        """True: skip the batch. False: compute the step again.
 
         Raises:
             NonFiniteBatch: if the policy says stop, or its retries are used up.
         """
-        if step != self._step:
-            self._step, self.attempts = step, 0
-        self.attempts += 1
-        policy = self._config.nonfinite
+        self._step, self._attempts = step, result.attempts + 1
+        policy, retries = self._config.nonfinite, self._config.nonfinite_retries
+        if (policy == "retry" or result.verdict == "transient") and self._attempts <= retries:
+            return False
         if policy == "skip":
             return True
-        if policy == "retry" and self.attempts <= self._config.nonfinite_retries:
-            return False
         raise NonFiniteBatch(
             f"step {step}: shards {list(result.shards)} give non-finite gradients on every rank that computes them "
             f"(policy {policy!r}); mend the data or the learning rate, or use nonfinite='skip'"
@@ -109,7 +145,7 @@ class NonFiniteGuard:
 
     def accuse(self, plan: Plan, result: AuditResult, worker: str, step: int, send: Callable[[Message], None]) -> None:
         """Tell the coordinator which workers must be replaced."""
-        for rank in result.ranks:
-            accused = plan.members[rank].worker
-            detail = f"gradients of rank {rank} were not finite at step {step}; another rank found them finite"
-            send(Accuse(worker, accused, plan.generation, step, "nonfinite", detail))
+        ranks = ", ".join(map(str, result.ranks))
+        detail = f"gradients or weights of rank {ranks} were not finite at step {step}"
+        accused = tuple(plan.members[rank].worker for rank in result.ranks)
+        send(Accuse(worker, accused, plan.generation, step, "nonfinite", detail))

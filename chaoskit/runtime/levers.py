@@ -69,14 +69,15 @@ class Poison:
             with torch.no_grad():
                 self._poison(self._parameter.data)
         elif self._where == "gradient":
-            self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            self._handle = self._parameter.register_hook(self._on_gradient)  # before anybody can read it
         else:
             self._handle = self._module.register_forward_hook(self._on_activation)
 
-    def _on_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self._poison(parameter.grad)
-            self._disarm()
+    def _on_gradient(self, gradient: Tensor) -> Tensor:
+        poisoned = gradient.clone()
+        self._poison(poisoned)
+        self._disarm()
+        return poisoned
 
     def _on_activation(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         poisoned = output.clone()

@@ -26,7 +26,7 @@ class Overlap:
         self._missing: list[int] = []
         self._error: RuntimeError | None = None
         self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._hook(number))
             for number, parameter in enumerate(parameters)
         ]
 

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from chaoskit import messages
 from chaoskit.errors import ChaoskitError
@@ -22,11 +21,12 @@ from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
 from chaoskit.runtime.group import disown, reown
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.state import ArenaView
+from chaoskit.runtime.state import DATA_OFFSET, ArenaView
 
 _SEQUENCE = struct.Struct("!q")
 _CHUNK_BYTES = 4 * 2**20
 _RETRY_S = 0.001
+_SILENT_S = 10.0  # a peer that sends nothing for so long, or writes all the time, cannot be read
 
 
 class PeerLost(ChaoskitError):
@@ -80,20 +80,25 @@ class StateServer:
                 reown(connection.fileno())
 
     def _send_state(self, connection: socket.socket) -> None:
-        arena = self._replica.arena
-        if arena is None:
-            raise NotImplementedError("state of a CUDA replica is sent over NCCL")
-        sequence = _even_sequence(arena)
-        data = arena.data()
-        offer = _Offer(sequence, arena.step, arena.index_bytes(), arena.scalars_bytes(), len(data))
-        body = msgspec.msgpack.encode(offer)
+        replica, arena = self._replica, self._replica.arena
+        sequence = _even_sequence(replica)
+        if arena is not None:
+            step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
+        else:
+            step = replica.step
+            index, scalars, packed = replica.pack()
+            data = memoryview(packed)
+        body = msgspec.msgpack.encode(_Offer(sequence, step, index, scalars, len(data)))
         connection.sendall(_SEQUENCE.pack(len(body)) + body)
         connection.sendall(data)
-        connection.sendall(_SEQUENCE.pack(arena.sequence))
+        connection.sendall(_SEQUENCE.pack(replica.sequence))
 
 
-def _even_sequence(arena: ArenaView) -> int:
-    while (sequence := arena.sequence) % 2:
+def _even_sequence(state: ArenaView | Replica) -> int:
+    deadline_s = time.monotonic() + _SILENT_S
+    while (sequence := state.sequence) % 2:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("it does not come to rest, or ended while it was written")
         time.sleep(_RETRY_S)
     return sequence
 
@@ -109,11 +114,11 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str) -> Pulled
     """
     while True:
         try:
-            if transport == "auto" and peer.host_id == host_id():
+            if transport == "auto" and peer.arena_fd >= 0 and peer.host_id == host_id():
                 pulled = _pull_shared(replica, peer)
             else:
                 pulled = _pull_tcp(replica, peer, token)
-        except OSError as error:
+        except (OSError, messages.Refused) as error:
             raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
         if pulled is not None:
             return pulled
@@ -124,13 +129,8 @@ def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
     view = ArenaView(fd, writable=False)
     try:
         sequence = _even_sequence(view)
-        index, scalars, step, data = view.index_bytes(), view.scalars_bytes(), view.step, view.data()
-        try:
-            size_bytes = len(data)
-            mine = _receive_into(replica, index, size_bytes)
-            np.copyto(np.frombuffer(mine, np.uint8), np.frombuffer(data, np.uint8))  # lets other threads run
-        finally:
-            data.release()
+        index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
+        _read_all(fd, _receive_into(replica, index, size_bytes))
         if view.sequence != sequence:
             return None
         replica.load_scalars(scalars, step)
@@ -141,32 +141,56 @@ def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
         os.close(fd)
 
 
+def _read_all(fd: int, target: memoryview) -> None:
+    """Copy the data of an arena: reading is faster than mapping it, which costs a page fault every 64 kB."""
+    done = 0
+    while done < len(target):
+        count = os.preadv(fd, [target[done : done + _CHUNK_BYTES]], DATA_OFFSET + done)
+        if not count:
+            raise OSError("an arena that is shorter than its index says")
+        done += count
+
+
 def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
     with messages.connect((peer.address, peer.port), token) as connection:
         disown(connection.fileno())
+        connection.settimeout(_SILENT_S)
         try:
             (length,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
             offer = _offers.decode(messages.receive_exactly(connection, length))
-            target = _receive_into(replica, offer.index, offer.size_bytes)
-            received = 0
-            while received < offer.size_bytes:
-                count = connection.recv_into(target[received : received + _CHUNK_BYTES])
-                if not count:
-                    raise ConnectionError("connection closed in the middle of the state")
-                received += count
+            # A survivor must not lose the state it has to a peer that ends half-way; a joiner has none to lose.
+            direct = replica.arena is not None and replica.step <= 0
+            packed = bytearray(0 if direct else offer.size_bytes)
+            target = _receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
+            _fill(target, connection)
             (sequence,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
         finally:
             reown(connection.fileno())
     if sequence != offer.sequence:
         return None
+    if replica.arena is None:
+        replica.begin_write()
+        replica.unpack(offer.index, packed)
+    elif packed:
+        _receive_into(replica, offer.index, offer.size_bytes)[:] = packed
     replica.load_scalars(offer.scalars, offer.step)
     _publish(replica, offer.scalars)
     return Pulled(offer.step, offer.size_bytes, "tcp")
 
 
+def _fill(target: memoryview, connection: socket.socket) -> None:
+    received = 0
+    while received < len(target):
+        count = connection.recv_into(target[received : received + _CHUNK_BYTES])
+        if not count:
+            raise ConnectionError("connection closed in the middle of the state")
+        received += count
+
+
 def _receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview:
     """The memory of ``replica`` that the peer's data belongs to; peers that read us meanwhile are told to retry."""
     assert replica.arena is not None
+    replica.step = -1  # until all of it is there
     if replica.arena.sequence % 2 == 0:
         replica.arena.begin_write()
     if not replica.layout_matches(index):
@@ -175,6 +199,6 @@ def _receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview
 
 
 def _publish(replica: Replica, scalars: bytes) -> None:
-    assert replica.arena is not None
-    replica.arena.publish([path for path, _ in replica.tensors()], scalars, replica.step)
-    replica.arena.end_write()
+    if replica.arena is not None:
+        replica.arena.publish([path for path, _ in replica.tensors()], scalars, replica.step)
+    replica.end_write()

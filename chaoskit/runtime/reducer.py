@@ -28,8 +28,8 @@ class Reduced:
     """The outcome of a reduction, the same on every rank.
 
     ``gradients`` are the sums over all shards, one a parameter, in its dtype; they may be changed (clipped, scaled)
-    and are valid until the next reduction or membership. If not ``finite`` they are useless: either ``nonfinite`` names
-    who is to blame, or it is empty and finite contributions overflowed when they were added.
+    and are valid until a bucket of the next reduction is started. If not ``finite`` they are useless: either
+    ``nonfinite`` names who is to blame, or it is empty and finite contributions overflowed when they were added.
     """
 
     gradients: list[Tensor]

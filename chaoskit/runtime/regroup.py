@@ -7,16 +7,20 @@ has committed (to see who must catch up), then the group.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
-from chaoskit.messages import Member, Plan
+from chaoskit.messages import STANDING, Member, Plan
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
 from chaoskit.vocabulary import Event
+
+_STANDING = struct.Struct("!q?")
 
 
 @dataclass(slots=True)
@@ -45,12 +49,12 @@ class Standing:
     step: int
     done: bool
 
-    def encode(self) -> int:
-        return self.step * 2 + self.done
+    def encode(self) -> bytes:
+        return _STANDING.pack(self.step, self.done)
 
     @classmethod
-    def decode(cls, rank: int, value: int) -> Standing:
-        return cls(rank, value // 2, bool(value % 2))
+    def decode(cls, rank: int, value: bytes) -> Standing:
+        return cls(rank, *_STANDING.unpack(value))
 
 
 class Regrouper:
@@ -78,9 +82,9 @@ class Regrouper:
         self._changed = threading.Condition()
         self._current: Formation | None = None  # newest formation that was begun
         self._soft: Plan | None = None  # newest plan that waits for a step boundary
-        self._committing = False
+        self._advancing = False  # the main thread is changing the step
         self._retired: list[Formation] = []
-        self.step = 0  # committed steps of this worker; written by the main thread only
+        self.step = 0  # committed steps of this worker, -1 without a state; written by the main thread only
         self.done = False
 
     # -- control thread -----------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ class Regrouper:
             self._meet(formation)
         except GenerationSuperseded:
             return  # a newer formation is on its way
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ChaoskitError) as error:
             with self._changed:
                 formation.broken = True
                 self._changed.notify_all()
@@ -130,19 +134,20 @@ class Regrouper:
         plan, rank = formation.plan, formation.me.rank
         rendezvous = self._open_rendezvous()
         with self._changed:
-            self._changed.wait_for(lambda: not self._committing)
+            self._changed.wait_for(lambda: not self._advancing or formation.broken)
             if formation.broken:
-                rendezvous.interrupt()
+                rendezvous.close()
+                return
             formation.rendezvous = rendezvous
             standing = Standing(rank, self.step, self.done)
-        values = rendezvous.exchange(plan.generation, "standing", rank, standing.encode())
+        values = rendezvous.exchange(plan.generation, STANDING, rank, standing.encode())
         with self._changed:
             formation.standings = tuple(Standing.decode(other, value) for other, value in enumerate(values))
             self._changed.notify_all()
         group = self._build(RendezvousStore(rendezvous, plan.generation), plan, formation.me)
         with self._changed:
-            if formation.broken:
-                group.abort()
+            if self._is_over(formation):
+                group.close()  # not abort: a newer group's sockets may have appeared while this one was built
                 return
             formation.group = group
             self._journal.write(Event.REGROUPED, generation=plan.generation, rank=rank, world=len(plan.members))
@@ -192,27 +197,38 @@ class Regrouper:
             return newest.generation if newest else 0
 
     def move_on(self, generation: int) -> None:
-        """At a step boundary that all ranks share: form the waiting plan, if it is ``generation`` or newer."""
+        """At a step boundary that all ranks share: form the waiting plan, if all of them know it.
+
+        Args:
+            generation: the lowest :attr:`vote` of all ranks.
+        """
         with self._changed:
-            if self._soft is not None and self._soft.generation >= generation:
+            if self._soft is not None and self._soft.generation <= generation:
+                self._begin(self._soft)
+
+    def give_up(self, formation: Formation) -> None:
+        """There will be no step boundary in ``formation`` any more: a waiting plan is formed at once."""
+        with self._changed:
+            formation.broken = True
+            if self._soft is not None and self._current is formation:
                 self._begin(self._soft)
 
     @contextmanager
-    def commit(self, formation: Formation) -> Iterator[None]:
-        """Hold off the forming of new generations while the optimizer runs.
+    def advance(self, formation: Formation) -> Iterator[None]:
+        """Hold off the report of this worker's step to newer generations while the block changes it.
 
         Raises:
             GenerationSuperseded: if another generation was begun: this rank's step may already be reported to it.
         """
         with self._changed:
             if self._is_over(formation):
-                raise GenerationSuperseded("a newer generation was begun before the commit")
-            self._committing = True
+                raise GenerationSuperseded("a newer generation was begun before the step could change")
+            self._advancing = True
         try:
             yield
         finally:
             with self._changed:
-                self._committing = False
+                self._advancing = False
                 self._changed.notify_all()
 
     def finish(self) -> None:
@@ -222,7 +238,8 @@ class Regrouper:
 
     def dispose_retired(self, afterwards: Callable[[], None]) -> None:
         """Free the groups of former generations, which takes gloo 10 ms a pair, off the main thread."""
-        retired, self._retired = self._retired, []
+        with self._changed:
+            retired, self._retired = self._retired, []
         if not retired:
             return
 

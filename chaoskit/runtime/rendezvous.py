@@ -51,10 +51,10 @@ class Rendezvous:
         value: bytes = self._receive(Value).value
         return value
 
-    def exchange(self, generation: int, name: str, rank: int, value: int) -> tuple[int, ...]:
+    def exchange(self, generation: int, name: str, rank: int, value: bytes) -> tuple[bytes, ...]:
         """Everybody's ``value`` by rank, once every member of the generation has called this."""
         self._send(Exchange(generation, name, rank, value))
-        values: tuple[int, ...] = self._receive(Exchanged).values
+        values: tuple[bytes, ...] = self._receive(Exchanged).values
         return values
 
     def _send(self, message: messages.Message) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.runtime.state import Arena, Slot, decode_index, plain
+from chaoskit.runtime.state import Arena, Slot, aligned, decode_index, dtype_named, plain
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -28,18 +28,30 @@ class Scheduler(Protocol):
 class Replica:
     """The registered objects of a job.
 
+    Args:
+        shared: keep the tensors in shared memory, where the device allows it.
+
     Raises:
         BadInput: if the model has nothing to train, or keeps statistics that depend on which rank saw which sample.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None,
+        *,
+        shared: bool = True,
+    ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.step = 0
         self._check()
         self.device = self.parameters[0].device
         total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
-        self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if self.device.type == "cpu" else None
+        shared = shared and self.device.type == "cpu"
+        self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if shared else None
+        self._sequence = 0  # of a replica without an arena
         self._homed: list[str] = []
         self.rehome()
 
@@ -125,17 +137,68 @@ class Replica:
     def update(self) -> Iterator[None]:
         """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state."""
         entries = self._entries()
-        if self.arena is not None:
-            self.arena.begin_write()
+        self.begin_write()
         try:
             yield
         finally:
             self.step += 1
             if self.arena is not None:
                 self.arena.publish(self._homed, self._scalars(), self.step)
-                self.arena.end_write()
+            self.end_write()
         if self._entries() != entries:
             self.rehome()
+
+    @property
+    def sequence(self) -> int:
+        """Odd while the state is being written; changes with every write."""
+        return self._sequence if self.arena is None else self.arena.sequence
+
+    def begin_write(self) -> None:
+        """Peers that read from here on must read again."""
+        if self.arena is None:
+            self._sequence += 1
+        else:
+            self.arena.begin_write()
+
+    def end_write(self) -> None:
+        if self.arena is None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._sequence += 1
+        else:
+            self.arena.end_write()
+
+    def pack(self) -> tuple[bytes, bytes, bytearray]:
+        """Index, scalars and data of a replica on a device, copied to the host: what an arena holds already."""
+        slots, tensors, offset = [], [], 0
+        for path, tensor in self.tensors():
+            slots.append(Slot(path, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset))
+            tensors.append(tensor)
+            offset += aligned(slots[-1].size_bytes)
+        data = bytearray(offset)
+        for slot, tensor in zip(slots, tensors, strict=True):
+            if slot.size_bytes:
+                target = torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel(), offset=slot.offset)
+                target.copy_(tensor.detach().reshape(-1))
+        return msgspec.msgpack.encode(slots), self._scalars(), data
+
+    def unpack(self, index: bytes, data: bytearray) -> None:
+        """Take over tensors that a peer has packed."""
+        slots = decode_index(index)
+        self._check_inventory(slots)
+        received = {}
+        for slot in slots:
+            count = slot.size_bytes // dtype_named(slot.dtype).itemsize
+            flat = torch.frombuffer(data, dtype=dtype_named(slot.dtype), count=count, offset=slot.offset)
+            received[slot.path] = flat.view(slot.shape)
+        with torch.no_grad():
+            for path, tensor in self._model_tensors():
+                tensor.copy_(received[path])
+        self._rebuild_optimizer_state({path: self._like_state(path, value) for path, value in received.items()})
+
+    def _like_state(self, path: str, value: Tensor) -> Tensor:
+        """A copy where the optimizer keeps such a value: step counts stay on the host."""
+        return value.clone() if value.dim() == 0 or not path.startswith(_OPTIMIZER) else value.to(self.device)
 
     # -- taking over a peer's state -----------------------------------------------------------------------------
 
@@ -161,7 +224,7 @@ class Replica:
         mine = {path for path, _ in self._model_tensors()}
         theirs = {slot.path for slot in slots if slot.path.startswith(_MODEL)}
         if mine != theirs:
-            odd = sorted(mine ^ theirs)[0]
+            odd = min(mine ^ theirs)
             raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
 
     def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:

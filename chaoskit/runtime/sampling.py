@@ -1,4 +1,4 @@
-"""Which samples a shard holds, and the randomness it computes with: functions of (seed, step, shard), never of a rank."""
+"""Which samples a shard holds, and its randomness: functions of (seed, step, shard), never of a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def derive_seed(*key: int) -> int:
 def seed_everything(*key: int) -> None:
     """Seed torch, :mod:`random` and, where it is in use, NumPy's global generator."""
     seed = derive_seed(*key)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would ask every other backend, too
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
@@ -65,12 +67,15 @@ class Sampler:
 
 
 def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
-    """The batch of the given samples, by torch's conventions for map-style datasets, on ``device``."""
+    """The batch of the given samples, by torch's conventions for map-style datasets, on ``device``.
+
+    A list is samples, to be collated (``Subset.__getitems__`` gives one); anything else is a batch already.
+    """
     if hasattr(dataset, "__getitems__"):
         batch = dataset.__getitems__(list(samples))
     else:
-        batch = default_collate([dataset[index] for index in samples])
-    return _to(batch, device)
+        batch = [dataset[index] for index in samples]
+    return _to(default_collate(batch) if isinstance(batch, list) else batch, device)
 
 
 def _to(batch: Any, device: torch.device) -> Any:
@@ -78,6 +83,8 @@ def _to(batch: Any, device: torch.device) -> Any:
         return batch.to(device)
     if isinstance(batch, dict):
         return {key: _to(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(_to(value, device) for value in batch)
     return batch

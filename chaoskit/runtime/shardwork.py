@@ -71,7 +71,7 @@ class ShardWork:
         if self._loss is not None and self._overlapping:
             raise BadInput("buckets", self._config.buckets, "use buckets=1 for several backward passes a shard")
         # a power of two scales without rounding; any other V rounds the same way at every world size
-        (loss / self._config.shard_count).backward()  # type: ignore[no-untyped-call]
+        (loss / self._config.shard_count).backward()
         detached = loss.detach()
         self._loss = detached if self._loss is None else self._loss + detached
 

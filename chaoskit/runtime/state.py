@@ -26,7 +26,7 @@ from chaoskit.errors import ChaoskitError
 _HEADER_BYTES = 4096
 _INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
 _SCALARS_BYTES = 8 * 2**20
-_DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
+DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
 _SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE = range(5)
 
@@ -44,14 +44,20 @@ class Slot(msgspec.Struct, frozen=True):
         count = 1
         for extent in self.shape:
             count *= extent
-        return count * _dtype(self.dtype).itemsize
+        return count * dtype_named(self.dtype).itemsize
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """The torch type of that name, such as ``float32``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ChaoskitError(f"a peer sent a tensor of unknown type {name!r}")
     return dtype
+
+
+def aligned(size_bytes: int) -> int:
+    """``size_bytes`` rounded up to where the next tensor may begin."""
+    return -(-size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 _index_decoder = msgspec.msgpack.Decoder(list[Slot])
@@ -83,9 +89,14 @@ class ArenaView:
         start = _HEADER_BYTES + _INDEX_BYTES
         return bytes(self.bytes[start : start + self._header[_SCALARS_SIZE]])
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the used part of the data."""
+        return self._header[_DATA_SIZE]
+
     def data(self) -> memoryview:
         """The used part of the data."""
-        return self.bytes[_DATA_OFFSET : _DATA_OFFSET + self._header[_DATA_SIZE]]
+        return self.bytes[DATA_OFFSET : DATA_OFFSET + self._header[_DATA_SIZE]]
 
     def close(self) -> None:
         self._header.release()
@@ -98,10 +109,10 @@ class Arena(ArenaView):
 
     def __init__(self, capacity_bytes: int) -> None:
         fd = os.memfd_create("chaoskit-state", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _DATA_OFFSET + capacity_bytes)
+        os.ftruncate(fd, DATA_OFFSET + capacity_bytes)
         super().__init__(fd, writable=True)
         self.capacity_bytes = capacity_bytes
-        self._tensor = torch.frombuffer(self.map, dtype=torch.uint8, offset=_DATA_OFFSET)
+        self._tensor = torch.frombuffer(self.map, dtype=torch.uint8, offset=DATA_OFFSET)
         self._slots: dict[str, Slot] = {}
 
     def slot(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Slot:
@@ -111,7 +122,7 @@ class Arena(ArenaView):
         if known is not None and (known.dtype, known.shape) == (name, shape):
             return known
         slot = Slot(path, name, shape, self._header[_DATA_SIZE])
-        end = slot.offset + -(-slot.size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        end = slot.offset + aligned(slot.size_bytes)
         if end > self.capacity_bytes:
             raise ChaoskitError(f"state outgrew its arena of {self.capacity_bytes} bytes at {path}")
         self._header[_DATA_SIZE] = end
@@ -121,7 +132,7 @@ class Arena(ArenaView):
     def tensor(self, slot: Slot) -> Tensor:
         """The arena's memory at ``slot`` as a tensor."""
         piece = self._tensor[slot.offset : slot.offset + slot.size_bytes]
-        return piece.view(_dtype(slot.dtype)).view(slot.shape)
+        return piece.view(dtype_named(slot.dtype)).view(slot.shape)
 
     def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:
         """Use exactly the layout of a peer, so that its data can be copied as one block."""

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import GroupBroken, Healed
+from chaoskit.messages import GroupBroken, Healed, Member
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
-from chaoskit.runtime.peer import PeerLost, pull
+from chaoskit.runtime.peer import PeerLost, Pulled, pull
 from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
@@ -33,6 +33,8 @@ from chaoskit.runtime.replica import Replica, Scheduler
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.vocabulary import Event, Phase
+
+_PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
 
 
 class TrainingOver(BaseException):
@@ -58,7 +60,9 @@ class Trainer:
         self._rehearsed = False
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
+        self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
         self._audit: Audit | None = None
+        self._audits = 0  # opened in this formation, by all of its members
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -142,6 +146,8 @@ class Trainer:
         """Shards that the user's block must compute now."""
         if not self._rehearsed:
             return [0]
+        if self._void:
+            return []
         if self._audit is not None:
             return self._audit.shards_for(self.rank)
         return self._missing()
@@ -180,8 +186,10 @@ class Trainer:
     # -- begin --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        step = self.step
         if self._rehearsed:
             self._settle()
+        self._void = self.step != step
         self._worker.board.enter(Phase.FORWARD)
 
     def _settle(self) -> Formation:
@@ -208,7 +216,7 @@ class Trainer:
 
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""
-        self._formation, self._audit, self._joined = formation, None, False
+        self._formation, self._audit, self._audits, self._joined = formation, None, 0, False
         self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
         if generation > 1:
@@ -223,11 +231,11 @@ class Trainer:
         for attempt in range(len(ahead)):
             healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
             try:
-                pulled = pull(self.replica, healer.endpoint, worker.token, self.config.transport)
+                pulled = self._pull(formation, healer)
+            except GenerationSuperseded:
+                return False
             except PeerLost:
                 continue
-            self._forget_step()
-            worker.regrouper.step = self.step
             worker.board.progress(self.step)
             generation = formation.plan.generation
             worker.journal.write(
@@ -241,8 +249,19 @@ class Trainer:
             )
             worker.journal.write(Event.ADOPT, step=self.step, generation=generation, source=healer.worker)
             return True
-        worker.regrouper.wait_newer(formation)
+        if not worker.regrouper.wait_newer(formation, _PLAN_S):
+            raise PeerLost(f"the state of step {target} could not be read from any of the ranks {ahead}")
         return False
+
+    def _pull(self, formation: Formation, healer: Member) -> Pulled:
+        """Replace the state by that of ``healer``; no newer generation hears of a step that is just changing."""
+        regrouper, replica = self._worker.regrouper, self.replica
+        with regrouper.advance(formation):
+            self._forget_step()
+            try:
+                return pull(replica, healer.endpoint, self._worker.token, self.config.transport)
+            finally:
+                regrouper.step = replica.step
 
     def _forget_step(self) -> None:
         self._work.forget()
@@ -254,6 +273,9 @@ class Trainer:
         """Reduce and commit, or return so that the block is entered again for what is missing."""
         if not self._rehearsed:
             self._rehearse()
+            return
+        if self._void:
+            self._worker.board.enter(Phase.OUTSIDE)
             return
         formation = self._formation
         assert formation is not None
@@ -332,7 +354,7 @@ class Trainer:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
         worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
-        with worker.regrouper.commit(formation):
+        with worker.regrouper.advance(formation):
             self._apply(reduced.gradients)
             worker.regrouper.step = replica.step
         loss = self._loss(formation, reduced)
@@ -371,6 +393,7 @@ class Trainer:
         if not isinstance(error, GenerationSuperseded):
             worker.journal.write(Event.QUIESCED, generation=generation, rank=formation.me.rank, error=str(error)[:200])
             worker.send(GroupBroken(worker.name, generation, str(error)[:200]))
+        worker.regrouper.give_up(formation)
         worker.regrouper.wait_newer(formation)
 
     # -- rehearsal ----------------------------------------------------------------------------------------------
@@ -395,6 +418,7 @@ class Trainer:
         """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
         worker = self._worker
         self._audit = Audit.open(reduced, formation.plan)
+        self._audits += 1
         for owner, shards in self._audit.guilty.items():
             worker.journal.write(
                 Event.NONFINITE,
@@ -415,10 +439,10 @@ class Trainer:
         except (GenerationSuperseded, ConnectionError) as error:
             self._leave(formation, error)
 
-    def _share_findings(self, formation: Formation, audit: Audit) -> tuple[int, ...]:
+    def _share_findings(self, formation: Formation, audit: Audit) -> tuple[bytes, ...]:
         assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
-        name = f"audit-{self.step}-{self._guard.attempts}"
-        return formation.rendezvous.exchange(formation.plan.generation, name, self.rank, audit.findings())
+        finding = audit.finding(self.replica.parameters, self._guard.attempts_at(self.step))
+        return formation.rendezvous.exchange(formation.plan.generation, f"audit-{self._audits}", self.rank, finding)
 
     def _act_on(self, formation: Formation, result: AuditResult) -> None:
         self._worker.journal.write(
@@ -432,28 +456,28 @@ class Trainer:
         if result.verdict == "rank":
             self._guard.accuse(formation.plan, result, self._worker.name, self.step, self._worker.send)
             self._worker.regrouper.wait_newer(formation)
-        elif result.verdict == "transient":
-            self._forget_step()
-        elif self._guard.batch_is_bad(self.step, result):
+        elif self._guard.gives_up(self.step, result):
             self._skip(formation, result)
         else:
-            self._forget_step()  # policy retry: compute the whole step again
+            self._forget_step()  # compute the whole step again
+        self._worker.board.enter(Phase.OUTSIDE)
 
     def _skip(self, formation: Formation, result: AuditResult) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""
         worker, replica = self._worker, self.replica
+        with worker.regrouper.advance(formation):
+            with replica.update():
+                pass
+            worker.regrouper.step = replica.step
         worker.journal.write(
             Event.SKIP,
-            step=self.step,
+            step=replica.step - 1,
             generation=formation.plan.generation,
             rank=self.rank,
             world=self.world,
             shards=result.shards,
             samples=self._work.samples(self._mine()),
         )
-        with worker.regrouper.commit(formation), replica.update():
-            pass
-        worker.regrouper.step = replica.step
         worker.board.progress(replica.step, float("nan"))
         self._forget_step()
 

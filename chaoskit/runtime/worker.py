@@ -40,7 +40,7 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from chaoskit.osprocess import host_id, set_name
+from chaoskit.osprocess import host_id, keep_freed_memory, set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group, disown
@@ -174,6 +174,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     board = Board(board_fd)
     board.sign_on()
     torch.set_num_threads(1)
+    keep_freed_memory()
     control = Control(spec, socket.socket(fileno=connection_fd), board)
     code = 1
     try:

@@ -82,7 +82,8 @@ class Zygote:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         gc.freeze()
         while True:
-            readable, _, _ = select.select([self._connection, self._wake_r], [], [])
+            sources: list[Any] = [self._connection, self._wake_r]
+            readable, _, _ = select.select(sources, [], [])
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
                 self._reap()
@@ -184,6 +185,8 @@ def run_zygote(connection: socket.socket, agent_pid: int, job: Any, fork: bool) 
 
             load_job(job)
         zygote.serve()
+    except ConnectionError:
+        pass  # the agent is gone, and so are the workers soon
     except Exception as error:
         traceback.print_exc()
         zygote.report(Broken(f"{type(error).__name__}: {error}"))

@@ -47,7 +47,7 @@ class LocalSubstrate:
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "chaoskit.substrate.nursery"],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=2,  # standard output may be read by a machine
             env=environment,
             start_new_session=True,

@@ -20,6 +20,7 @@ from chaoskit.osprocess import adopt_orphans, children, set_name
 from chaoskit.runtime import zygote
 
 _REQUEST_BYTES_MAX = 2**20
+_END_S = 5.0
 
 
 class StartAgent(msgspec.Struct, frozen=True, tag=True):
@@ -96,12 +97,25 @@ def _descendants(pid: int) -> list[int]:
 def _end(pids: tuple[int, ...]) -> None:
     mine = set(children(os.getpid()))
     targets = [pid for root in pids if root in mine for pid in (root, *_descendants(root))]
-    for pid in targets:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    handles = [handle for pid in targets if (handle := _kill(pid)) is not None]
+    for handle in handles:
+        select.select([handle], [], [], _END_S)
+        os.close(handle)
     _reap()
+
+
+def _kill(pid: int) -> int | None:
+    """A pidfd that becomes readable when the process is gone; None if it is."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def _reap() -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaoskit.osprocess import kill_if_same, start_ticks, state
+from chaoskit.errors import BadInput
+from chaoskit.osprocess import is_ending, kill_if_same, start_ticks, state
 
 
 def state_directory() -> Path:
@@ -33,9 +34,13 @@ class UndoLog:
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = (directory or state_directory()) / "undo"
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._path = self._directory / f"{os.getpid()}-{start_ticks(os.getpid())}-{next(_numbers)}.jsonl"
-        self._file = self._path.open("a", encoding="utf-8")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            remedy = f"choose a directory that can be written ({error.strerror})"
+            raise BadInput("XDG_STATE_HOME", str(self._directory), remedy) from None
         self._number = 0
 
     def plan(self, act: str, **target: Any) -> int:
@@ -73,7 +78,7 @@ def sweep(directory: Path | None = None) -> list[Repair]:
     repairs = []
     for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
         pid, ticks, *_ = path.stem.split("-")
-        if start_ticks(int(pid)) == int(ticks):
+        if start_ticks(int(pid)) == int(ticks) and not is_ending(int(pid)):
             continue  # its launcher lives and cleans up by itself
         repairs += [_undo(entry) for entry in _open_entries(path)]
         path.unlink(missing_ok=True)
@@ -82,7 +87,11 @@ def sweep(directory: Path | None = None) -> list[Repair]:
 
 def _open_entries(path: Path) -> list[dict[str, Any]]:
     entries: dict[int, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []  # its launcher ended in order just now, or another janitor was faster
+    for line in lines:
         try:
             fields = json.loads(line)
         except ValueError:
@@ -97,6 +106,8 @@ def _open_entries(path: Path) -> list[dict[str, Any]]:
 def _undo(entry: dict[str, Any]) -> Repair:
     pid, ticks = entry["pid"], entry["ticks"]
     target = f"pid {pid}"
+    if ticks is None:  # it was gone before the act: whoever has its number now is somebody else
+        return Repair(entry["act"], target, False)
     if entry["act"] == "continue":
         stopped = state(pid) == "T"
         return Repair("continue", target, stopped and kill_if_same(pid, ticks, signal.SIGCONT))

@@ -1,0 +1,77 @@
+"""Runs experiments for the benchmarks: one warm nursery, one job, progress on the way."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bars import intervals
+
+from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.vocabulary import Event
+from faults import Fault
+
+#: Steps that are not looked at: memory and caches are still being warmed.
+WARM_UP = 5
+
+
+def say(text: str) -> None:
+    """Progress, apart from results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Lab:
+    """Experiments with the reference job on four ranks.
+
+    Args:
+        smoke: use the tiny job and as few repeats as show that everything works.
+    """
+
+    def __init__(self, *, smoke: bool) -> None:
+        self.smoke = smoke
+        self.size = "tiny" if smoke else "10m"
+        self._substrate = LocalSubstrate()
+        self._harness = Harness(self._substrate)
+
+    def __enter__(self) -> Lab:
+        self._substrate.warm_up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._harness.close()
+        self._substrate.close()
+
+    def repeats(self, count: int) -> int:
+        """``count``, or 1 in a smoke run."""
+        return 1 if self.smoke else count
+
+    def run(self, *faults: Fault, steps: int, size: str = "", twin: bool = False, **settings: Any) -> Outcome:
+        """One experiment; its journals stay until the lab is closed."""
+        name = ", ".join(map(str, faults)) or "unbroken"
+        begin_s = time.monotonic()
+        options = {"size": size or self.size}
+        outcome = self._harness.run("gpt", faults=faults, twin=twin, steps=steps, options=options, **settings)
+        say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
+        return outcome
+
+
+def records(outcome: Outcome) -> list[Record]:
+    """All journals of a run."""
+    return read_journals(Path(outcome.directory) / "journal")
+
+
+def step_seconds(outcome: Outcome) -> list[float]:
+    """Seconds between commits of rank 0 of an unbroken run, from when the run is warm and its spares are ready."""
+    journal = records(outcome)
+    settled_ns = max((record.t_ns for record in journal if record.event == Event.SPARE_READY), default=0)
+    commits = [record.t_ns for record in journal if record.event == Event.COMMIT and record["rank"] == 0]
+    warm = [t_ns for t_ns in commits[WARM_UP:] if t_ns > settled_ns]
+    return intervals(warm, 0) or intervals(commits, 0)

@@ -1,0 +1,101 @@
+"""Every claim about speed, measured: ``python benchmarks/run.py [--only kill,overhead] [--quick] [--settle SECONDS]``.
+
+Writes results/latest.json (with every sample) and results/latest.md. Exit status 1 if a bar is not met. On a busy
+machine durations are reported as noisy, and not judged.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from bars import QUIET_LOAD, Bar, Report, look_at_machine, render_markdown, verdict_label
+from elastic import resize, throughput
+from lab import Lab, say
+from overhead import overhead
+from recovery import hang, kill, nan
+from rich.console import Console
+from rich.table import Table
+
+from chaoskit.vocabulary import Verdict
+
+TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
+    "kill": kill,
+    "hang": hang,
+    "nan": nan,
+    "overhead": overhead,
+    "resize": resize,
+    "throughput": throughput,
+}
+
+
+def choose_topics(text: str) -> list[str]:
+    """The topics named in ``text``, in the order in which they run. For argparse, hence its exception."""
+    wanted = {word.strip() for word in text.split(",")}
+    if unknown := sorted(wanted - set(TOPICS)):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: use some of {', '.join(TOPICS)}")
+    return [topic for topic in TOPICS if topic in wanted]
+
+
+def settle(limit_s: float) -> None:
+    """Wait until the machine is quiet, but not longer than ``limit_s``."""
+    deadline_s = time.monotonic() + limit_s
+    while os.getloadavg()[0] > QUIET_LOAD and time.monotonic() < deadline_s:
+        say(f"load average {os.getloadavg()[0]:.2f}: waiting for {QUIET_LOAD}")
+        time.sleep(min(10.0, limit_s))
+
+
+def measure(topics: list[str], *, smoke: bool) -> Report:
+    """Run the topics one after the other."""
+    machine = look_at_machine()
+    say(f"load average {machine.load:.2f}{': noisy' if machine.load > QUIET_LOAD else ''}")
+    bars: list[Bar] = []
+    with Lab(smoke=smoke) as lab:
+        for topic in topics:
+            say(topic)
+            begin_s = time.monotonic()
+            bars += TOPICS[topic](lab)
+            say(f"  {topic}: {time.monotonic() - begin_s:.0f} s")
+    return Report(machine=machine, smoke=smoke, bars=bars)
+
+
+def show(report: Report) -> None:
+    """The table, on the terminal."""
+    table = Table("bar", "measured", "limit", "met")
+    for bar in report.bars:
+        table.add_row(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar))
+    Console().print(table)
+
+
+def save(report: Report, directory: Path) -> None:
+    """Write ``latest.json`` and ``latest.md``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    (directory / "latest.json").write_bytes(encoded + b"\n")
+    (directory / "latest.md").write_text(render_markdown(report), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=choose_topics, default=list(TOPICS), metavar="TOPICS", help=", ".join(TOPICS))
+    parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, one repeat, no claims")
+    parser.add_argument("--settle", type=float, default=0.0, metavar="SECONDS", help="wait so long for a quiet machine")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY")
+    options = parser.parse_args()
+    settle(options.settle)
+    report = measure(options.only, smoke=options.quick)
+    save(report, options.results)
+    show(report)
+    return int(any(report.verdict(bar) is Verdict.FAILED for bar in report.bars))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Finds the member that does not come along into a new generation: a pure state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from chaoskit.control.hang import Hang
+from chaoskit.messages import Beat
+from chaoskit.vocabulary import Phase
+
+#: A worker whose main thread waits has this long to follow a plan; it needs a few milliseconds.
+FOLLOW_S = 2.0
+#: Time counts in pieces of at most this length: a coordinator that had no CPU has heard nobody.
+_PIECE_S = 0.1
+#: Phases spent in our own code, which never holds the interpreter lock. The others have limits of their own.
+_IN_OUR_HANDS = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.DONE})
+
+
+class Muster:
+    """Watches who follows a plan.
+
+    A worker's control thread alone brings it to the rendezvous of a new generation: if it does not come there, its
+    interpreter is blocked. Once all have come the main threads follow; one that stays behind in a collective of a
+    generation that is over hangs in it.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._observed_s = 0.0
+        self._published_s = 0.0  # counted time since the plan
+        self._complete_s = 0.0  # counted time since the first member stands in the new generation
+
+    def observe(
+        self, generation: int, beats: Sequence[Beat], arrived: Collection[str], now_s: float
+    ) -> list[Hang]:
+        """The members that stay behind.
+
+        Args:
+            generation: of the last plan.
+            beats: the latest of every live member.
+            arrived: members that have come to the rendezvous.
+        """
+        if generation != self._generation:
+            self._generation, self._published_s, self._complete_s = generation, 0.0, 0.0
+            self._observed_s = now_s
+        piece_s = min(_PIECE_S, now_s - self._observed_s)
+        self._observed_s = now_s
+        self._published_s += piece_s
+        if any(beat.generation == generation for beat in beats):
+            self._complete_s += piece_s
+        found = [(beat, self._late_s(beat, beat.worker in arrived)) for beat in beats if beat.generation != generation]
+        return [Hang(beat.worker, Phase(beat.phase), late_s, FOLLOW_S) for beat, late_s in found if late_s > FOLLOW_S]
+
+    def _late_s(self, beat: Beat, arrived: bool) -> float:
+        if beat.phase not in _IN_OUR_HANDS or (arrived and beat.phase == Phase.DONE):
+            return 0.0
+        age_s = (beat.age_ms - beat.starved_ms) / 1000
+        return min(age_s, self._complete_s if arrived else self._published_s)

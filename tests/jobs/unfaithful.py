@@ -1,0 +1,66 @@
+"""Jobs that break a promise on purpose, so that the checks can be seen to catch them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+DATA = torch.arange(256, dtype=torch.float32).view(64, 4)
+
+
+def _train(trainer: Any, steps: int, noise: Any) -> None:
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=8):
+                step.backward(model(shard.batch / 256).square().mean() + noise())
+
+
+def faithful(trainer: Any, *, steps: int) -> None:
+    """Keeps every promise."""
+    _train(trainer, steps, lambda: 0.0)
+
+
+def remembers_its_process(trainer: Any, *, steps: int) -> None:
+    """Loss depends on the process that computes it: a replacement does not give the same numbers."""
+    _train(trainer, steps, lambda: (os.getpid() % 97) * 1e-3)
+
+
+def fails_everywhere(trainer: Any, *, steps: int) -> None:
+    """Fails at step 5 on every rank."""
+
+    def noise() -> float:
+        if trainer.step == 5:
+            raise ZeroDivisionError("five is not a good number")
+        return 0.0
+
+    _train(trainer, steps, noise)
+
+
+def never_ends(trainer: Any, *, steps: int) -> None:
+    """Ignores ``steps``."""
+    _train(trainer, 10**9, lambda: 0.0)
+
+
+def no_loss(trainer: Any, *, steps: int) -> None:
+    """Enters transactions and computes nothing in them."""
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    while trainer.step < steps:
+        with trainer.transaction():
+            pass
+
+
+def long_batch(trainer: Any, *, steps: int) -> None:
+    """Wants more samples a batch than there are."""
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=128):
+                step.backward(model(shard.batch).mean())

@@ -1,0 +1,388 @@
+"""The command line, as a user runs it: real processes, on terminals and pipes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.faces.progress import Progress
+from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Welcome, WorkerLost
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.undo import UndoLog
+
+LIMIT_S = 60.0
+STEPS = 40
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+
+
+def train(trainer, *, steps: int = 40, size: int = 64, pause: float = 0.0, fail: bool = False):
+    torch.manual_seed(trainer.seed)
+    print("a worker speaks")
+    if fail:
+        raise ValueError("boom: this cannot work")
+    data = torch.linspace(0, 1, size).unsqueeze(1)
+    model = nn.Linear(1, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(data, batch_size=8):
+                time.sleep(pause)
+                step.backward(((model(shard.batch) - 3 * shard.batch) ** 2).mean())
+"""
+
+
+class Workplace:
+    """A directory to run commands in, and a mark by which every process that they leave behind is found."""
+
+    def __init__(self, directory: Path, cache: Path) -> None:
+        self.directory, self.state = directory, directory / "state"
+        self.mark = f"CHAOSKIT_TEST_MARK={uuid.uuid4()}"
+        name, _, value = self.mark.partition("=")
+        self.environment = {**os.environ, "XDG_STATE_HOME": str(self.state), "XDG_CACHE_HOME": str(cache), name: value}
+        (directory / "train.py").write_text(SCRIPT)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "chaoskit.cli", *arguments]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def start(self, *arguments: str, **how: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.command(*arguments), cwd=self.directory, env=self.environment, text=True, **how)
+
+    def processes(self) -> list[int]:
+        """Every living process that a command of this workplace started."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def await_silence(self) -> None:
+        wait_for(lambda: not self.processes(), f"processes {self.processes()} to end")
+
+    def records(self, directory: str, source: str) -> list[dict[str, Any]]:
+        path = self.directory / directory / "journal" / f"{source}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def commits(self, directory: str) -> int:
+        return sum(record["event"] == "commit" for record in self.records(directory, "node0.0"))
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, cache: Path) -> Iterator[Workplace]:
+    place = Workplace(tmp_path, cache)
+    yield place
+    for pid in place.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+# -- launch -------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
+    options = ["--nodes", "2", "--json", "--set", "steps=40"]
+    calm = workplace.run("launch", "train.py", *options, "--report", "calm")
+    assert calm.returncode == 0, calm.stderr
+    unbroken = json.loads(calm.stdout)  # one object and nothing else
+    assert (unbroken["ok"], unbroken["steps"], unbroken["recoveries"]) == (True, STEPS, [])
+    assert 0 < unbroken["loss"] < 1
+    assert "a worker speaks" in (workplace.directory / unbroken["logs"] / "node0.0.log").read_text()
+
+    launcher = workplace.start("launch", "train.py", *options, "--set", "pause=0.05", "--report", "hit", stdout=-1)
+    wait_for(lambda: workplace.commits("hit") > 5, "the first steps")
+    started = workplace.records("hit", "node1")[0]
+    os.kill(started["pid"], signal.SIGKILL)
+    stdout, _ = launcher.communicate(timeout=LIMIT_S)
+    assert launcher.returncode == 0
+    broken = json.loads(stdout)
+    assert (broken["steps"], broken["generation"] > 1, len(broken["recoveries"])) == (STEPS, True, 1)
+    assert broken["loss"] == unbroken["loss"]
+    assert broken["weights_digest"] == unbroken["weights_digest"] != ""
+    workplace.await_silence()
+
+
+def test_a_script_that_fails_everywhere_says_why(workplace: Workplace) -> None:
+    done = workplace.run("launch", "train.py", "--nodes", "2", "--set", "fail=true")
+    assert done.returncode == 1
+    assert "training failed" in done.stdout
+    assert "ValueError: boom: this cannot work" in done.stdout
+    assert "in train\n" in done.stdout  # the traceback, from the worker's log
+    workplace.await_silence()
+
+
+def test_ctrl_c_on_a_terminal_ends_everything(workplace: Workplace) -> None:
+    master, slave = pty.openpty()
+    launcher = workplace.start(
+        *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--set", "pause=0.02", "--report", "run"),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    screen = bytearray()
+    reader = threading.Thread(target=_read_all, args=(master, screen))
+    reader.start()
+    wait_for(lambda: b"steps/s" in screen, "the live view")
+    os.write(master, b"\x03")
+    assert launcher.wait(LIMIT_S) == 130
+    reader.join(LIMIT_S)
+    os.close(master)
+    assert b"rank 1" in screen
+    assert b"interrupted; everything was ended" in screen
+    assert b"Traceback" not in screen
+    assert workplace.processes() == []
+    assert list((workplace.state / "chaoskit" / "undo").iterdir()) == []
+
+
+def _read_all(descriptor: int, into: bytearray) -> None:
+    while True:
+        try:
+            into += os.read(descriptor, 4096)
+        except OSError:  # how a terminal says that the other side is closed
+            return
+
+
+def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
+    launcher = workplace.start(
+        *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"), stdout=subprocess.DEVNULL
+    )
+    wait_for(lambda: workplace.commits("run") > 0, "the first step")
+    workers = [workplace.records("run", f"node{number}")[0]["pid"] for number in range(2)]
+    assert set(workers) < set(workplace.processes())
+    launcher.kill()
+    launcher.wait(LIMIT_S)
+    workplace.await_silence()
+    assert "nothing left to do" in workplace.run("janitor").stdout
+    assert workplace.run("janitor").stdout == "nothing to put back\n"
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------
+
+LAUNCH = ["launch", "train.py", "--nodes", "2"]
+
+BAD_INPUTS = [
+    ([*LAUNCH, "--report", "/proc/nowhere"], "report='/proc/nowhere'", "choose a directory"),
+    (["launch", "nosuchjob"], "job='nosuchjob'", "name a reference job"),
+    (["launch", "missing.py"], "job='missing.py'", "name a Python file that exists"),
+    ([*LAUNCH, "--set", "steps"], "set='steps'", "write key=value"),
+    ([*LAUNCH, "--set", "stepz=3"], "options='stepz'", "train takes fail, pause, size, steps"),
+    ([*LAUNCH, "--set", "steps=many"], "steps='many'", "use a value of type int"),
+    ([*LAUNCH, "--min-world", "3"], "min_world=3", "use at most nodes=2"),
+    ([*LAUNCH, "--shards", "1"], "shards=1", "use at least nodes=2"),
+    ([*LAUNCH, "--device", "tpu"], "device='tpu'", "use one of cpu, cuda"),
+    ([*LAUNCH, "--port", "70000"], "port=70000", "choose a"),
+    (["launch", "train.py", "--nodes", "two"], "nodes='two'", "use a valid integer"),
+    (["launch"], "script=None", "give it"),
+    (["lunch"], "command='chaoskit lunch'", "see --help"),
+    (["demo", "--report", "/proc/nowhere"], "report='/proc/nowhere'", "choose a directory"),
+    (["run", "nosuchsuite"], "suite='nosuchsuite'", "smoke"),
+    (["report", "nowhere"], "directory='nowhere'", "outcome.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "field_and_value", "remedy"), BAD_INPUTS)
+def test_bad_input_is_one_line_and_starts_nothing(
+    workplace: Workplace, arguments: list[str], field_and_value: str, remedy: str
+) -> None:
+    done = workplace.run(*arguments)
+    _assert_refused(done, field_and_value, remedy)
+    assert {entry.name for entry in workplace.directory.iterdir()} == {"train.py"}
+    assert workplace.processes() == []
+
+
+def _assert_refused(done: subprocess.CompletedProcess[str], field_and_value: str, remedy: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"chaoskit: {field_and_value}: ")
+    assert done.stderr.count("\n") == 1
+    assert remedy in done.stderr
+
+
+def test_a_port_in_use_is_refused_in_json_too(workplace: Workplace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = workplace.run(*LAUNCH, "--port", str(port), "--json")
+    _assert_refused(done, f"port={port}", "choose a free port")
+    error = json.loads(done.stdout)["error"]
+    assert (error["field"], error["value"]) == ("port", port)
+    assert workplace.processes() == []
+
+
+def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> None:
+    done = workplace.run(*LAUNCH, "--set", "size=4", "--json")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("chaoskit: dataset=4: use a dataset of at least one global batch")
+    assert json.loads(done.stdout)["error"]["field"] == "dataset"
+    workplace.await_silence()
+
+
+# -- the other commands -------------------------------------------------------------------------------------------
+
+
+def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> None:
+    done = workplace.run("demo", "--quick", "--report", "shown", "--json")
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["verdict"]) == (0, "passed"), shown["outcome"]["reasons"]
+    assert shown["continuity"] == "24 of 24 losses bit-equal to the unbroken run, weights too"
+    assert len(shown["outcome"]["recoveries"]) == 3
+    directory = workplace.directory / "shown"
+    names = ["report.html", "outcome.json", "timeline-1.svg", "timeline-2.svg", "timeline-3.svg"]
+    assert [name for name in names if not (directory / name).is_file()] == []
+    workplace.await_silence()
+
+    told = workplace.run("report", "shown", "--html", "page.html", "--junit", "junit.xml")
+    assert told.returncode == 0, told.stderr
+    assert "PASSED" in told.stdout
+    assert (workplace.directory / "page.html").is_file()
+    assert (workplace.directory / "junit.xml").is_file()
+
+
+def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
+    (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")
+    codes = {
+        selection: workplace.run("run", "test_two.py", "-k", selection, "--json") for selection in ("one", "two", "no")
+    }
+    assert {selection: done.returncode for selection, done in codes.items()} == {"one": 0, "two": 1, "no": 2}
+    assert json.loads(codes["two"].stdout)["outcomes"] == []
+
+
+@pytest.mark.parametrize("command", [["-m", "chaoskit.cli", "janitor"], ["-m", "chaoskit.substrate.undo"]])
+def test_the_janitor_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
+    left = subprocess.Popen(["sleep", "600"])
+    undo = UndoLog(workplace.state / "chaoskit")
+    undo.plan("kill", pid=left.pid, ticks=start_ticks(left.pid))
+    (mine,) = (workplace.state / "chaoskit" / "undo").iterdir()
+    mine.rename(mine.with_name(f"{left.pid}-1-0.jsonl"))  # a launcher whose number another process has got since
+    done = subprocess.run(
+        [sys.executable, *command], env=workplace.environment, capture_output=True, text=True, check=True
+    )
+    assert f"ended pid {left.pid}" in done.stdout
+    assert left.wait(LIMIT_S) == -signal.SIGKILL
+    undo.close()
+
+
+def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:
+    faults = {entry["name"]: entry for entry in json.loads(workplace.run("faults", "--json").stdout)["faults"]}
+    assert {"Kill", "Hang", "NaN", "Raise"} <= set(faults)
+    parameters = {one["name"]: one for one in faults["Hang"]["parameters"]}
+    assert parameters["rank"]["required"]
+    assert parameters["how"]["default"] == "stop"
+    assert all(one["meaning"] for one in parameters.values())
+    assert all(name in workplace.run("faults").stdout for name in faults)
+
+
+def test_help_needs_no_torch(workplace: Workplace) -> None:
+    assert workplace.run("--version").stdout.startswith("chaoskit ")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *workplace.command("launch", "--help")[1:]],
+        env=workplace.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "chaoskit launch train.py" in done.stdout
+    assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+# -- what the view knows ------------------------------------------------------------------------------------------
+
+
+class Story:
+    """Feeds a progress with what a coordinator would say; two nodes, a second between messages."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.progress = Progress(0.0, steps=100)
+        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), ()))
+
+    def tell(self, message: Any) -> list[str]:
+        self.now_s += 1.0
+        return [note.text for note in self.progress.handle(message, self.now_s)]
+
+    def plan(self, generation: int, *workers: str) -> list[str]:
+        members = [
+            Member(rank, worker, worker[:-2], Endpoint("", "", 0, 0, -1), (rank,))
+            for rank, worker in enumerate(workers)
+        ]
+        return self.tell(Plan(generation, tuple(members), True))
+
+    def beat(self, worker: str, generation: int, step: int) -> list[str]:
+        return self.tell(Heartbeat(worker[:-2], (Beat(worker, generation, 0, step, 3, 1.0, 0.0, step, 0.5),)))
+
+    def lose(self, worker: str) -> list[str]:
+        return self.tell(WorkerLost(worker, worker[:-2], "killed", "killed by SIGKILL", 0))
+
+
+def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
+    story = Story()
+    story.plan(1, "node0.0", "node1.0")
+    story.beat("node0.0", 1, 7)
+    assert story.lose("node1.0") == ["rank 1 (node1.0) lost: killed by SIGKILL"]
+    story.plan(2, "node0.0", "node0.1")
+    assert story.beat("node0.0", 2, 8) == []  # may have been committed before the loss: heartbeats lag behind
+    assert story.beat("node0.0", 2, 9) == ["step 9 committed, at full strength, 3 s after the loss"]
+    assert story.progress.recoveries == [3.0]
+
+
+def test_full_strength_is_told_when_the_world_is_whole_again() -> None:
+    story = Story()
+    story.plan(1, "node0.0", "node1.0")
+    story.lose("node1.0")
+    assert story.plan(2, "node0.0") == ["generation 2: 1 rank go on"]
+    story.beat("node0.0", 2, 1)
+    assert story.beat("node0.0", 2, 2) == ["step 2 committed, with 1 rank, 3 s after the loss"]
+    assert story.plan(3, "node0.0", "node1.1") == ["generation 3: 2 ranks, 1 joined"]
+    story.beat("node0.0", 3, 2)
+    assert story.beat("node0.0", 3, 3) == ["full strength again after 6 s"]
+
+
+def test_the_same_failure_again_and_again_is_told_three_times() -> None:
+    story = Story()
+    told = [story.lose(f"node0.{number}") for number in range(5)]
+    assert [len(notes) for notes in told] == [1, 1, 1, 0, 0]
+    assert told[2][0].endswith("further ones are not shown")

@@ -1,0 +1,218 @@
+"""Journals: what was written is there after any death of its writer, in one order, and a torn line does no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaoskit.journal import Journal, read_journals, read_tail
+from chaoskit.vocabulary import Event
+
+WAIT_S = 60.0
+
+# Writes records, each numbered and filled up to another length, and says on standard output which are written.
+WRITER = """
+import os, sys
+from pathlib import Path
+from chaoskit.journal import Journal
+from chaoskit.vocabulary import Event
+
+journal, most, count = Journal(Path(sys.argv[1]), sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+for number in range(count):
+    journal.write(Event.COMMIT, number=number, writer=os.getpid(), filling="x" * (number * 7919 % most))
+    os.write(1, b"%d\\n" % number)
+"""
+
+# Writes one record for each line that it is sent.
+ON_DEMAND = """
+import os, sys
+from pathlib import Path
+from chaoskit.journal import Journal
+from chaoskit.vocabulary import Event
+
+journal = Journal(Path(sys.argv[1]), sys.argv[2])
+while os.read(0, 1):
+    journal.write(Event.READY)
+    os.write(1, b"written\\n")
+"""
+
+
+def start(directory: Path, source: str, longest: int, count: int = 10**9) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WRITER, str(directory), source, str(longest), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1"))
+
+
+def reported(writer: subprocess.Popen[bytes], at_least: int) -> int:
+    """Wait until the writer has reported that many records."""
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        if int(line) >= at_least:
+            return int(line)
+    raise AssertionError("a writer ended early")
+
+
+def last_reported(writer: subprocess.Popen[bytes], known: int) -> int:
+    """The last record that a writer, now dead, has reported."""
+    assert writer.stdout is not None
+    numbers = [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    return numbers[-1] if numbers else known
+
+
+@pytest.fixture
+def writers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes to be ended with the test."""
+    with ExitStack() as stack:
+        started: list[subprocess.Popen[bytes]] = []
+        yield started
+        for writer in started:
+            writer.kill()
+            stack.enter_context(writer)
+
+
+@pytest.mark.parametrize("longest", [80, 40_000])
+def test_a_kill_loses_nothing_that_was_reported(
+    tmp_path: Path, writers: list[subprocess.Popen[bytes]], longest: int
+) -> None:
+    """Processes killed while they write leave every reported record, whole, and no hole or torn line between them."""
+    writers += [start(tmp_path, f"worker{number}", longest) for number in range(4)]
+    known = [reported(writer, 40 + 15 * number) for number, writer in enumerate(writers)]
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+    assert [writer.wait(WAIT_S) for writer in writers] == [-signal.SIGKILL] * 4
+    records = read_journals(tmp_path)
+    for number, writer in enumerate(writers):
+        mine = [record for record in records if record.source == f"worker{number}"]
+        assert [record["number"] for record in mine] == list(range(len(mine)))
+        assert len(mine) > last_reported(writer, known[number])
+        assert {record["writer"] for record in mine} == {writer.pid}
+        *lines, rest = (tmp_path / f"worker{number}.jsonl").read_bytes().split(b"\n")
+        assert [json.loads(line)["number"] for line in lines] == list(range(len(lines))), "torn, and not at the end"
+        assert len(lines) == len(mine)
+        assert not rest or rest.startswith(b"{")
+
+
+def test_records_of_all_processes_are_in_the_order_of_time(
+    tmp_path: Path, writers: list[subprocess.Popen[bytes]]
+) -> None:
+    """Journals that grew side by side are read as one sequence: what happened first comes first."""
+    command = [sys.executable, "-c", ON_DEMAND, str(tmp_path)]
+    writers += [
+        subprocess.Popen([*command, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        for source in "cab"
+    ]
+    order = random.Random(3).choices(range(3), k=60)
+    before_ns = time.monotonic_ns()
+    for number in order:
+        stdin, stdout = writers[number].stdin, writers[number].stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(b"\n")
+        assert stdout.readline() == b"written\n"
+    records = read_journals(tmp_path)
+    assert [record.source for record in records] == ["cab"[number] for number in order]
+    times = [before_ns, *(record.t_ns for record in records), time.monotonic_ns()]
+    assert times == sorted(times)
+
+
+def test_two_processes_can_append_to_one_journal(tmp_path: Path, writers: list[subprocess.Popen[bytes]]) -> None:
+    """A record is one write at the end of the file: two processes do not tear each other's lines."""
+    writers += [start(tmp_path, "shared", 9000, 300) for _ in range(2)]
+    for writer in writers:
+        assert writer.communicate(timeout=WAIT_S)[0].count(b"\n") == 300
+    records = read_journals(tmp_path)
+    for writer in writers:
+        assert [record["number"] for record in records if record["writer"] == writer.pid] == list(range(300))
+    assert len((tmp_path / "shared.jsonl").read_bytes().splitlines()) == 600
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    """Wherever the last line of a file was cut off, all records before it are read, and it is not."""
+    journal = Journal(tmp_path, "worker")
+    journal.write(Event.READY, worker="a")
+    journal.write(Event.FAILED, error="Überraschung \u2028 \U0001f525", step=3)
+    journal.close()
+    path = tmp_path / "worker.jsonl"
+    whole = path.read_bytes()
+    first_bytes = whole.index(b"\n") + 1
+    assert [record.event for record in read_journals(tmp_path)] == ["ready", "failed"]
+    for cut in range(first_bytes, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert [record.event for record in read_journals(tmp_path)] == ["ready"]
+    path.write_bytes(whole[:-1])
+    assert [record.event for record in read_journals(tmp_path)] == ["ready", "failed"], "only its end was lost"
+
+
+names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=6).filter(lambda name: name != "event")
+leaves = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    leaves | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.dictionaries(names.filter(lambda name: name != "self"), values, max_size=4))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]) -> None:
+    """Any plain values come back as they were, line breaks and odd characters included, without closing the file."""
+    directory = tmp_path_factory.mktemp("journal")
+    journal = Journal(directory, "worker")
+    journal.write(Event.LEVER, **fields)  # type: ignore[arg-type]
+    journal.write(Event.READY)
+    first, second = read_journals(directory)
+    assert (first.event, first.source, first.fields) == ("lever", "worker", fields)
+    assert all(first[name] == value and first.get(name) == value for name, value in fields.items())
+    assert first.get("not there", 5) == 5
+    with pytest.raises(KeyError):
+        first["not there"]
+    assert (second.event, second.fields) == ("ready", {})
+    journal.close()
+
+
+def test_a_record_can_carry_the_time_of_what_it_reports(tmp_path: Path) -> None:
+    """A time that is given puts the record in its place among those of others."""
+    journal, other = Journal(tmp_path, "agent"), Journal(tmp_path, "worker")
+    seen_ns = time.monotonic_ns()
+    other.write(Event.COMMIT, step=0)
+    journal.write(Event.DETECTED, t_ns=seen_ns, worker="worker")
+    assert [(record.event, record.source) for record in read_journals(tmp_path)] == [
+        ("detected", "agent"),
+        ("commit", "worker"),
+    ]
+    assert read_journals(tmp_path)[0].t_ns == seen_ns
+
+
+def test_a_journal_is_continued_not_replaced(tmp_path: Path) -> None:
+    """Opening a journal again keeps what is in it; the directory is made when it is missing."""
+    directory = tmp_path / "deep" / "down"
+    for step in range(3):
+        journal = Journal(directory, "worker")
+        journal.write(Event.COMMIT, step=step)
+        journal.close()
+    assert [record["step"] for record in read_journals(directory)] == [0, 1, 2]
+    assert read_journals(tmp_path / "nothing") == []
+
+
+def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:
+    """Of a long journal the tail gives an unbroken run of the last records; a short one is read whole."""
+    journal, short = Journal(tmp_path, "long"), Journal(tmp_path, "short")
+    for step in range(1500):
+        journal.write(Event.COMMIT, step=step, filling="x" * (step % 1000))
+    short.write(Event.READY)
+    tail = read_tail(tmp_path)
+    steps = [record["step"] for record in tail if record.source == "long"]
+    assert 100 < len(steps) < 1500
+    assert steps == list(range(1500 - len(steps), 1500))
+    assert [record.event for record in tail if record.source == "short"] == ["ready"]

@@ -1,0 +1,245 @@
+"""The harness itself: runs that must fail, must stay unknown, must be errors, must be refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit import osprocess
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.messages import Heartbeat
+from chaoskit.pytest_plugin import Chaos, VerdictError
+from chaoskit.vocabulary import Verdict
+from faults import Hang, Kill, NaN, Raise
+
+JOBS = "jobs/unfaithful.py"
+
+
+def check(outcome: Outcome, name: str) -> Verdict:
+    """Verdict of the check of that name."""
+    return next(check.verdict for check in outcome.checks if check.name == name)
+
+
+# -- must be unknown ----------------------------------------------------------------------------------------------
+
+
+def test_a_signal_that_the_process_survives_is_unknown(chaos: Chaos) -> None:
+    """SIGURG is delivered and ignored: the fault was armed, nothing shows that it took effect."""
+    fault = Kill(rank=1, at_step=5, signum=signal.SIGURG)
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault], check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert outcome.faults[0].state == "not fired" or outcome.faults[0].state == "not observed"
+    assert [evidence.level for evidence in outcome.faults[0].evidence] == ["armed"]
+
+
+def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
+    """The rank is gone before its second fault is due: that one proves nothing."""
+    faults = [Kill(rank=1, at_step=3), Kill(rank=1, at_step=4)]
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, spares=0, steps=8, faults=faults, check=False)
+    assert outcome.faults[0].state == "confirmed"
+    if outcome.faults[1].state == "not fired":  # the world may have grown back in time
+        assert outcome.verdict == Verdict.UNKNOWN
+
+
+def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
+    """``chaos.run`` does not return an outcome without evidence unless it is asked to."""
+    fault = Kill(rank=0, at_step=5, signum=signal.SIGURG)
+    with pytest.raises(VerdictError, match=r"unknown: evidence of Kill\(rank=0, at_step=5"):
+        chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault])
+
+
+# -- must fail ----------------------------------------------------------------------------------------------------
+
+
+def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
+    """A job whose numbers depend on the process is caught by comparison with its twin."""
+    outcome = chaos.run(f"{JOBS}:remembers_its_process", nodes=2, steps=20, faults=[Kill(rank=1, at_step=8)], check=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert check(outcome, "losses equal the twin's") == Verdict.FAILED
+    with pytest.raises(AssertionError, match="loss of step"):
+        outcome.assert_same_losses_as_twin()
+
+
+def test_a_job_that_fails_on_every_rank_fails(chaos: Chaos) -> None:
+    """A bug that repeats on every rank ends the run with its reason instead of a loop."""
+    outcome = chaos.run(f"{JOBS}:fails_everywhere", nodes=2, steps=20, twin=False, max_failures=4, check=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert len(outcome.steps) == 5
+
+
+def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
+    """Every run ends, and leaves nothing behind."""
+    outcome = chaos.run(f"{JOBS}:never_ends", nodes=2, steps=20, twin=False, deadline_s=4.0, check=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert "deadline of 4 s" in outcome.reasons[0]
+
+
+def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos) -> None:
+    """A rank that dies without a planned fault is noticed, survived, and reported."""
+    killed: list[int] = []
+
+    def kill_rank_one(message: Any) -> None:
+        if isinstance(message, Heartbeat) and not killed:
+            for beat in message.beats:
+                if beat.rank == 1 and beat.commits >= 5:
+                    killed.append(_pid_of(chaos.harness.directory, beat.worker))
+                    os.kill(killed[0], signal.SIGKILL)
+
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=400, watch=kill_rank_one, check=False)
+    assert outcome.false_alarms == 1
+    assert check(outcome, "no false alarm") == Verdict.FAILED
+    outcome.assert_same_losses_as_twin()
+
+
+def _pid_of(directory: Path, worker: str) -> int:
+    newest = max(directory.glob("*/journal"), key=lambda path: path.stat().st_mtime)
+    for path in newest.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            if f'"worker_started","worker":"{worker}"' in line:
+                return int(line.partition('"pid":')[2].rstrip("}"))
+    raise AssertionError(f"no pid of {worker}")
+
+
+# -- must be an error ---------------------------------------------------------------------------------------------
+
+
+def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos) -> None:
+    """What the harness itself loses says nothing about the job."""
+
+    def kill_coordinator(message: Any) -> None:
+        if isinstance(message, Heartbeat) and any(beat.commits >= 3 for beat in message.beats):
+            for pid in _pids_named("ck-coordinator"):
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(HarnessError, match="coordinator"):
+        chaos.run(f"{JOBS}:faithful", nodes=2, steps=2000, twin=False, watch=kill_coordinator)
+
+
+def _pids_named(name: str) -> list[int]:
+    """Descendants of this process with that name."""
+    found, queue = [], [os.getpid()]
+    while queue:
+        pid = queue.pop()
+        queue += osprocess.children(pid)
+        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            found.append(pid)
+    return found
+
+
+# -- must be refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "field", "remedy"),
+    [
+        ({"nodes": 0}, "nodes", "1 or more"),
+        ({"min_world": 3}, "min_world", "at most nodes=2"),
+        ({"shards": 1}, "shards", "at least nodes=2"),
+        ({"steps": 0}, "steps", "1 or more"),
+        ({"node": 2}, "node", "use one of"),
+        ({"reduction": "roughly"}, "reduction", "Invalid"),
+        ({"options": {"width": 3}}, "options", "faithful takes steps"),
+        ({"faults": [Kill(rank=2, at_step=1)]}, "rank", "from 0 to 1"),
+        ({"faults": [Kill(rank=0, at_step=20)]}, "at_step", "from 0 to 19"),
+        ({"faults": [Kill(rank=0, at_step=1, phase="lunch")]}, "phase", "use one of"),
+        ({"faults": [Hang(rank=0, at_step=1, how="softly")]}, "how", "use one of"),
+        ({"faults": [NaN(rank=0, at_step=1, parameter="0.weight", where="nowhere")]}, "where", "use one of"),
+        ({"deadline_s": -1.0}, "deadline_s", "above 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    chaos: Chaos, plan: dict[str, Any], field: str, remedy: str
+) -> None:
+    """One line names field, value and remedy; no process is started, no directory made."""
+    before = set(chaos.harness.directory.iterdir())
+    with pytest.raises(BadInput, match=remedy) as refused:
+        chaos.run(f"{JOBS}:faithful", **{"nodes": 2, "steps": 20, **plan})
+    assert refused.value.field == field
+    assert "\n" not in str(refused.value)
+    assert set(chaos.harness.directory.iterdir()) == before
+
+
+def test_an_unknown_field_of_a_fault_is_refused() -> None:
+    """A typo in a fault is an error, not a default."""
+    with pytest.raises(TypeError, match="at_stp"):
+        Raise(rank=0, at_stp=3)  # type: ignore[call-arg]
+
+
+def test_a_job_without_a_loss_is_refused(chaos: Chaos) -> None:
+    """A transaction that computes no loss cannot be trained."""
+    with pytest.raises(BadInput, match="backward"):
+        chaos.run(f"{JOBS}:no_loss", nodes=2, steps=3, twin=False)
+
+
+def test_a_dataset_shorter_than_a_batch_is_refused(chaos: Chaos) -> None:
+    """The worker's refusal reaches the user as the same one line."""
+    with pytest.raises(BadInput, match="batch_size=128") as refused:
+        chaos.run(f"{JOBS}:long_batch", nodes=2, steps=3, twin=False)
+    assert refused.value.field == "dataset"
+
+
+# -- sessions -----------------------------------------------------------------------------------------------------
+
+SESSION = """
+from faults import Kill
+import signal
+
+JOB = {job!r}
+
+def test_passes(chaos):
+    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4)])
+
+def test_unknown(chaos):
+    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
+
+def test_fails(chaos):
+    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=12, twin=False, max_failures=2)
+
+def test_error(chaos):
+    from chaoskit.errors import HarnessError
+    raise HarnessError("the harness broke")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "status"),
+    [("test_passes", 0), ("test_passes or test_unknown", 6), ("test_unknown or test_fails", 1), ("test_fails or test_error", 7)],
+)
+def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: str, status: int) -> None:
+    """Passed 0, failed 1, unknown 6, error 7: a script can tell them apart."""
+    pytester.makepyfile(test_session=SESSION.format(job=str(Path(__file__).parent / JOBS)))
+    result = pytester.runpytest_subprocess("-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
+    assert result.ret == status
+    report = pytester.path / "report"
+    assert len(list(report.glob("runs/*/outcome.json"))) == len([t for t in tests.split(" or ") if t != "test_error"])
+    if tests != "test_error":
+        assert (report / "report.html").is_file()
+
+
+def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
+    """``--chaos-repeats`` runs each chaos test again; the marker sets defaults of ``chaos.run``."""
+    pytester.makepyfile(
+        test_session=f"""
+        import pytest
+
+        @pytest.mark.chaos(nodes=2, seed=7)
+        def test_twice(chaos):
+            outcome = chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", steps=5)
+            assert (outcome.nodes, outcome.seed) == (2, 7)
+        """
+    )
+    result = pytester.runpytest_subprocess("--chaos-repeats", "2", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+
+
+def test_a_report_directory_that_cannot_be_written_is_refused(pytester: pytest.Pytester) -> None:
+    """Usage errors come before any test."""
+    (pytester.path / "occupied").write_text("a file, not a directory")
+    result = pytester.runpytest_subprocess("--chaos-report", "occupied/report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*chaos_report=*choose a directory that can be written*"])
