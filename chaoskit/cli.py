@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,7 +83,13 @@ def launch(
     """
     from chaoskit.faces import launch as face
 
-    settings = {"nodes": nodes, "spares": spares, "min_world": min_world, "shards": shards, "seed": seed}
+    settings: dict[str, Any] = {
+        "nodes": nodes,
+        "spares": spares,
+        "min_world": min_world,
+        "shards": shards,
+        "seed": seed,
+    }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     console = _console(machine)
     result = face.launch(script, console, directory=report, port=port, **settings)

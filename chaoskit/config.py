@@ -201,11 +201,12 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
         if argument.arg not in options:
             raise BadInput(argument.arg, None, f"give this option a value: {train.name} has no default for it")
     for argument in (*positional, *train.args.kwonlyargs):
-        names = {name.strip() for name in ast.unparse(argument.annotation).split("|")} if argument.annotation else set()
-        if argument.arg in options and names and names <= set(_PLAIN_TYPES):
+        annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+        names = [name.strip() for name in annotation.split("|")]
+        if argument.arg in options and set(names) <= set(_PLAIN_TYPES):
             value = options[argument.arg]
-            if type(value) not in set().union(*(_PLAIN_TYPES[name] for name in names)):
-                raise BadInput(argument.arg, value, f"use a value of type {ast.unparse(argument.annotation)}")
+            if not any(type(value) in _PLAIN_TYPES[name] for name in names):
+                raise BadInput(argument.arg, value, f"use a value of type {annotation}")
 
 
 def _has_loss(tree: ast.Module, trainer: str) -> bool:
@@ -228,8 +229,8 @@ def require_free_port(field: str, host: str, port: int) -> None:
             probe.bind((host, port))
         except OverflowError:
             raise BadInput(field, port, "choose a port from 1 to 65535, or 0 for any") from None
-        except (OSError, OverflowError) as error:
-            raise BadInput(field, port, f"choose a free port up to 65535, or 0 for any ({error})") from None
+        except OSError as error:
+            raise BadInput(field, port, f"choose a free port, or 0 for any ({error.strerror})") from None
 
 
 def require_writable(field: str, directory: Path) -> None:

@@ -28,6 +28,7 @@ class Target:
         reports: what the worker itself read back after pulling a lever.
         beat: the newest reading of its progress board, with the time it came in.
         pongs: answers of its control thread, by number.
+        exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run.
     """
 
     cluster: Cluster
@@ -47,6 +48,7 @@ class Target:
     beat: tuple[float, Beat] | None = None
     node_heard_s: float = 0.0
     pongs: set[int] = field(default_factory=set)
+    exited: tuple[str, str] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
     def signal(self, signum: int) -> None:

@@ -42,6 +42,7 @@ class Hang(Fault):
         if self.how == "stop":
             target.notes["undo"] = target.undo.plan("continue", pid=target.pid, ticks=target.ticks)
             target.signal(signal.SIGSTOP)
+            target.pull("none")  # once continued, it goes on
         else:
             target.pull({"gil": "hold_gil", "spin": "spin"}[self.how])
 
@@ -75,10 +76,13 @@ def _silent(target: Target) -> str | None:
             target.notes["asked_s"] = time.monotonic()
             target.ping(1)
         return None
-    silent_s = time.monotonic() - asked_s
-    if 1 in target.pongs or silent_s < _SILENT_S or target.node_heard_s < asked_s or osprocess.is_ending(target.pid):
+    given_up = target.lost is not None and target.lost.cause == "hung"  # after which nothing more can be seen of it
+    silent_s = (target.lost.detected_ns / 1e9 if target.lost and given_up else time.monotonic()) - asked_s
+    if 1 in target.pongs or silent_s < _SILENT_S or target.node_heard_s < asked_s:
         return None
-    return f"pid {target.pid} lives, but its control thread did not answer for {silent_s * 1000:.0f} ms"
+    if osprocess.is_ending(target.pid) and not given_up:
+        return None
+    return f"pid {target.pid} lived, but its control thread did not answer for {silent_s * 1000:.0f} ms"
 
 
 def _spinning(target: Target) -> str | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
-from chaoskit.osprocess import is_ending
 from faults.base import Fault, Target
 
 
@@ -23,7 +22,7 @@ class Kill(Fault):
     signum: int = signal.SIGKILL
 
     effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
-    evidence: ClassVar[str] = "the kernel shows the process exiting, a zombie or gone"
+    evidence: ClassVar[str] = "its parent saw it end by this signal"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -32,10 +31,10 @@ class Kill(Fault):
 
     def inject(self, target: Target) -> None:
         target.signal(self.signum)
+        target.pull("none")  # a process that survives the signal goes on
 
     def observe(self, target: Target) -> str | None:
-        if target.lost is not None and target.lost.cause in ("killed", "dumped"):
-            return f"its parent: {target.lost.detail}"
-        if is_ending(target.pid):
-            return f"pid {target.pid} is exiting or gone, {target.seconds_since * 1000:.1f} ms after the signal"
-        return None
+        if target.exited is None or target.exited[0] not in ("killed", "dumped"):
+            return None
+        how, name = target.exited
+        return f"pid {target.pid} was {how} by {name}" if name == signal.Signals(self.signum).name else None

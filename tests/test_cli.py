@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,9 +285,10 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
 
 def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
     (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")
-    codes = {
-        selection: workplace.run("run", "test_two.py", "-k", selection, "--json") for selection in ("one", "two", "no")
-    }
+    selections = ("one", "two", "no")
+    with ThreadPoolExecutor() as pool:
+        runs = pool.map(lambda selection: workplace.run("run", "test_two.py", "-k", selection, "--json"), selections)
+    codes = dict(zip(selections, runs, strict=True))
     assert {selection: done.returncode for selection, done in codes.items()} == {"one": 0, "two": 1, "no": 2}
     assert json.loads(codes["two"].stdout)["outcomes"] == []
 

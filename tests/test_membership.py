@@ -65,6 +65,7 @@ class Cluster:
         self.holders: set[str] = set()
         self.done: set[str] = set()
         self.committed = 0
+        self.failed_starts = 0  # in a row
         self.finish: Finish | None = None
 
     # -- what the machine hears and says --------------------------------------------------------------------------
@@ -129,7 +130,8 @@ class Cluster:
         assert self.finish or set(machine.members) == set(self.live(self.members()))
         assert machine.generation == len(self.plans)
         if machine.generation and self.nodes and not self.finish:
-            assert len(live) == self.config.nodes + self.config.spares
+            missing = self.config.nodes + self.config.spares - len(live)
+            assert missing == 0 or (missing > 0 and self.failed_starts > 1), "it may pause, but not give up at once"
 
     # -- what the cluster does ------------------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class Cluster:
             process = self.processes[worker]
             if process.alive and not process.ready and not self.finish:
                 process.ready = True
+                self.failed_starts = 0
                 self.tell(WorkerReady(worker, process.node, endpoint(worker)))
 
     def lose(self, *workers: str) -> list[Action]:
@@ -161,6 +164,7 @@ class Cluster:
         actions = []
         for worker in workers:
             self.processes[worker].reported = True
+            self.failed_starts += bool(self.settled) and not self.processes[worker].ready
             actions += self.tell(WorkerLost(worker))
         return actions
 

@@ -58,7 +58,9 @@ def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
 
 def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
     """A job whose numbers depend on the process is caught by comparison with its twin."""
-    outcome = chaos.run(f"{JOBS}:remembers_its_process", nodes=2, steps=20, faults=[Kill(rank=1, at_step=8)], check=False)
+    outcome = chaos.run(
+        f"{JOBS}:remembers_its_process", nodes=2, steps=20, faults=[Kill(rank=1, at_step=8)], check=False
+    )
     assert outcome.verdict == Verdict.FAILED
     assert check(outcome, "losses equal the twin's") == Verdict.FAILED
     with pytest.raises(AssertionError, match="loss of step"):
@@ -142,7 +144,7 @@ def _pids_named(name: str) -> list[int]:
         ({"shards": 1}, "shards", "at least nodes=2"),
         ({"steps": 0}, "steps", "1 or more"),
         ({"node": 2}, "node", "use one of"),
-        ({"reduction": "roughly"}, "reduction", "Invalid"),
+        ({"reduction": "roughly"}, "reduction", "use one of exact, fast"),
         ({"options": {"width": 3}}, "options", "faithful takes steps"),
         ({"faults": [Kill(rank=2, at_step=1)]}, "rank", "from 0 to 1"),
         ({"faults": [Kill(rank=0, at_step=20)]}, "at_step", "from 0 to 19"),
@@ -208,7 +210,12 @@ def test_error(chaos):
 
 @pytest.mark.parametrize(
     ("tests", "status"),
-    [("test_passes", 0), ("test_passes or test_unknown", 6), ("test_unknown or test_fails", 1), ("test_fails or test_error", 7)],
+    [
+        ("test_passes", 0),
+        ("test_passes or test_unknown", 6),
+        ("test_unknown or test_fails", 1),
+        ("test_fails or test_error", 7),
+    ],
 )
 def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: str, status: int) -> None:
     """Passed 0, failed 1, unknown 6, error 7: a script can tell them apart."""

@@ -177,9 +177,11 @@ class Coordinator:
                 self._look_for_hangs()
                 return
             case WorkerReady(worker, node, endpoint):
+                self._show(message)  # before the plan that it makes possible
                 self._advance(membership.WorkerReady(worker, node, endpoint))
                 if worker in self._membership.spares:
                     self._journal.write(Event.SPARE_READY, worker=worker)
+                return
             case WorkerLost(worker, _, cause, detail, detected_ns):
                 self._show(message)  # before the plan that answers it
                 self._lose_worker(worker, cause, detail, detected_ns)
@@ -275,7 +277,7 @@ class Coordinator:
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         ranks = self._board.arrived(messages.STANDING)
         arrived = {member.worker for member in plan.members if member.rank in ranks}
-        hangs = {hang.worker: hang for hang in self._muster.observe(plan.generation, beats, arrived, now_s)}
+        hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, arrived, now_s)}
         hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
         for hang in hangs.values():
             detail = (
@@ -283,8 +285,8 @@ class Coordinator:
                 "while others wait"
             )
             self._stop_and_lose(hang.worker, "hung", detail)
-        together = len(beats) == len(members) and all(beat.generation == plan.generation for beat in beats)
-        if not hangs and together and self._hangs.stalled(now_s):
+        together = not plan.abort or all(beat.generation == plan.generation for beat in beats)
+        if not hangs and together and len(beats) == len(members) and self._hangs.stalled(now_s):
             self._stall(plan.generation)
 
     # -- time -----------------------------------------------------------------------------------------------------

@@ -113,13 +113,14 @@ class HangDetector:
     def stalled(self, now_s: float) -> bool:
         """Whether every member has been waiting in the reduction for so long that no end is to be expected.
 
-        Every time that it is so without a step in between, twice the patience is needed for the next: what is merely slow
-        must come to its end.
+        Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
+        come to its end.
         """
         patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0 ** self._stalls
         since_s = now_s - self._observed_s
-        found = bool(self._beats) and all(
-            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in self._beats
+        placed = [beat for beat in self._beats if beat.generation > 0]  # the others wait for a step boundary of these
+        found = bool(placed) and all(
+            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in placed
         )
         self._stalls += found
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from chaoskit.control.hang import Hang
-from chaoskit.messages import Beat
+from chaoskit.messages import Beat, Plan
 from chaoskit.vocabulary import Phase
 
 #: A worker whose main thread waits has this long to follow a plan; it needs a few milliseconds.
@@ -30,25 +30,26 @@ class Muster:
         self._published_s = 0.0  # counted time since the plan
         self._complete_s = 0.0  # counted time since the first member stands in the new generation
 
-    def observe(
-        self, generation: int, beats: Sequence[Beat], arrived: Collection[str], now_s: float
-    ) -> list[Hang]:
+    def observe(self, plan: Plan, beats: Sequence[Beat], arrived: Collection[str], now_s: float) -> list[Hang]:
         """The members that stay behind.
 
         Args:
-            generation: of the last plan.
+            plan: the last one.
             beats: the latest of every live member.
             arrived: members that have come to the rendezvous.
         """
-        if generation != self._generation:
-            self._generation, self._published_s, self._complete_s = generation, 0.0, 0.0
+        if plan.generation != self._generation:
+            self._generation, self._published_s, self._complete_s = plan.generation, 0.0, 0.0
             self._observed_s = now_s
+        if not plan.abort:
+            return []  # it waits for a step boundary; until then the generation before it goes on
         piece_s = min(_PIECE_S, now_s - self._observed_s)
         self._observed_s = now_s
         self._published_s += piece_s
-        if any(beat.generation == generation for beat in beats):
+        behind = [beat for beat in beats if beat.generation != plan.generation]
+        if len(behind) < len(beats):
             self._complete_s += piece_s
-        found = [(beat, self._late_s(beat, beat.worker in arrived)) for beat in beats if beat.generation != generation]
+        found = [(beat, self._late_s(beat, beat.worker in arrived)) for beat in behind]
         return [Hang(beat.worker, Phase(beat.phase), late_s, FOLLOW_S) for beat, late_s in found if late_s > FOLLOW_S]
 
     def _late_s(self, beat: Beat, arrived: bool) -> float:

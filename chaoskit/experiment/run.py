@@ -155,6 +155,18 @@ class _Conductor:
             Event.EVIDENCE, t_ns=strike.effective_ns, fault=strike.fault_id, level="effective", observed=observed
         )
 
+    def look_back(self, records: list[Record]) -> None:
+        """Evidence that is known only after the run: how a target's parent saw it end."""
+        exits = {record["worker"]: record for record in records if record.event == Event.WORKER_EXITED}
+        for strike in self.strikes:
+            if strike.target is None or strike.effective_ns is not None or strike.target.worker not in exits:
+                continue
+            record = exits[strike.target.worker]
+            strike.target.exited = (record["how"], record["status"])
+            observed = strike.fault.observe(strike.target)
+            if observed is not None:
+                strike.effective_ns, strike.observed = record.t_ns, observed
+
     def clean_up(self) -> None:
         """Put back what the run itself did not."""
         for strike in self.strikes:
@@ -221,6 +233,8 @@ def execute(
         finally:
             conductor.clean_up()
             journal.close()
+    records = read_journals(directory / "journal")
+    conductor.look_back(records)
     return RawRun(
         experiment=experiment,
         directory=directory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -45,7 +46,7 @@ def _meanings(fault: type[Fault]) -> dict[str, str]:
     _, _, section = (inspect.getdoc(fault) or "").partition("Args:\n")
     found: dict[str, str] = {}
     name = ""
-    for line in inspect.cleandoc(section).splitlines():
+    for line in textwrap.dedent(section).splitlines():
         begins = _ARGUMENT.match(line)
         if begins:
             name = begins[1]

@@ -56,7 +56,7 @@ class View:
 
     def __init__(self, title: str, progress: Progress, console: Console) -> None:
         self._title, self._progress, self._console = title, progress, console
-        self._lock = threading.Lock()  # the picture is drawn by a thread of its own
+        self._lock = threading.RLock()  # a thread draws the picture; rich does not keep prints and frames apart
         self._line_s = time.monotonic()
 
     @contextmanager
@@ -66,17 +66,27 @@ class View:
             self._console.print(Text(f"{self._title}: starting"))
             yield
             return
-        live = Live(get_renderable=self._draw, console=self._console, refresh_per_second=_FRAMES_PER_S, transient=True)
-        with live:
-            yield
+        with Live(get_renderable=self._draw, console=self._console, auto_refresh=False, transient=True) as live:
+            over = threading.Event()
+            artist = threading.Thread(target=self._refresh, args=(live, over), daemon=True)
+            artist.start()
+            try:
+                yield
+            finally:
+                over.set()
+                artist.join()
+
+    def _refresh(self, live: Live, over: threading.Event) -> None:
+        while not over.wait(1 / _FRAMES_PER_S):
+            with self._lock:
+                live.refresh()
 
     def watch(self, message: Any) -> None:
         """Take in a message of the coordinator."""
         now_s = time.monotonic()
         with self._lock:
-            notes = self._progress.handle(message, now_s)
-        for note in notes:
-            self._console.print(_note_line(note), soft_wrap=not self._console.is_terminal)
+            for note in self._progress.handle(message, now_s):
+                self._console.print(_note_line(note), soft_wrap=not self._console.is_terminal)
         if not self._console.is_terminal and now_s - self._line_s >= _LINE_EVERY_S:
             self._line_s = now_s
             self._console.print(self._line(now_s), soft_wrap=True)
@@ -90,18 +100,18 @@ class View:
     # -- the picture ----------------------------------------------------------------------------------------------
 
     def _draw(self) -> RenderableType:
+        """The picture; whoever prints holds the lock."""
         now_s = time.monotonic()
-        with self._lock:
-            progress = self._progress
-            head = Table.grid(expand=True, padding=(0, 1))
-            head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-            head.add_column(justify="right", no_wrap=True)
-            head.add_row(Text(self._title, "bold"), Text(clock(progress.elapsed_s(now_s)), "dim"))
-            parts: list[RenderableType] = [Text(), head]
-            if progress.steps:
-                parts.append(_bar(progress, now_s))
-            parts.append(_Packed(_facts(progress, now_s)))
-            parts.append(self._ranks())
+        progress = self._progress
+        head = Table.grid(expand=True, padding=(0, 1))
+        head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        head.add_column(justify="right", no_wrap=True)
+        head.add_row(Text(self._title, "bold"), Text(clock(progress.elapsed_s(now_s)), "dim"))
+        parts: list[RenderableType] = [Text(), head]
+        if progress.steps:
+            parts.append(_bar(progress, now_s))
+        parts.append(_Packed(_facts(progress, now_s)))
+        parts.append(self._ranks())
         return Group(*parts)
 
     def _ranks(self) -> RenderableType:

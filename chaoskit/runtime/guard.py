@@ -8,7 +8,7 @@ A rank whose own weights are not finite is bad whatever it finds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,9 +88,8 @@ class Audit:
         peaks = [gradient.abs().max().float() for gradient in gradients if gradient is not None and gradient.numel()]
         self._peaks[shard] = float(torch.stack(peaks).max()) if peaks else 0.0
 
-    def finding(self, weights: Iterable[Tensor], attempts: int) -> bytes:
-        """This rank's part of the result, to be exchanged with all others."""
-        healthy = all(bool(torch.isfinite(weight).all()) for weight in weights)
+    def finding(self, healthy: bool, attempts: int) -> bytes:
+        """This rank's part of the result, to be exchanged with all others; see :class:`Finding`."""
         return msgspec.msgpack.encode(Finding(healthy, attempts, self._peaks))
 
     def conclude(self, found: Sequence[bytes]) -> AuditResult:
@@ -143,9 +142,10 @@ class NonFiniteGuard:
             f"(policy {policy!r}); mend the data or the learning rate, or use nonfinite='skip'"
         )
 
-    def accuse(self, plan: Plan, result: AuditResult, worker: str, step: int, send: Callable[[Message], None]) -> None:
+    def accuse(
+        self, plan: Plan, ranks: Sequence[int], worker: str, step: int, send: Callable[[Message], None]
+    ) -> None:
         """Tell the coordinator which workers must be replaced."""
-        ranks = ", ".join(map(str, result.ranks))
-        detail = f"gradients or weights of rank {ranks} were not finite at step {step}"
-        accused = tuple(plan.members[rank].worker for rank in result.ranks)
+        detail = f"gradients or weights of rank {', '.join(map(str, ranks))} were not finite at step {step}"
+        accused = tuple(plan.members[rank].worker for rank in ranks)
         send(Accuse(worker, accused, plan.generation, step, "nonfinite", detail))

@@ -252,6 +252,12 @@ class Replica:
 
     # -- comparing ----------------------------------------------------------------------------------------------
 
+    def is_finite(self) -> bool:
+        """Whether every trained weight is a finite number."""
+        return all(bool(torch.isfinite(parameter.detach().sum())) for parameter in self.parameters) or all(
+            bool(torch.isfinite(parameter.detach()).all()) for parameter in self.parameters
+        )
+
     def weights_digest(self) -> str:
         """SHA-256 over names, types and bits of parameters and buffers."""
         return _digest(self._model_tensors())

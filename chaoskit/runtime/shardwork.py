@@ -107,12 +107,9 @@ class ShardWork:
 
     def keep_only(self, shards: Iterable[int]) -> None:
         """Drop what this rank does not owe any more; a sum cannot be unfolded, so some may have to be recomputed."""
-        wanted = set(shards)
         if self.overlap is not None:
             self.overlap.drop()
-        for shard in self._local.shards():
-            if shard not in wanted:
-                self._local.discard(shard)
+        self._local.keep(shards)
 
     def samples(self, shards: Iterable[int]) -> list[int]:
         """Samples of computed shards, one shard after the other."""

@@ -259,7 +259,12 @@ class Trainer:
         with regrouper.advance(formation):
             self._forget_step()
             try:
-                return pull(replica, healer.endpoint, self._worker.token, self.config.transport)
+                pulled = pull(replica, healer.endpoint, self._worker.token, self.config.transport)
+                if not replica.is_finite():
+                    replica.step = -1
+                    self._guard.accuse(formation.plan, (healer.rank,), self._worker.name, pulled.step, self._worker.send)
+                    raise PeerLost(f"the weights of rank {healer.rank} are not finite")
+                return pulled
             finally:
                 regrouper.step = replica.step
 
@@ -441,7 +446,7 @@ class Trainer:
 
     def _share_findings(self, formation: Formation, audit: Audit) -> tuple[bytes, ...]:
         assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
-        finding = audit.finding(self.replica.parameters, self._guard.attempts_at(self.step))
+        finding = audit.finding(self.replica.is_finite(), self._guard.attempts_at(self.step))
         return formation.rendezvous.exchange(formation.plan.generation, f"audit-{self._audits}", self.rank, finding)
 
     def _act_on(self, formation: Formation, result: AuditResult) -> None:
@@ -454,7 +459,7 @@ class Trainer:
             shards=result.shards,
         )
         if result.verdict == "rank":
-            self._guard.accuse(formation.plan, result, self._worker.name, self.step, self._worker.send)
+            self._guard.accuse(formation.plan, result.ranks, self._worker.name, self.step, self._worker.send)
             self._worker.regrouper.wait_newer(formation)
         elif self._guard.gives_up(self.step, result):
             self._skip(formation, result)

@@ -112,7 +112,7 @@ def _undo(entry: dict[str, Any]) -> Repair:
         stopped = state(pid) == "T"
         return Repair("continue", target, stopped and kill_if_same(pid, ticks, signal.SIGCONT))
     if entry["act"] == "kill":
-        return Repair("kill", target, kill_if_same(pid, ticks, signal.SIGKILL))
+        return Repair("kill", target, not is_ending(pid) and kill_if_same(pid, ticks, signal.SIGKILL))
     return Repair(entry["act"], target, False)
 
 

@@ -1,0 +1,131 @@
+"""Jobs that get into trouble by themselves: bad batches, slow code, workers that cannot be built."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+
+def _train(
+    trainer: Any,
+    steps: int,
+    *,
+    inside: Callable[[int], Tensor | float] = lambda shard: 1.0,
+    outside: Callable[[], None] = lambda: None,
+    step_s: Callable[[int], float] = lambda step: 0.0,
+) -> None:
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+    trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
+    while trainer.step < steps:
+        outside()
+        with trainer.transaction() as step:
+            time.sleep(step_s(trainer.step))
+            for shard in step.shards(DATA, batch_size=24):
+                step.backward(model(shard.batch).square().mean() * inside(shard.index))
+
+
+def plain(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
+    """Clips gradients, drops out, and changes its learning rate: all of it must survive."""
+    _train(trainer, steps, step_s=lambda step: step_s)
+
+
+def bad_batches(trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None) -> None:
+    """The loss of the shards ``bad[step]`` is not finite, whoever computes it."""
+
+    def inside(shard: int) -> float:
+        return (value or math.nan) if shard in bad.get(str(trainer.step), ()) else 1.0
+
+    _train(trainer, steps, inside=inside)
+
+
+def wide(trainer: Any, *, steps: int, bad: dict[str, list[int]]) -> None:
+    """A batch of 96 samples, for as many shards."""
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=96):
+                factor = math.nan if shard.index in bad.get(str(trainer.step), ()) else 1.0
+                step.backward(model(shard.batch).square().mean() * factor)
+
+
+def bad_at_first(trainer: Any, *, steps: int, at_step: int) -> None:
+    """At one step every process gets NaN the first time that it computes, and never again."""
+    seen: set[int] = set()
+
+    def inside(shard: int) -> float:
+        first = trainer.took_part and trainer.step == at_step and not seen
+        seen.update([shard] if trainer.took_part and trainer.step == at_step else [])
+        return math.nan if first else 1.0
+
+    _train(trainer, steps, inside=inside)
+
+
+def overflowing(trainer: Any, *, steps: int, at_step: int) -> None:
+    """At one step the gradient of every shard is finite, and their sum is not."""
+    torch.manual_seed(trainer.seed)
+    weight = nn.Parameter(torch.zeros(16))
+    model = nn.ParameterList([weight])
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=24):
+                huge = 3e38 if trainer.took_part and trainer.step == at_step else 1.0
+                step.backward((weight * huge).sum() + (weight * huge).sum() + shard.batch.mean())
+
+
+def slow_outside(trainer: Any, *, steps: int) -> None:
+    """Rank 0 does something for a second between some transactions."""
+    _train(trainer, steps, outside=lambda: time.sleep(1.0 * (trainer.rank == 0 and trainer.step % 10 == 9)))
+
+
+def slowing_down(trainer: Any, *, steps: int) -> None:
+    """Every step is a little slower than the one before; the last one takes twice the time of the first."""
+    _train(trainer, steps, step_s=lambda step: 0.1 * (1 + step / steps) * (1 + 0.3 * (step % 3 == trainer.rank)))
+
+
+def evaluating(trainer: Any, *, steps: int) -> None:
+    """A declared long phase on one rank, much longer than a step."""
+
+    def outside() -> None:
+        if trainer.step == steps // 2 and trainer.rank == 1:
+            with trainer.long_phase("evaluation"):
+                time.sleep(1.5)
+
+    _train(trainer, steps, outside=outside)
+
+
+def late_ones_fail(
+    trainer: Any, *, steps: int, marker: str, failures: int, step_s: float, refuse: bool = False
+) -> None:
+    """Workers that are started after the training began cannot be built, for the first ``failures`` times."""
+    if Path(marker).exists():
+        for number in range(failures):
+            try:
+                os.close(os.open(f"{marker}.{number}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            if refuse:
+                from chaoskit.errors import BadInput
+
+                raise BadInput("disk", "full", "make room")
+            raise OSError("this machine is not well")
+
+    def outside() -> None:
+        if trainer.step == 3:
+            Path(marker).touch()
+
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)

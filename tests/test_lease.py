@@ -1,0 +1,157 @@
+"""Which nodes are called lost: the silent ones, and never because the coordinator itself did not listen."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaoskit.control.lease import Leases
+
+INTERVAL_S = 0.05
+BEATS = 3
+LEASE_S = INTERVAL_S * BEATS
+TICK_S = 0.02
+
+
+def run(leases: Leases, beats: dict[str, list[float]], ticks: list[float]) -> dict[str, float]:
+    """Play beats and ticks in the order of time, a beat before a tick of the same moment; when each node was lost."""
+    events = [(at_s, 0, node) for node, times in beats.items() for at_s in times] + [(at_s, 1, "") for at_s in ticks]
+    lost: dict[str, float] = {}
+    for at_s, is_tick, node in sorted(events):
+        if is_tick:
+            lost |= dict.fromkeys(leases.expired(at_s), at_s)
+        else:
+            leases.beat(node, at_s)
+    return lost
+
+
+def every(step_s: float, start_s: float, stop_s: float) -> list[float]:
+    return [start_s + number * step_s for number in range(int((stop_s - start_s) / step_s) + 1)]
+
+
+def test_a_silent_node_is_lost_and_the_others_are_not() -> None:
+    """After its last beat a node has one lease; it is named by the first tick after that, and once."""
+    beats = {"a": every(INTERVAL_S, 0, 3), "b": every(INTERVAL_S, 0, 1)}
+    lost = run(Leases(INTERVAL_S, BEATS), beats, every(TICK_S, 0, 3))
+    assert list(lost) == ["b"]
+    assert 1 + LEASE_S < lost["b"] <= 1 + LEASE_S + 2 * TICK_S
+
+
+def test_a_beat_within_the_lease_keeps_a_node() -> None:
+    """Reports may come late, up to the whole lease, as often as they like."""
+    beats = {"a": every(LEASE_S - 0.001, 0, 6)}
+    assert run(Leases(INTERVAL_S, BEATS), beats, every(TICK_S, 0, 6)) == {}
+    beats = {"a": every(LEASE_S + 0.001, 0, 6)}
+    assert run(Leases(INTERVAL_S, BEATS), beats, every(0.0001, 0, 6))
+
+
+def test_only_nodes_that_were_heard_are_watched() -> None:
+    """A node is expected from its first beat on, not any more once dropped, and again after another beat."""
+    leases = Leases(INTERVAL_S, BEATS)
+    assert run(leases, {}, every(TICK_S, 0, 1)) == {}
+    leases.beat("a", 1)
+    leases.drop("a")
+    leases.drop("never heard")
+    assert run(leases, {}, every(TICK_S, 1, 2)) == {}
+    leases.beat("a", 2)
+    assert list(run(leases, {}, every(TICK_S, 2, 3))) == ["a"]
+
+
+def test_a_lost_node_is_named_once() -> None:
+    """Losing it ends the watch; a node that comes back is watched anew."""
+    leases = Leases(INTERVAL_S, BEATS)
+    ticks = every(TICK_S, 0, 1)
+    leases.beat("a", 0)
+    named = [node for at_s in ticks for node in leases.expired(at_s)]
+    assert named == ["a"]
+
+
+def test_deafness_of_the_coordinator_costs_nobody_the_lease() -> None:
+    """When the coordinator had no CPU for a while, the nodes whose beats it could not read are not lost."""
+    for deaf_s in (LEASE_S, 1, 10, 1000):
+        leases = Leases(INTERVAL_S, BEATS)
+        assert run(leases, {"a": every(INTERVAL_S, 0, 1)}, every(TICK_S, 0, 1)) == {}
+        wake_s = 1 + deaf_s
+        assert leases.expired(wake_s) == []
+        assert run(leases, {"a": every(INTERVAL_S, wake_s, wake_s + 1)}, every(TICK_S, wake_s, wake_s + 1)) == {}
+
+
+def test_a_node_that_stays_silent_after_the_deafness_is_lost_in_one_lease() -> None:
+    """Deafness extends leases by its own length: a node that was dead all along is lost soon after it."""
+    leases = Leases(INTERVAL_S, BEATS)
+    run(leases, {"a": [0.99]}, every(TICK_S, 0, 1))
+    lost = run(leases, {}, every(TICK_S, 11, 13))
+    assert 11 < lost["a"] <= 11 + LEASE_S + TICK_S
+
+
+def test_a_node_that_spoke_after_the_deafness_gets_no_more_than_one_lease() -> None:
+    """A beat read on waking up starts an ordinary lease, however long the coordinator was deaf before."""
+    leases = Leases(INTERVAL_S, BEATS)
+    run(leases, {"a": every(INTERVAL_S, 0, 1)}, every(TICK_S, 0, 1))
+    wake_s = 11.0
+    lost = run(leases, {"a": [wake_s - 0.001]}, every(TICK_S, wake_s, wake_s + 2))
+    assert wake_s + LEASE_S - 0.001 < lost["a"] <= wake_s + LEASE_S + 2 * TICK_S
+
+
+def test_silence_before_the_deafness_still_counts() -> None:
+    """A lease that had nearly run out when the coordinator fell deaf is not a whole one afterwards."""
+    leases = Leases(INTERVAL_S, BEATS)
+    leases.beat("a", 0)
+    assert leases.expired(0.14) == []
+    lost = run(leases, {}, every(0.001, 5.14, 6))
+    assert lost["a"] < 5.14 + 0.1
+
+
+def test_a_tick_that_is_only_a_little_late_is_no_deafness() -> None:
+    """Ticks a whole interval apart extend nothing: a silent node is lost after its lease all the same."""
+    lost = run(Leases(INTERVAL_S, BEATS), {"a": [0.0]}, every(INTERVAL_S, 0, 1))
+    assert lost["a"] <= LEASE_S + 2 * INTERVAL_S
+
+
+def test_a_node_can_be_given_more_time() -> None:
+    """A node that could not report, through no fault of its own, gets that time and keeps it through deafness."""
+    leases = Leases(INTERVAL_S, BEATS)
+    leases.beat("a", 0)
+    leases.extend("a", 2)
+    leases.extend("never heard", 2)
+    lost = run(leases, {}, every(TICK_S, 0, 3))
+    assert 2 + LEASE_S < lost["a"] <= 2 + LEASE_S + 2 * TICK_S
+    leases.beat("a", 10)
+    leases.extend("a", 5)
+    lost = run(leases, {}, [*every(TICK_S, 10, 11), *every(TICK_S, 12, 20)])
+    assert lost["a"] > 15 + LEASE_S
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(
+    st.lists(st.floats(0.001, INTERVAL_S), min_size=1, max_size=60),
+    st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=60),
+    st.sampled_from([0.0, 1e-6]),
+)
+def test_a_node_that_beats_is_never_lost(gaps_s: list[float], pauses_s: list[float], late_s: float) -> None:
+    """However the ticks fall, a node whose beats are read on waking up, just before or after, keeps its lease."""
+    ticks, beats = [0.0], [0.0]
+    for pause_s in pauses_s:
+        ticks.append(ticks[-1] + pause_s)
+    for number in range(10**6):
+        if beats[-1] > ticks[-1]:
+            break
+        beats.append(beats[-1] + gaps_s[number % len(gaps_s)])
+    heard = [next((at_s for at_s in ticks if at_s >= beat_s), beat_s) + late_s for beat_s in beats]  # read when awake
+    assert run(Leases(INTERVAL_S, BEATS), {"a": heard}, ticks) == {}
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=40), st.data())
+def test_a_dead_node_is_always_lost(pauses_s: list[float], data: st.DataObject) -> None:
+    """However the ticks fall before, a node that died is lost within a lease of ordinary ticks."""
+    leases = Leases(INTERVAL_S, BEATS)
+    now_s = 0.0
+    for pause_s in pauses_s:
+        now_s += pause_s
+        if data.draw(st.booleans()):
+            leases.beat("a", now_s)
+        leases.expired(now_s)
+    leases.beat("a", now_s)
+    lost = run(leases, {}, every(TICK_S, now_s + TICK_S, now_s + 1))
+    assert lost["a"] <= now_s + LEASE_S + 2 * TICK_S

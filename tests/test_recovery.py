@@ -1,0 +1,394 @@
+"""Real jobs, really broken: whatever happens to the others, a rank that lives finishes the same training run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.messages import EndJob, Heartbeat, Plan, WorkerReady
+from chaoskit.osprocess import children, is_ending
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Verdict
+from faults import Fault, Hang, Kill, NaN, Raise
+
+JOBS = "jobs/troubled.py"
+PLAIN = f"{JOBS}:plain"
+WEIGHT, LAST = "0.weight", "3.weight"  # of the jobs' model
+DEADLINE_S = 60.0
+
+
+def run(chaos: Chaos, job: str = PLAIN, **plan: Any) -> Outcome:
+    """An experiment that must pass, small enough to be one of many."""
+    settings = {"nodes": 3, "spares": 1, "steps": 16, "deadline_s": DEADLINE_S} | plan
+    return chaos.run(job, **settings)
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """The records of these events, in order of time."""
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def worlds(outcome: Outcome) -> list[int]:
+    """How many ranks committed each step."""
+    return [point.world for point in outcome.steps]
+
+
+class Assassin:
+    """Kills from outside, where no trigger stops anybody; shown every message of the coordinator."""
+
+    def __init__(self, act: Callable[[Assassin, Any], None]) -> None:
+        self._act = act
+        self.pids: dict[str, int] = {}
+        self.plans: list[Plan] = []
+        self.victims: list[str] = []
+        self.committed = 0
+        self.over = False
+
+    def __call__(self, message: Any) -> None:
+        match message:
+            case WorkerReady(worker, _, endpoint):
+                self.pids[worker] = endpoint.pid
+            case Plan():
+                self.plans.append(message)
+            case Heartbeat(_, beats):
+                self.committed = max([self.committed, *(beat.step for beat in beats)])
+            case EndJob():
+                self.over = True
+        if not self.over:
+            self._act(self, message)
+
+    @property
+    def alive(self) -> list[str]:
+        """Members of the last plan whose processes live, by rank."""
+        members = [member.worker for member in self.plans[-1].members] if self.plans else []
+        return [name for name in members if name not in self.victims and not is_ending(self.pids[name])]
+
+    def kill(self, *workers: str) -> None:
+        """SIGKILL these workers, one right after the other."""
+        for worker in workers:
+            self.victims.append(worker)
+            os.kill(self.pids[worker], signal.SIGKILL)
+
+
+def assassinated(chaos: Chaos, act: Callable[[Assassin, Any], None], **plan: Any) -> tuple[Outcome, Assassin]:
+    """A run in which ``act`` kills as it likes: it must pass every check but the one that nobody dies unplanned."""
+    assassin = Assassin(act)
+    outcome = run(chaos, **{"watch": assassin, "check": False, **plan})
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    assert not problems, outcome.directory
+    return outcome, assassin
+
+
+# -- where in a step ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
+def test_a_kill_in_any_phase(chaos: Chaos, phase: str, reduction: str) -> None:
+    """In the optimizer's phase some ranks have committed and others have not: these adopt."""
+    transport = "tcp" if phase in ("forward", "optimizer") else "auto"
+    faults = [Kill(rank=1, at_step=7, phase=phase)]
+    run(chaos, faults=faults, reduction=reduction, transport=transport, shards=8, buckets=2)
+
+
+@pytest.mark.parametrize("phase", ["reduce", "optimizer"])
+@pytest.mark.parametrize("spares", [0, 2])
+def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
+    """A joiner that finds the last step committed ends; it does not wait for a step that nobody takes."""
+    run(chaos, spares=spares, faults=[Kill(rank=0, at_step=15, phase=phase)])
+
+
+def test_two_kills_in_one_step(chaos: Chaos) -> None:
+    run(chaos, nodes=4, spares=2, faults=[Kill(rank=0, at_step=5, phase="optimizer"), Kill(rank=3, at_step=5)])
+
+
+def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
+    """4 -> 3 -> 2 -> 4 ranks without a spare: replacements are started, and join at a step boundary."""
+    kills = [Kill(rank=3, at_step=5), Kill(rank=1, at_step=6)]
+    outcome = run(chaos, nodes=4, spares=0, shards=6, steps=60, faults=kills, options={"step_s": 0.03})
+    assert min(worlds(outcome)) <= 3
+    assert worlds(outcome)[-1] == 4
+    outcome.assert_same_losses_as_twin()
+
+
+def test_nobody_is_left(chaos: Chaos) -> None:
+    """The run ends at once and says why."""
+    faults = [Kill(rank=0, at_step=5), Kill(rank=1, at_step=5)]
+    outcome = run(chaos, nodes=2, spares=1, faults=faults, check=False)
+    assert "every replica was lost" in outcome.reasons[0]
+
+
+# -- hangs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["stop", "gil", "spin"])
+def test_a_hang_while_another_rank_dies(chaos: Chaos, how: str) -> None:
+    """The rank that hangs stays in the old generation: it must be missed there."""
+    faults: list[Fault] = [Hang(rank=1, at_step=8, phase="backward", how=how), Kill(rank=2, at_step=8, phase="reduce")]
+    run(chaos, faults=faults, options={"step_s": 0.05})
+
+
+@pytest.mark.parametrize("how", ["gil", "spin"])
+def test_a_hang_that_looks_like_waiting(chaos: Chaos, how: str) -> None:
+    """Everybody waits in the reduction, one of them for nothing: it is found when it does not follow a new plan."""
+    run(chaos, faults=[Hang(rank=1, at_step=8, phase="reduce", how=how)], options={"step_s": 0.05})
+
+
+def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
+    """Its replacement has no state, so the run is lost; but it ends."""
+    hang = Hang(rank=0, at_step=12, how="spin")
+    plan = {"nodes": 2, "spares": 0, "faults": [Kill(rank=1, at_step=12, phase="reduce"), hang], "twin": False}
+    outcome = run(chaos, **plan, options={"step_s": 0.05}, check=False)
+    assert "every replica was lost" in outcome.reasons[0]
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["weight", "gradient", "activation"])
+@pytest.mark.parametrize("sticky", [False, True])
+def test_a_rank_that_computes_nan_is_replaced(chaos: Chaos, where: str, sticky: bool) -> None:
+    fault = NaN(rank=1, at_step=6, parameter=LAST, where=where, sticky=sticky)
+    outcome = run(chaos, shards=8, buckets=2, faults=[fault])
+    assert {record["verdict"] for record in journal(outcome, Event.ATTRIBUTED)} == {"rank"}
+
+
+def test_two_poisoned_ranks_are_both_replaced(chaos: Chaos) -> None:
+    """In one plan: a newcomer must not take its state from the second one."""
+    faults = [NaN(rank=rank, at_step=6, parameter=LAST, where="weight") for rank in (0, 2)]
+    run(chaos, nodes=4, spares=2, faults=faults)
+
+
+def test_a_poisoned_rank_cannot_judge(chaos: Chaos) -> None:
+    """With no innocent rank left the one with bad weights must not call the other's shard a bad batch."""
+    faults = [
+        NaN(rank=0, at_step=6, parameter=LAST, where="weight"),
+        NaN(rank=1, at_step=6, parameter=LAST, where="gradient"),
+    ]
+    run(chaos, nodes=2, faults=faults)
+
+
+def test_nan_on_every_rank_at_once_is_computed_again(chaos: Chaos) -> None:
+    """Nobody is innocent and the second attempt is finite: to replace everybody would lose the run."""
+    job = f"{JOBS}:bad_at_first"
+    outcome = run(chaos, job, options={"at_step": 5}, twin=False)
+    assert {record["verdict"] for record in journal(outcome, Event.ATTRIBUTED)} == {"transient"}
+    assert None not in outcome.losses
+
+
+def test_an_audit_is_interrupted_by_a_kill(chaos: Chaos) -> None:
+    faults = [NaN(rank=1, at_step=6, parameter=LAST, sticky=True), Kill(rank=2, at_step=6, phase="reduce")]
+    run(chaos, nodes=4, spares=2, faults=faults)
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [(1, 4), (2, 8), (3, 3)])
+def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, nodes: int, shards: int) -> None:
+    """Of a folded sum all shards are suspects; only those that are bad anywhere are written down."""
+    bad = {"4": [1], "5": [0, 2], "9": [1]}
+    plan = {"nodes": nodes, "shards": shards, "options": {"bad": bad}}
+    outcome = run(chaos, f"{JOBS}:bad_batches", **plan)
+    assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4, 5, 9]
+    assert outcome.ledger.skipped == [f"step {step}: shards {shards} are not finite" for step, shards in bad.items()]
+
+
+def test_ranks_of_different_age_agree_on_a_bad_batch(chaos: Chaos) -> None:
+    """A newcomer has not seen the audits before its time; and a kill falls into one."""
+    faults = [Kill(rank=0, at_step=6), Kill(rank=2, at_step=9, phase="reduce")]
+    options = {"bad": {"4": [1], "9": [1], "10": [0]}, "value": float("inf")}
+    run(chaos, f"{JOBS}:bad_batches", spares=2, options=options, faults=faults)
+
+
+@pytest.mark.parametrize(("policy", "audits"), [("stop", 1), ("retry", 4)])
+def test_a_bad_batch_ends_the_run_if_it_shall(chaos: Chaos, policy: str, audits: int) -> None:
+    options = {"bad": {"4": [1]}}
+    outcome = run(chaos, f"{JOBS}:bad_batches", options=options, nonfinite=policy, twin=False, check=False)
+    assert "step 4: shards [1] give non-finite gradients" in outcome.reasons[0]
+    opened = journal(outcome, Event.ATTRIBUTED)
+    assert max(Counter(record.source for record in opened).values()) == audits  # whoever says so first ends the others
+
+
+@pytest.mark.parametrize("shards", [3, 8])
+def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int) -> None:
+    """Each shard's gradient is finite. Whether a rank's own sum overflows or only that of all, the batch is bad."""
+    outcome = run(chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards)
+    assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [5]
+
+
+def test_more_shards_than_bits_in_a_word(chaos: Chaos) -> None:
+    """What auditors find does not have to fit into 64 bits."""
+    from_all = {"4": list(range(96))}
+    outcome = run(chaos, "jobs/troubled.py:wide", nodes=2, shards=96, options={"bad": from_all}, steps=8)
+    assert outcome.losses[4] is None
+
+
+# -- who may be late ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["slow_outside", "slowing_down", "evaluating"])
+def test_slow_is_not_hung(chaos: Chaos, job: str) -> None:
+    outcome = run(chaos, f"{JOBS}:{job}", steps=24, twin=False)
+    assert outcome.false_alarms == 0
+    assert len(journal(outcome, Event.PLAN)) == 1
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """As many processes that do nothing but use a core."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def test_a_crowded_machine_raises_no_alarm(chaos: Chaos) -> None:
+    with busy(2 * (os.cpu_count() or 1)):
+        outcome = run(chaos, "gpt", nodes=4, steps=30, options={"size": "tiny"}, twin=False, deadline_s=120.0)
+    assert outcome.false_alarms == 0
+    assert len(journal(outcome, Event.PLAN)) == 1
+
+
+# -- who may be missing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_replacements_that_cannot_be_built_do_not_end_the_run(chaos: Chaos, tmp_path: Path, refuse: bool) -> None:
+    """They are started again, and spend none of the budget."""
+    options = {"marker": str(tmp_path / "trained"), "failures": 4, "step_s": 0.03, "refuse": refuse}
+    plan = {"nodes": 2, "spares": 0, "steps": 150, "max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
+    outcome = run(chaos, f"{JOBS}:late_ones_fail", options=options, **plan, twin=False, check=False)
+    assert next(check.verdict for check in outcome.checks if check.name == "training completed") == Verdict.PASSED
+    assert len(journal(outcome, Event.FAILED)) == 4
+    assert worlds(outcome)[-1] == 2
+
+
+def test_below_the_least_world_the_run_waits(chaos: Chaos) -> None:
+    kills = [Kill(rank=rank, at_step=6) for rank in (1, 2)]
+    outcome = run(chaos, spares=0, min_world=2, faults=kills)
+    assert min(worlds(outcome)) >= 2
+
+
+def test_the_budget_ends_the_run(chaos: Chaos) -> None:
+    faults = [Kill(rank=0, at_step=4), Raise(rank=1, at_step=8)]
+    outcome = run(chaos, max_failures=1, faults=faults, check=False)
+    assert "the failure budget is spent: 2 workers were lost, max_failures=1" in outcome.reasons[0]
+
+
+def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
+    run(chaos, nodes=2, spares=0, fork=False, faults=[Kill(rank=1, at_step=6)], steps=12, twin=False, deadline_s=120.0)
+
+
+# -- kills that ask nobody ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
+    def act(assassin: Assassin, message: Any) -> None:
+        if not assassin.victims and assassin.committed >= 4:
+            assassin.kill(*assassin.alive[1:])
+
+    outcome, _ = assassinated(chaos, act, nodes=4, spares=spares, shards=6, steps=30, options={"step_s": 0.02})
+    assert spares or min(worlds(outcome)) == 1
+
+
+def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:
+    """The moment the plan that answers the first kill is seen, the newcomer in it dies, too."""
+
+    def act(assassin: Assassin, message: Any) -> None:
+        if len(assassin.victims) == 0 and assassin.committed >= 4:
+            assassin.kill(assassin.alive[0])
+        elif len(assassin.victims) == 1 and isinstance(message, Plan):
+            old = {member.worker for member in assassin.plans[0].members}
+            assassin.kill(*[member.worker for member in message.members if member.worker not in old][:1])
+
+    outcome, assassin = assassinated(chaos, act, spares=2, steps=40, options={"step_s": 0.02})
+    assert len(assassin.victims) == 2, outcome.directory
+
+
+def test_a_kill_while_a_rank_joins_at_a_step_boundary(chaos: Chaos) -> None:
+    """Growth waits for a step that all take; the loss of a rank does not."""
+
+    def act(assassin: Assassin, message: Any) -> None:
+        if not assassin.victims and assassin.committed >= 4:
+            assassin.kill(assassin.alive[2])
+        elif len(assassin.victims) == 1 and isinstance(message, Plan) and not message.abort:
+            assassin.kill(assassin.alive[0])
+
+    _, assassin = assassinated(chaos, act, spares=0, steps=80, options={"step_s": 0.02}, transport="tcp")
+    assert len(assassin.victims) == 2
+
+
+def test_the_end_of_an_agent(chaos: Chaos) -> None:
+    """The node is gone with all its workers, spare included; the others start what is missing."""
+
+    def act(assassin: Assassin, message: Any) -> None:
+        if not assassin.victims and assassin.committed >= 4:
+            worker = next(name for name in assassin.alive if name.startswith("node0."))
+            zygote = _parent(assassin.pids[worker])
+            assassin.victims.append(worker)
+            os.kill(_parent(zygote), signal.SIGKILL)
+
+    outcome, assassin = assassinated(chaos, act, steps=40, options={"step_s": 0.02})
+    assert not [pid for name, pid in assassin.pids.items() if name.startswith("node0.") and not is_ending(pid)]
+    assert worlds(outcome)[-1] == 3
+
+
+def _parent(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    parent = int(fields[1])
+    assert pid in children(parent)
+    return parent
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_kills(chaos: Chaos, seed: int) -> None:
+    """At random moments and in quick succession, down to one rank that lives."""
+    chance = random.Random(seed)
+    nodes, moments = chance.choice([2, 3, 4]), sorted(chance.randrange(1, 18) for _ in range(chance.choice([2, 3])))
+
+    def act(assassin: Assassin, message: Any) -> None:
+        while moments and assassin.committed >= moments[0]:
+            moments.pop(0)
+            if len(assassin.alive) > 1:
+                assassin.kill(chance.choice(assassin.alive))
+
+    settings = {"spares": chance.choice([0, 1, 2]), "shards": chance.choice([nodes, 6, 8]), "options": {"step_s": 0.02}}
+    assassinated(chaos, act, nodes=nodes, steps=24, transport=chance.choice(["auto", "tcp"]), **settings)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_faults(chaos: Chaos, seed: int) -> None:
+    """Two faults a run, often in the same step; a third rank always lives."""
+    chance = random.Random(100 + seed)
+    nodes = chance.choice([3, 4])
+    ranks, step = chance.sample(range(nodes), 2), chance.randrange(5, 14)
+    faults = [_random_fault(chance, rank, step + chance.choice([0, 0, 1])) for rank in ranks]
+    plan = {"spares": chance.choice([1, 2]), "shards": chance.choice([nodes, 6, 8]), "buckets": chance.choice([1, 2])}
+    outcome = run(chaos, nodes=nodes, faults=faults, options={"step_s": 0.02}, check=False, **plan)
+    unmet = {check.verdict for check in outcome.checks} - {Verdict.PASSED}
+    assert unmet <= {Verdict.UNKNOWN}, (faults, outcome.reasons)  # a fault may find its rank gone
+
+
+def _random_fault(chance: random.Random, rank: int, step: int) -> Fault:
+    phase = chance.choice(["forward", "backward", "reduce", "optimizer"])
+    kinds: list[Fault] = [
+        Kill(rank=rank, at_step=step, phase=phase),
+        Hang(rank=rank, at_step=step, phase="backward", how=chance.choice(["stop", "gil", "spin"])),
+        Raise(rank=rank, at_step=step, phase=phase),
+        NaN(rank=rank, at_step=step, parameter=LAST, where=chance.choice(["weight", "gradient", "activation"])),
+    ]
+    return chance.choice(kinds)
