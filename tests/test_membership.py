@@ -13,6 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.membership import (
+    HEALING_S,
+    PAUSE_MAX_S,
+    PAUSE_S,
     Action,
     Event,
     Finish,
@@ -329,6 +332,7 @@ def test_of_equal_nodes_a_replacement_starts_where_the_loss_was() -> None:
     cluster = running(nodes=3, spares=1)
     cluster.lose_node("a")
     cluster.join("a")
+    cluster.become_ready()
     assert cluster.lose("b.1")[-1] == StartWorker("a", "a.2")
     assert cluster.lose("c.1")[-1] == StartWorker("c", "c.2")
 
@@ -373,6 +377,7 @@ def test_below_the_smallest_world_nothing_is_published_until_enough_are_ready() 
 def test_the_failure_budget_counts_members_and_spares() -> None:
     cluster = running(max_failures=2)
     assert not any(isinstance(action, Finish) for action in cluster.lose("a.1", "b.0"))
+    cluster.become_ready()
     (finish,) = cluster.lose("a.2")
     assert isinstance(finish, Finish)
     assert "budget" in finish.reason
@@ -421,7 +426,48 @@ def test_a_joiner_holds_state_only_once_it_is_healed(healed: bool) -> None:
     if healed:
         cluster.advance()
     cluster.lose("a.0")
+    cluster.now_s += 1.01 * HEALING_S
+    cluster.tell(Tick())
     assert bool(cluster.finish) is not healed
+
+
+def test_a_joiner_that_is_about_to_have_the_state_is_waited_for() -> None:
+    cluster = running(nodes=2, spares=1)
+    cluster.lose("b.0")
+    cluster.build()
+    assert not any(isinstance(action, Publish) for action in cluster.lose("a.0"))
+    cluster.now_s += 0.99 * HEALING_S
+    assert not any(isinstance(action, (Publish, Finish)) for action in cluster.tell(Tick()))
+    cluster.holders.add("a.1")
+    assert isinstance(cluster.tell(Healed("a.1"))[0], Publish)
+
+
+def test_workers_that_never_become_ready_are_started_ever_more_slowly_and_spend_no_budget() -> None:
+    cluster = running(nodes=2, spares=0, max_failures=1)
+    cluster.lose("b.0")
+    cluster.build()
+    for failure in range(1, 12):
+        (name,) = set(cluster.live(cluster.processes)) - {"a.0"}
+        starts = [action for action in cluster.lose(name) if isinstance(action, StartWorker)]
+        if failure > 1:
+            assert not starts
+            cluster.now_s += 0.9 * min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (failure - 2))
+            assert not cluster.tell(Tick())
+            cluster.now_s += 0.2 * PAUSE_MAX_S
+            starts = [action for action in cluster.tell(Tick()) if isinstance(action, StartWorker)]
+        assert len(starts) == 1
+    cluster.become_ready()
+    assert len(cluster.plans[-1].members) == 2
+
+
+def test_a_failure_outside_the_world_is_outlived_once_the_job_trains() -> None:
+    cluster = Cluster(config_of(2, 1))
+    cluster.join("a", "b")
+    assert not cluster.machine.outlives("a.0")
+    cluster.become_ready()
+    cluster.build()
+    assert cluster.machine.outlives("a.1")
+    assert not cluster.machine.outlives("a.0")
 
 
 # -- end ----------------------------------------------------------------------------------------------------------
@@ -657,6 +703,8 @@ class Histories(RuleBasedStateMachine):
         for _ in range(4):
             cluster.become_ready()
             cluster.build()
+            cluster.now_s += PAUSE_MAX_S
+            cluster.tell(Tick())
         if not cluster.finish and not cluster.live(cluster.done):
             assert len(cluster.machine.members) == cluster.config.nodes
             assert len(cluster.machine.spares) == cluster.config.spares

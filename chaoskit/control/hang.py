@@ -116,7 +116,7 @@ class HangDetector:
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
         """
-        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0 ** self._stalls
+        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
         placed = [beat for beat in self._beats if beat.generation > 0]  # the others wait for a step boundary of these
         found = bool(placed) and all(

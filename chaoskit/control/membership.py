@@ -219,6 +219,7 @@ class Membership:
             case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
                 self._failed_starts, self._start_after_s = 0, now_s
+                return self._start_missing([], now_s)
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained:
                     self._holders.update(self.members)

@@ -96,7 +96,7 @@ class History:
             f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
         ]
         for number, step in self.steps.items():
-            by_generation = [{(commit["loss"], commit["grad_sum"]) for commit in commits} for commits in step.commits.values()]
+            by_generation = [{(record["loss"], record["grad_sum"]) for record in one} for one in step.commits.values()]
             lines = [set().union(*by_generation)] if reduction == "exact" else by_generation
             if (different := max((len(results) for results in lines), default=1)) > 1:
                 found.append(f"step {number} was committed with {different} different results")

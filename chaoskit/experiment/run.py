@@ -233,9 +233,7 @@ def execute(
         finally:
             conductor.clean_up()
             journal.close()
-    records = read_journals(directory / "journal")
-    conductor.look_back(records)
-    return RawRun(
+    run = RawRun(
         experiment=experiment,
         directory=directory,
         started_ns=started_ns,
@@ -244,3 +242,6 @@ def execute(
         deadline_passed=end is None,
         strikes=conductor.strikes,
     )
+    if any(strike.target is not None and strike.effective_ns is None for strike in run.strikes):
+        conductor.look_back(run.records)
+    return run

@@ -12,7 +12,6 @@ from chaoskit.config import require_writable
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.faces.launch import PATIENT_LEASE_BEATS
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View
 from chaoskit.report.html import write_html
@@ -45,7 +44,6 @@ def demo_experiment(*, quick: bool) -> Experiment:
         faults=faults,
         nodes=4,
         spares=1,
-        lease_beats=PATIENT_LEASE_BEATS,
     )
 
 

@@ -26,9 +26,6 @@ from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.vocabulary import Event
 
-#: On a machine that does other work too, an agent can be late by many beats; its death shows at once by other signs.
-PATIENT_LEASE_BEATS = 40
-
 _LOG_LINES = 15
 
 
@@ -105,7 +102,6 @@ def launch(
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
-    settings = {"lease_beats": PATIENT_LEASE_BEATS, **settings}
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
     require_free_port("port", "127.0.0.1", port)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))

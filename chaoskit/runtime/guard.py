@@ -57,7 +57,7 @@ class AuditResult:
 
 @dataclass(slots=True)
 class Audit:
-    """One round of recomputation. ``guilty``: rank -> its suspicious shards; ``auditors``: shard -> who recomputes it."""
+    """One round of recomputation. ``guilty``: rank -> suspicious shards; ``auditors``: shard -> who recomputes it."""
 
     guilty: dict[int, tuple[int, ...]]
     auditors: dict[int, int]
@@ -142,9 +142,7 @@ class NonFiniteGuard:
             f"(policy {policy!r}); mend the data or the learning rate, or use nonfinite='skip'"
         )
 
-    def accuse(
-        self, plan: Plan, ranks: Sequence[int], worker: str, step: int, send: Callable[[Message], None]
-    ) -> None:
+    def accuse(self, plan: Plan, ranks: Sequence[int], worker: str, step: int, send: Callable[[Message], None]) -> None:
         """Tell the coordinator which workers must be replaced."""
         detail = f"gradients or weights of rank {', '.join(map(str, ranks))} were not finite at step {step}"
         accused = tuple(plan.members[rank].worker for rank in ranks)

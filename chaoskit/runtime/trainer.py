@@ -262,7 +262,8 @@ class Trainer:
                 pulled = pull(replica, healer.endpoint, self._worker.token, self.config.transport)
                 if not replica.is_finite():
                     replica.step = -1
-                    self._guard.accuse(formation.plan, (healer.rank,), self._worker.name, pulled.step, self._worker.send)
+                    accuser = self._worker
+                    self._guard.accuse(formation.plan, (healer.rank,), accuser.name, pulled.step, accuser.send)
                     raise PeerLost(f"the weights of rank {healer.rank} are not finite")
                 return pulled
             finally:

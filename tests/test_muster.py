@@ -1,0 +1,61 @@
+"""Who does not follow a plan is missed; who only waits for a step boundary is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from chaoskit.control.muster import FOLLOW_S, Muster
+from chaoskit.messages import Beat, Plan
+from chaoskit.vocabulary import Phase
+
+POLL_S = 0.05
+
+
+def beat(worker: str, phase: Phase, generation: int = 1, age_s: float = 100.0, starved_s: float = 0.0) -> Beat:
+    return Beat(worker, generation, 0, 10, phase, age_s * 1000, starved_s * 1000, 10, 0.0)
+
+
+def missed(
+    *beats: Beat, arrived: Collection[str] = (), abort: bool = True, seconds: float = FOLLOW_S + 0.2
+) -> list[str]:
+    """Who is missed within ``seconds`` of plan 2."""
+    muster = Muster()
+    for number in range(round(seconds / POLL_S)):
+        if found := muster.observe(Plan(2, (), abort), beats, arrived, number * POLL_S):
+            assert all(hang.age_s > hang.limit_s == FOLLOW_S for hang in found)
+            return [hang.worker for hang in found]
+    return []
+
+
+def test_a_worker_whose_interpreter_is_blocked_does_not_arrive() -> None:
+    beats = [beat("a", Phase.REGROUP), beat("b", Phase.REDUCE)]
+    assert missed(*beats, arrived={"a"}) == ["b"]
+    assert missed(*beats, arrived={"a"}, seconds=FOLLOW_S - 0.1) == []
+    assert missed(beat("a", Phase.REGROUP), beat("b", Phase.DONE), arrived={"a"}) == ["b"]
+
+
+def test_a_main_thread_that_stays_in_an_old_collective_is_missed_once_all_have_arrived() -> None:
+    beats = [beat("a", Phase.REDUCE, 2), beat("b", Phase.REDUCE)]
+    assert missed(*beats, arrived={"a", "b"}) == ["b"]
+    assert missed(beat("a", Phase.REGROUP), beat("b", Phase.REDUCE), arrived={"a", "b"}) == []
+
+
+def test_who_has_finished_its_training_never_stands_in_a_new_generation() -> None:
+    assert missed(beat("a", Phase.REDUCE, 2), beat("b", Phase.DONE), arrived={"a", "b"}) == []
+
+
+def test_user_code_has_limits_of_its_own() -> None:
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OUTSIDE, Phase.LONG, Phase.RESTORE):
+        assert missed(beat("a", Phase.REGROUP), beat("b", phase), arrived={"a"}) == []
+
+
+def test_a_plan_for_the_next_step_boundary_leaves_all_where_they_are() -> None:
+    assert missed(beat("a", Phase.REDUCE), beat("c", Phase.REGROUP, 0), arrived={"c"}, abort=False) == []
+
+
+def test_time_without_a_cpu_does_not_count() -> None:
+    late = beat("b", Phase.REDUCE, age_s=10.0, starved_s=9.0)
+    assert missed(beat("a", Phase.REGROUP), late, arrived={"a"}) == []
+    muster, beats = Muster(), [beat("b", Phase.REDUCE)]
+    muster.observe(Plan(2, (), True), beats, (), 0.0)
+    assert muster.observe(Plan(2, (), True), beats, (), 60.0) == [], "the coordinator itself was deaf"
