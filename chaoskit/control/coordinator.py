@@ -126,7 +126,7 @@ class Coordinator:
         except (ConnectionError, messages.Refused) as error:
             if isinstance(error, messages.Refused):
                 sys.stderr.write(f"refused a connection: {error}\n")
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of ours must end the run, not one connection
             traceback.print_exc()
             self._end(False, "the coordinator failed; see its log")
         finally:
@@ -379,7 +379,7 @@ def run_coordinator(spec: CoordinatorSpec, listener: socket.socket, parent_pid: 
     code = 1
     try:
         asyncio.run(main())
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -133,7 +133,7 @@ class History:
         return Ledger(steps=len(self.steps), samples=samples, missing=missing, repeated=repeated, skipped=skipped)
 
     def samples_digest(self) -> str:
-        """SHA-256 of the samples of every step, by shard: equal exactly if the same data was trained in the same order."""
+        """SHA-256 of the samples of every step, by shard: equal if the same data was trained in the same order."""
         digest = hashlib.sha256()
         for number, step in self.steps.items():
             by_shard = []

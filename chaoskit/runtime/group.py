@@ -1,10 +1,10 @@
 """A process group of one generation that can be left at once.
 
-gloo cannot abort: after a kill only the ring neighbours get an error, and its ``abort`` and ``shutdown`` unblock nobody.
-What does: shutting down the sockets that the group opened (1.5 ms until everybody is out). They are recognised as the
-connected sockets that appeared in this process while the group was built with eager connections; the listening one must
-stay, because gloo ends the process when ``accept`` fails. :mod:`chaoskit.runtime.transfers` frees those whom gloo then
-forgets. NCCL has an abort of its own.
+gloo cannot abort: after a kill only the ring neighbours get an error, and its ``abort`` and ``shutdown`` unblock
+nobody. What does: shutting down the sockets that the group opened (1.5 ms until everybody is out). They are recognised
+as the connected sockets that appeared in this process while the group was built with eager connections; the listening
+one must stay, because gloo ends the process when ``accept`` fails. :mod:`chaoskit.runtime.transfers` frees those whom
+gloo then forgets. NCCL has an abort of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo, Store
+from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]  # public, though not in __all__
 
 from chaoskit.runtime.collective import Work
 from chaoskit.runtime.transfers import WaitingLine
@@ -113,7 +113,7 @@ class Group:
 
 
 def _gloo(store: Store, rank: int, size: int, address: str, timeout_s: float) -> ProcessGroupGloo:
-    options = ProcessGroupGloo._Options()
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
     return ProcessGroupGloo(store, rank, size, options)

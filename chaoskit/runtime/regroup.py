@@ -1,8 +1,8 @@
 """How a worker moves from one generation to the next, while its main thread may still be computing.
 
-The control thread offers plans; each plan is formed in a thread of its own, so that a newer plan never waits for an older
-one that hangs in a half-built group. The main thread meets the result when it needs it: first the steps that every member
-has committed (to see who must catch up), then the group.
+The control thread offers plans; each plan is formed in a thread of its own, so that a newer plan never waits for an
+older one that hangs in a half-built group. The main thread meets the result when it needs it: first the steps that
+every member has committed (to see who must catch up), then the group.
 """
 
 from __future__ import annotations

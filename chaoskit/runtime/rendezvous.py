@@ -9,12 +9,16 @@ from __future__ import annotations
 import socket
 import threading
 from datetime import timedelta
+from typing import TypeVar
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in __all__
 
 from chaoskit import messages
 from chaoskit.messages import Exchange, Exchanged, Get, Put, RendezvousHello, Superseded, Value
 from chaoskit.runtime.group import disown, reown
+
+
+Reply = TypeVar("Reply", Value, Exchanged)
 
 
 class GenerationSuperseded(Exception):
@@ -48,14 +52,12 @@ class Rendezvous:
     def get(self, generation: int, key: str) -> bytes:
         """The value of ``key``, as soon as some member has put it."""
         self._send(Get(generation, key))
-        value: bytes = self._receive(Value).value
-        return value
+        return self._receive(Value).value
 
     def exchange(self, generation: int, name: str, rank: int, value: bytes) -> tuple[bytes, ...]:
         """Everybody's ``value`` by rank, once every member of the generation has called this."""
         self._send(Exchange(generation, name, rank, value))
-        values: tuple[bytes, ...] = self._receive(Exchanged).values
-        return values
+        return self._receive(Exchanged).values
 
     def _send(self, message: messages.Message) -> None:
         try:
@@ -63,7 +65,7 @@ class Rendezvous:
         except OSError as error:
             raise self._reason(error) from error
 
-    def _receive(self, kind: type) -> messages.AnyMessage:
+    def _receive(self, kind: type[Reply]) -> Reply:
         try:
             reply = messages.receive(self._connection)
         except OSError as error:
@@ -96,6 +98,6 @@ class RendezvousStore(Store):
             self._cache[key] = self._rendezvous.get(self._generation, key)
         return self._cache[key]
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         for key in keys:
             self.get(key)

@@ -112,8 +112,8 @@ class Replica:
             parameter.data = self._home(_MODEL + name, parameter.data)
         for name, buffer in self.model.named_buffers():
             buffer.data = self._home(_MODEL + name, buffer.data)
-        for index, parameter in enumerate(self._optimizer_parameters()):
-            state = self.optimizer.state.get(parameter, {})
+        for index, owner in enumerate(self._optimizer_parameters()):
+            state = self.optimizer.state.get(owner, {})
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = self._home(f"{_OPTIMIZER}{index}/{key}", value)

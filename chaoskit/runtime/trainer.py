@@ -6,8 +6,8 @@
                 step.backward(loss(model, shard.batch))
 
 The block computes; leaving it reduces the gradients and, if every rank's contribution arrived and is finite, runs the
-optimizer. After a fault the block is entered again, and ``step.shards`` gives only what is missing: a survivor keeps the
-gradients it has, and repeats just the reduction.
+optimizer. After a fault the block is entered again, and ``step.shards`` gives only what is missing: a survivor keeps
+the gradients it has, and repeats just the reduction.
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ def load_job(job: JobSpec) -> Callable[..., None]:
         name = f"chaoskit_job_{Path(job.path).stem}"
         if name not in sys.modules:
             found = importlib.util.spec_from_file_location(name, job.path)
-            assert found is not None and found.loader is not None
+            assert found is not None
+            assert found.loader is not None
             module = importlib.util.module_from_spec(found)
             sys.modules[name] = module
             sys.path.insert(0, str(Path(job.path).parent))
@@ -179,7 +180,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     code = 1
     try:
         code = _train(spec, control, board)
-    except BaseException as error:  # whatever the user's code raised is reported, then the process ends
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code raised is reported, then the process ends
         _report_failure(spec, control, error)
     finally:
         os._exit(code)

@@ -1,8 +1,8 @@
 """A warm, single-threaded process that forks workers: 10 ms instead of the seconds that imports take.
 
 It has imported torch and the job and has done nothing with them: no tensor arithmetic, no second thread, no CUDA. (One
-multi-threaded operation in the parent would hang every child.) As the parent of the workers it also hears first when one
-is stopped, and how one ended. Where forking is switched off it starts fresh interpreters instead, by the same protocol.
+multi-threaded operation in the parent would hang every child.) As the parent of the workers it also hears first when
+one is stopped, and how one ended. Where forking is switched off it starts fresh interpreters, by the same protocol.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -137,7 +138,7 @@ class Zygote:
             from chaoskit.runtime.worker import WorkerSpec, run_worker
 
             run_worker(msgspec.json.decode(spec, type=WorkerSpec), *descriptors)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -145,9 +146,9 @@ class Zygote:
 
 def _open_log(spec: bytes) -> int:
     fields = msgspec.json.decode(spec)
-    directory = os.path.join(fields["run_directory"], "log")
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, f"{fields['journal']}.log")
+    directory = Path(fields["run_directory"]) / "log"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{fields['journal']}.log"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
@@ -187,7 +188,7 @@ def run_zygote(connection: socket.socket, agent_pid: int, job: Any, fork: bool) 
         zygote.serve()
     except ConnectionError:
         pass  # the agent is gone, and so are the workers soon
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the job's import may raise anything; the agent is told
         traceback.print_exc()
         zygote.report(Broken(f"{type(error).__name__}: {error}"))
     finally:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 import msgspec
 
@@ -70,20 +71,20 @@ def _fork(connection: socket.socket, request: StartAgent | StartCoordinator, des
         connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         name = request.spec.node if isinstance(request, StartAgent) else "coordinator"
-        _redirect(os.path.join(request.spec.run_directory, "log"), name)
+        _redirect(Path(request.spec.run_directory) / "log", name)
         if isinstance(request, StartAgent):
             run_agent(request.spec, me)
         else:
             run_coordinator(request.spec, socket.socket(fileno=descriptors[0]), me)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
-def _redirect(directory: str, name: str) -> None:
-    os.makedirs(directory, exist_ok=True)
-    log = os.open(os.path.join(directory, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def _redirect(directory: Path, name: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    log = os.open(directory / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
