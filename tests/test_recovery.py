@@ -123,13 +123,6 @@ def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
     outcome.assert_same_losses_as_twin()
 
 
-def test_nobody_is_left(chaos: Chaos) -> None:
-    """The run ends at once and says why."""
-    faults = [Kill(rank=0, at_step=5), Kill(rank=1, at_step=5)]
-    outcome = run(chaos, nodes=2, spares=1, faults=faults, check=False)
-    assert "every replica was lost" in outcome.reasons[0]
-
-
 # -- hangs --------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +297,17 @@ def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
 
     outcome, _ = assassinated(chaos, act, nodes=4, spares=spares, shards=6, steps=30, options={"step_s": 0.02})
     assert spares or min(worlds(outcome)) == 1
+
+
+def test_nobody_is_left(chaos: Chaos) -> None:
+    """A spare lives, but has no state: the run ends, and says why."""
+
+    def act(assassin: Assassin, message: Any) -> None:
+        if not assassin.victims and assassin.committed >= 4:
+            assassin.kill(*assassin.alive)
+
+    outcome = run(chaos, nodes=2, steps=30, options={"step_s": 0.02}, watch=Assassin(act), twin=False, check=False)
+    assert "every replica was lost" in outcome.reasons[0]
 
 
 def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:

@@ -179,6 +179,8 @@ class Agent:
             return
         if not data:
             self._loop.remove_reader(self._zygote)
+            for charge in self._charges.values():
+                charge.ended.set()  # nobody is left who could tell how they end
             return
         report = zygote.report_decoder.decode(data)
         if isinstance(report, zygote.Started):
@@ -204,7 +206,6 @@ class Agent:
             return
         self._loop.remove_reader(charge.pidfd)
         self._lose(charge, "ended", "its pidfd reported the end", time.monotonic_ns())
-        charge.ended.set()
 
     def _child_changed(self, report: zygote.ChildChanged) -> None:
         charge = next((charge for charge in self._charges.values() if charge.pid == report.pid), None)

@@ -17,7 +17,6 @@ from chaoskit import messages
 from chaoskit.messages import Exchange, Exchanged, Get, Put, RendezvousHello, Superseded, Value
 from chaoskit.runtime.group import disown, reown
 
-
 Reply = TypeVar("Reply", Value, Exchanged)
 
 

@@ -28,6 +28,7 @@ from chaoskit.substrate.undo import UndoLog
 _LOOPBACK = "127.0.0.1"
 _WARM_S = 120.0
 _END_S = 10.0
+_FAREWELL_S = 3.0
 
 
 class LocalSubstrate:
@@ -92,9 +93,9 @@ class LocalSubstrate:
             pids.append(self._start(StartAgent(agent)))
         return LocalCluster(self, observer, address, token, pids)
 
-    def end(self, pids: list[int]) -> None:
-        """SIGKILL these processes of the nursery and everything below them."""
-        self._start(EndProcesses(tuple(pids)))
+    def end(self, pids: list[int], patience_s: float) -> None:
+        """SIGKILL these processes of the nursery, if they do not end by themselves, and everything below them."""
+        self._start(EndProcesses(tuple(pids), patience_s))
 
     def close(self) -> None:
         """End the nursery, and with it everything that it started."""
@@ -120,6 +121,7 @@ class LocalCluster:
         self._pids = pids
         self._workers: dict[int, int | None] = {}  # pid -> start time
         self._splitter = messages.Splitter()
+        self._over = False  # agents are ending by themselves, and write down how their workers ended
         self._inbox: list[Any] = []
 
     def receive(self, timeout_s: float) -> Any | None:
@@ -141,6 +143,8 @@ class LocalCluster:
         if isinstance(message, messages.WorkerReady):
             pid = message.endpoint.pid
             self._workers[pid] = start_ticks(pid)
+        elif isinstance(message, messages.EndJob):
+            self._over = True
 
     def send(self, message: Message) -> None:
         """Speak to the coordinator."""
@@ -160,7 +164,7 @@ class LocalCluster:
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._observer.close()
-        self._substrate.end(self._pids)
+        self._substrate.end(self._pids, _FAREWELL_S if self._over else 0.0)
         deadline_s = time.monotonic() + _END_S
         while left := [pid for pid, ticks in self._workers.items() if start_ticks(pid) == ticks and not is_ending(pid)]:
             if time.monotonic() > deadline_s:

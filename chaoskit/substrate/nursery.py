@@ -5,11 +5,13 @@ It serves one launcher over a socket and ends with it, however the launcher ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -35,9 +37,10 @@ class StartCoordinator(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndProcesses(msgspec.Struct, frozen=True, tag=True):
-    """SIGKILL these children, and everything below them."""
+    """SIGKILL these children, and everything below them; before that they may end by themselves for a while."""
 
     pids: tuple[int, ...]
+    patience_s: float = 0.0
 
 
 _request_decoder = msgspec.json.Decoder(StartAgent | StartCoordinator | EndProcesses)
@@ -54,7 +57,7 @@ def _serve(connection: socket.socket) -> None:
             return
         request = _request_decoder.decode(data)
         if isinstance(request, EndProcesses):
-            _end(request.pids)
+            _end(request.pids, request.patience_s)
             connection.send(b"0")
         else:
             connection.send(str(_fork(connection, request, descriptors)).encode())
@@ -95,28 +98,32 @@ def _descendants(pid: int) -> list[int]:
     return below + [descendant for child in below for descendant in _descendants(child)]
 
 
-def _end(pids: tuple[int, ...]) -> None:
+def _end(pids: tuple[int, ...], patience_s: float = 0.0) -> None:
     mine = set(children(os.getpid()))
-    targets = [pid for root in pids if root in mine for pid in (root, *_descendants(root))]
-    handles = [handle for pid in targets if (handle := _kill(pid)) is not None]
-    for handle in handles:
-        select.select([handle], [], [], _END_S)
-        os.close(handle)
+    roots = [pid for pid in pids if pid in mine]
+    _await_end(_handles(roots), patience_s)
+    left = _handles([pid for root in roots for pid in (root, *_descendants(root))])
+    for handle in left:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    _await_end(left, _END_S)
     _reap()
 
 
-def _kill(pid: int) -> int | None:
-    """A pidfd that becomes readable when the process is gone; None if it is."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return None
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except OSError:
+def _handles(pids: list[int]) -> list[int]:
+    """Pidfds of those that are not gone."""
+    handles = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    return handles
+
+
+def _await_end(handles: list[int], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    for handle in handles:
+        select.select([handle], [], [], max(0.0, deadline_s - time.monotonic()))
         os.close(handle)
-        return None
-    return handle
 
 
 def _reap() -> None:
