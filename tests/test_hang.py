@@ -158,6 +158,15 @@ def test_the_first_step_of_a_fresh_spare_may_be_slow() -> None:
     assert blamed(detector, beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting, now_s=2.0) == ["c"]
 
 
+def test_the_only_rank_is_blamed_while_a_fresh_one_waits_to_join() -> None:
+    fresh = beat("c", Phase.REGROUP, 5.0, generation=0, step=0, commits=0)
+    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7), fresh) == ["a"]
+
+
+def test_a_rank_left_in_an_old_generation_is_blamed() -> None:
+    assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.1, generation=2)) == ["a"]
+
+
 # -- stalls -------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +179,17 @@ def test_a_job_in_which_all_wait_is_stalled() -> None:
     detector.observe([beat("a", Phase.REDUCE, 90), beat("b", Phase.LONG, 90)], 1.0)
     assert not detector.stalled(1.0)
     assert not HangDetector(CONFIG).stalled(9e9)
+
+
+def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() -> None:
+    detector, waiting = trained(), [beat(worker, Phase.REDUCE, 4.0) for worker in "ab"]
+    assert blamed(detector, *waiting) == []
+    assert detector.stalled(0.01)
+    assert not detector.stalled(0.01), "what is merely slow must come to its end"
+    assert detector.stalled(2.5)
+    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 3.0)
+    detector.observe(waiting, 3.0)
+    assert detector.stalled(3.0)
 
 
 # -- simulated jobs -----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from chaoskit.control.lease import Leases
 from chaoskit.control.membership import Membership
 from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import RendezvousBoard
+from chaoskit.control.repeats import Repeats
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     Accuse,
@@ -80,6 +81,7 @@ class Coordinator:
         self._membership = Membership(spec.config)
         self._hangs = HangDetector(spec.config)
         self._muster = Muster()
+        self._repeats = Repeats(limit=spec.config.nodes)
         self._leases = Leases(spec.config.heartbeat_ms / 1000, spec.config.lease_beats)
         self._board = RendezvousBoard()
         self._agents: dict[str, asyncio.StreamWriter] = {}
@@ -187,6 +189,7 @@ class Coordinator:
                 self._lose_worker(worker, cause, detail, detected_ns)
                 return
             case WorkerFailed(worker, error, fatal):
+                fatal = fatal or self._repeats.note(error, max((beat.step for beat in self._beats.values()), default=0))
                 if not fatal or self._membership.outlives(worker):
                     return  # the agent reports the loss
                 self._show(message)

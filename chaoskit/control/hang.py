@@ -102,11 +102,10 @@ class HangDetector:
         self._beats, self._observed_s = beats, now_s
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
-        step_limit_s = self.limit_s if self.step_s else math.inf
         alone = sum(beat.generation > 0 for beat in beats) == 1  # who was in no generation yet waits for it, at step 0
         awaited = (beat for beat in beats if beat.step <= reached or alone)
         hangs = (
-            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, step_limit_s)) for beat in awaited
+            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, self.limit_s)) for beat in awaited
         )
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
@@ -142,7 +141,7 @@ class HangDetector:
     def _limit_s(self, beat: Beat, step_limit_s: float) -> float:
         """Age at which the phase that ``beat`` reports is a hang; infinite where a rank cannot be blamed."""
         steps = self._paces[beat.worker].steps
-        judged = steps >= 2 or self._durations_seen >= 3
+        judged = self.step_s > 0 and (steps >= 2 or self._durations_seen >= 3)
         if judged and beat.phase == Phase.OUTSIDE:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:

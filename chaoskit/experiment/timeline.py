@@ -142,7 +142,7 @@ class Timeline:
         }
         if full_ns is not None:
             ends["full strength"] = (full_ns, (0.0, "a ready spare takes part from the first step on"))
-            redundant_ns = self._redundancy(detected_ns)
+            redundant_ns = self._redundancy(regroup.t_ns)
             if redundant_ns is not None:
                 ends["redundancy restored"] = (redundant_ns, (0.0, "not on the way to the next step"))
         return self._lay_out(start_ns, ends)
@@ -170,8 +170,8 @@ class Timeline:
             before_ns = end_ns
         return spans
 
-    def _redundancy(self, after_ns: int) -> int | None:
-        """When as many spares stood ready as the run asks for."""
+    def _redundancy(self, regroup_ns: int) -> int | None:
+        """When as many spares stood ready again as the run asks for, after the regroup took what it needed."""
         ready: set[str] = set()
         for record in self._records:
             if record.event == Event.SPARE_READY:
@@ -180,7 +180,7 @@ class Timeline:
                 ready -= {member["worker"] for member in record["members"]}
             elif record.event == Event.DETECTED:
                 ready.discard(record["worker"])
-            if record.t_ns > after_ns and len(ready) >= self._config.spares and record.event != Event.DETECTED:
+            if record.t_ns >= regroup_ns and len(ready) >= self._config.spares:
                 return record.t_ns
         return None
 

@@ -18,7 +18,7 @@ import msgspec
 from chaoskit import messages
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Endpoint
-from chaoskit.osprocess import host_id
+from chaoskit.osprocess import host_id, is_ending
 from chaoskit.runtime.group import disown, reown
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.state import DATA_OFFSET, ArenaView
@@ -81,22 +81,26 @@ class StateServer:
 
     def _send_state(self, connection: socket.socket) -> None:
         replica, arena = self._replica, self._replica.arena
-        sequence = _even_sequence(replica)
-        if arena is not None:
-            step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
-        else:
-            step = replica.step
-            index, scalars, packed = replica.pack()
-            data = memoryview(packed)
+        sequence = -1
+        while sequence != replica.sequence:  # what was read during a write fits nothing
+            sequence = _even_sequence(replica)
+            if arena is not None:
+                step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
+            else:
+                step = replica.step
+                index, scalars, packed = replica.pack()
+                data = memoryview(packed)
         body = msgspec.msgpack.encode(_Offer(sequence, step, index, scalars, len(data)))
         connection.sendall(_SEQUENCE.pack(len(body)) + body)
         connection.sendall(data)
         connection.sendall(_SEQUENCE.pack(replica.sequence))
 
 
-def _even_sequence(state: ArenaView | Replica) -> int:
+def _even_sequence(state: ArenaView | Replica, pid: int | None = None) -> int:
     deadline_s = time.monotonic() + _SILENT_S
     while (sequence := state.sequence) % 2:
+        if pid is not None and is_ending(pid):
+            raise ConnectionError("it ended while its state was written")
         if time.monotonic() > deadline_s:
             raise TimeoutError("it does not come to rest, or ended while it was written")
         time.sleep(_RETRY_S)
@@ -128,8 +132,10 @@ def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
     fd = os.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
     view = ArenaView(fd, writable=False)
     try:
-        sequence = _even_sequence(view)
+        sequence = _even_sequence(view, peer.pid)
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
+        if view.sequence != sequence:
+            return None  # what was read during a write fits nothing
         _read_all(fd, _receive_into(replica, index, size_bytes))
         if view.sequence != sequence:
             return None

@@ -108,6 +108,11 @@ class Replica:
         """Move tensors that are not in the arena into it. Cheap when there is nothing to do."""
         if self.arena is None:
             return
+        with self.arena.writing():
+            self._move_in()
+            self.arena.publish(self._homed, self._scalars(), self.step)
+
+    def _move_in(self) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.data = self._home(_MODEL + name, parameter.data)
         for name, buffer in self.model.named_buffers():
@@ -118,8 +123,6 @@ class Replica:
                 if isinstance(value, Tensor):
                     state[key] = self._home(f"{_OPTIMIZER}{index}/{key}", value)
         self._homed = [path for path, _ in self.tensors()]
-        with self.arena.writing():
-            self.arena.publish(self._homed, self._scalars(), self.step)
 
     def _home(self, path: str, tensor: Tensor) -> Tensor:
         assert self.arena is not None
@@ -133,6 +136,10 @@ class Replica:
     def _entries(self) -> int:
         return sum(len(state) for state in self.optimizer.state.values())
 
+    def _is_at_home(self, arena: Arena) -> bool:
+        """False once the optimizer or the user's code has replaced a tensor instead of writing into it."""
+        return all(arena.holds(tensor) for _, tensor in self.tensors())
+
     @contextmanager
     def update(self) -> Iterator[None]:
         """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state."""
@@ -143,10 +150,10 @@ class Replica:
         finally:
             self.step += 1
             if self.arena is not None:
+                if self._entries() != entries or not self._is_at_home(self.arena):
+                    self._move_in()
                 self.arena.publish(self._homed, self._scalars(), self.step)
             self.end_write()
-        if self._entries() != entries:
-            self.rehome()
 
     @property
     def sequence(self) -> int:
@@ -184,7 +191,7 @@ class Replica:
 
     def unpack(self, index: bytes, data: bytearray) -> None:
         """Take over tensors that a peer has packed."""
-        slots = decode_index(index)
+        slots = decode_index(index, len(data))
         self._check_inventory(slots)
         received = {}
         for slot in slots:
@@ -209,7 +216,7 @@ class Replica:
     def prepare_layout(self, index: bytes, size_bytes: int) -> None:
         """Give every tensor named in a peer's index the same place, and drop those that it does not name."""
         assert self.arena is not None
-        slots = decode_index(index)
+        slots = decode_index(index, size_bytes)
         self._check_inventory(slots)
         self.arena.adopt_layout(slots, size_bytes)
         by_path = {slot.path: slot for slot in slots}
@@ -221,11 +228,16 @@ class Replica:
         self._homed = [slot.path for slot in slots]
 
     def _check_inventory(self, slots: list[Slot]) -> None:
-        mine = {path for path, _ in self._model_tensors()}
-        theirs = {slot.path for slot in slots if slot.path.startswith(_MODEL)}
+        mine = {(path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()}
+        theirs = {(slot.path, f"torch.{slot.dtype}", slot.shape) for slot in slots if slot.path.startswith(_MODEL)}
         if mine != theirs:
-            odd = min(mine ^ theirs)
+            odd, *_ = min(mine ^ theirs)
             raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
+        parameters = {str(index) for index, _ in enumerate(self._optimizer_parameters())}
+        for slot in slots:
+            kind, _, rest = slot.path.partition("/")
+            if f"{kind}/" != _MODEL and (f"{kind}/" != _OPTIMIZER or rest.partition("/")[0] not in parameters):
+                raise BadInput("optimizer", slot.path, "build the same optimizer on every rank: a peer has other state")
 
     def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         parameters = self._optimizer_parameters()
@@ -241,7 +253,11 @@ class Replica:
         scalars = msgspec.msgpack.decode(data)
         for group, theirs in zip(self.optimizer.param_groups, scalars["groups"], strict=True):
             for key, value in theirs.items():
-                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+                mine = group.get(key)
+                if isinstance(mine, Tensor):
+                    mine.fill_(value)  # the optimizer and its scheduler may both hold it
+                else:
+                    group[key] = tuple(value) if isinstance(mine, tuple) else value
         parameters = self._optimizer_parameters()
         for path, value in scalars["state"].items():
             index, _, key = path.partition("/")

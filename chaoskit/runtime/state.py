@@ -129,6 +129,11 @@ class Arena(ArenaView):
         self._slots[path] = slot
         return slot
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies in the arena, where peers look for it."""
+        offset = tensor.data_ptr() - self._tensor.data_ptr()
+        return 0 <= offset < self.capacity_bytes or not tensor.numel()
+
     def tensor(self, slot: Slot) -> Tensor:
         """The arena's memory at ``slot`` as a tensor."""
         piece = self._tensor[slot.offset : slot.offset + slot.size_bytes]
@@ -168,16 +173,22 @@ class Arena(ArenaView):
             self.end_write()
 
 
-def decode_index(data: bytes) -> list[Slot]:
-    """The slots of a peer's index.
+def decode_index(data: bytes, size_bytes: int) -> list[Slot]:
+    """The slots of a peer's index, which lie in ``size_bytes`` bytes of data.
 
     Raises:
-        ChaoskitError: if the bytes are not an index.
+        ChaoskitError: if the bytes are not such an index.
     """
     try:
-        return _index_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+        slots = _index_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ChaoskitError(f"a peer sent a damaged index: {error}") from None
+    for slot in slots:
+        if min(slot.shape, default=0) < 0 or slot.offset < 0 or slot.offset % _ALIGN_BYTES:
+            raise ChaoskitError(f"a peer sent a damaged index: {slot}")
+        if slot.offset + slot.size_bytes > size_bytes:
+            raise ChaoskitError(f"a peer sent a damaged index: {slot} in {size_bytes} bytes")
+    return slots
 
 
 def plain(value: Any) -> Any:

@@ -41,6 +41,11 @@ class TrainingOver(BaseException):
     """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``."""
 
 
+def this_device(kind: str) -> torch.device:
+    """The device of this process."""
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
 class Trainer:
     """One rank's view of the run. Handed to the job's ``train`` function.
 
@@ -54,7 +59,7 @@ class Trainer:
         self._worker = worker
         self.config = worker.config
         self.seed = worker.config.seed
-        self.device = torch.device(worker.config.device)
+        self.device = this_device(worker.config.device)
         self._replica: Replica | None = None
         self._clip_norm: float | None = None
         self._rehearsed = False

@@ -49,7 +49,7 @@ from chaoskit.runtime.peer import StateServer
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.trainer import Trainer, TrainingOver
+from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
 from chaoskit.vocabulary import Event, Phase
 
 _LAST_WORD_S = 5.0
@@ -121,7 +121,7 @@ class Control:
             store,
             me.rank,
             len(plan.members),
-            torch.device(config.device),
+            this_device(config.device),
             address=self.spec.host,
             timeout_s=config.collective_timeout_s,
         )
@@ -176,6 +176,8 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     board.sign_on()
     torch.set_num_threads(1)
     keep_freed_memory()
+    if spec.config.device == "cuda":
+        torch.cuda.set_device(_gpu_of(spec.node))
     control = Control(spec, socket.socket(fileno=connection_fd), board)
     code = 1
     try:
@@ -184,6 +186,12 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
         _report_failure(spec, control, error)
     finally:
         os._exit(code)
+
+
+def _gpu_of(node: str) -> int:
+    """Nodes of one host share out its GPUs by their numbers."""
+    number = "".join(letter for letter in node if letter.isdigit()) or "0"
+    return int(number) % torch.cuda.device_count()
 
 
 def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
