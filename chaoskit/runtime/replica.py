@@ -195,9 +195,11 @@ class Replica:
         self._check_inventory(slots)
         received = {}
         for slot in slots:
-            count = slot.size_bytes // dtype_named(slot.dtype).itemsize
-            flat = torch.frombuffer(data, dtype=dtype_named(slot.dtype), count=count, offset=slot.offset)
-            received[slot.path] = flat.view(slot.shape)
+            dtype, flat = dtype_named(slot.dtype), torch.empty(0)
+            if slot.size_bytes:
+                count = slot.size_bytes // dtype.itemsize
+                flat = torch.frombuffer(data, dtype=dtype, count=count, offset=slot.offset)
+            received[slot.path] = flat.to(dtype).view(slot.shape)
         with torch.no_grad():
             for path, tensor in self._model_tensors():
                 tensor.copy_(received[path])
@@ -235,8 +237,8 @@ class Replica:
             raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
         parameters = {str(index) for index, _ in enumerate(self._optimizer_parameters())}
         for slot in slots:
-            kind, _, rest = slot.path.partition("/")
-            if f"{kind}/" != _MODEL and (f"{kind}/" != _OPTIMIZER or rest.partition("/")[0] not in parameters):
+            index, _, _ = slot.path.removeprefix(_OPTIMIZER).partition("/")
+            if not slot.path.startswith(_MODEL) and index not in parameters:
                 raise BadInput("optimizer", slot.path, "build the same optimizer on every rank: a peer has other state")
 
     def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
