@@ -17,7 +17,7 @@ from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import STANDING, Member, Plan
 from chaoskit.runtime.group import Group
-from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
+from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous
 from chaoskit.vocabulary import Event
 
 _STANDING = struct.Struct("!q?")
@@ -62,7 +62,7 @@ class Regrouper:
 
     Args:
         open_rendezvous: a new connection to the coordinator's store.
-        build: the process group of a formation, over the given store.
+        build: the process group of a formation, over the given rendezvous.
         formed: called when this worker's group of a generation can be used.
         failed: called when it could not be built, with the reason.
     """
@@ -72,7 +72,7 @@ class Regrouper:
         worker: str,
         journal: Journal,
         open_rendezvous: Callable[[], Rendezvous],
-        build: Callable[[RendezvousStore, Plan, Member], Group],
+        build: Callable[[Rendezvous, Plan, Member], Group],
         formed: Callable[[int], None],
         failed: Callable[[int, str], None],
     ) -> None:
@@ -144,7 +144,7 @@ class Regrouper:
         with self._changed:
             formation.standings = tuple(Standing.decode(other, value) for other, value in enumerate(values))
             self._changed.notify_all()
-        group = self._build(RendezvousStore(rendezvous, plan.generation), plan, formation.me)
+        group = self._build(rendezvous, plan, formation.me)
         with self._changed:
             if self._is_over(formation):
                 group.close()  # not abort: a newer group's sockets may have appeared while this one was built

@@ -115,8 +115,9 @@ class Control:
     def _open_rendezvous(self) -> Rendezvous:
         return Rendezvous(self.spec.coordinator, self.spec.token, self.spec.worker)
 
-    def _build_group(self, store: RendezvousStore, plan: Plan, me: Member) -> Group:
+    def _build_group(self, rendezvous: Rendezvous, plan: Plan, me: Member) -> Group:
         config = self.spec.config
+        store = RendezvousStore(rendezvous, plan.generation, me.rank if config.device == "cpu" else None)
         return Group(
             store,
             me.rank,
