@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.messages import Heartbeat
 from chaoskit.pytest_plugin import Chaos, VerdictError
+from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.vocabulary import Verdict
 from faults import Hang, Kill, NaN, Raise
 
@@ -131,6 +134,24 @@ def _pids_named(name: str) -> list[int]:
         if Path(f"/proc/{pid}/comm").read_text().strip() == name:
             found.append(pid)
     return found
+
+
+def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a dead harness had stopped goes on as soon as the next one starts."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(victim.pid, signal.SIGSTOP)
+        entry = f"pid={victim.pid}, ticks={osprocess.start_ticks(victim.pid)}"
+        left = (
+            f"import os; from chaoskit.substrate.undo import UndoLog; UndoLog().plan('continue', {entry}); os._exit(9)"
+        )
+        assert subprocess.run([sys.executable, "-c", left], check=False).returncode == 9
+        LocalSubstrate().close()
+        assert osprocess.state(victim.pid) != "T"
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 # -- must be refused ----------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ from chaoskit.vocabulary import Event, Phase
 
 _TICK_S = 0.02
 _FAREWELL_S = 1.0
+_STALLS_MAX = 20
 _BROKEN_GRACE_S = 0.15  # a lost rank is usually known sooner than the broken collectives it leaves behind
 
 
@@ -82,6 +83,7 @@ class Coordinator:
         self._hangs = HangDetector(spec.config)
         self._muster = Muster()
         self._repeats = Repeats(limit=spec.config.nodes)
+        self._stalls = Repeats(limit=_STALLS_MAX)
         self._leases = Leases(spec.config.heartbeat_ms / 1000, spec.config.lease_beats)
         self._board = RendezvousBoard()
         self._agents: dict[str, asyncio.StreamWriter] = {}
@@ -189,7 +191,7 @@ class Coordinator:
                 self._lose_worker(worker, cause, detail, detected_ns)
                 return
             case WorkerFailed(worker, error, fatal):
-                fatal = fatal or self._repeats.note(error, max((beat.step for beat in self._beats.values()), default=0))
+                fatal = fatal or self._repeats.note(error, self._committed())
                 if not fatal or self._membership.outlives(worker):
                     return  # the agent reports the loss
                 self._show(message)
@@ -201,8 +203,8 @@ class Coordinator:
                 self._note_formed(worker, generation)
             case Healed(worker):
                 self._advance(membership.Healed(worker))
-            case GroupBroken(_, generation):
-                asyncio.get_running_loop().call_later(_BROKEN_GRACE_S, self._stall, generation)
+            case GroupBroken(_, generation, detail):
+                asyncio.get_running_loop().call_later(_BROKEN_GRACE_S, self._stall, generation, detail)
             case Accuse(_, accused, _, _, cause, detail):
                 for name in accused:  # a worker that was found guilty is so in every later generation
                     if name in self._membership.members:
@@ -228,9 +230,18 @@ class Coordinator:
             self._journal.write(Event.SETTLED, generation=generation)
             self._advance(membership.Settled(generation))
 
-    def _stall(self, generation: int) -> None:
-        if generation == self._membership.generation:
+    def _stall(self, generation: int, detail: str) -> None:
+        """Plan the same members again, unless that did not help often enough."""
+        if generation != self._membership.generation:
+            return
+        if self._stalls.note("stalled", self._committed()):
+            self._advance(membership.JobFailed(f"no step is committed after {_STALLS_MAX} new starts: {detail}"))
+        else:
             self._advance(membership.Stalled(generation))
+
+    def _committed(self) -> int:
+        """Steps that some rank has committed."""
+        return max((beat.step for beat in self._beats.values()), default=0)
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -290,7 +301,7 @@ class Coordinator:
             self._stop_and_lose(hang.worker, "hung", detail)
         together = not plan.abort or all(beat.generation == plan.generation for beat in beats)
         if not hangs and together and len(beats) == len(members) and self._hangs.stalled(now_s):
-            self._stall(plan.generation)
+            self._stall(plan.generation, "every rank waits for the others")
 
     # -- time -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
 from chaoskit.report.summary import duration, number, plural
 from chaoskit.substrate.local import LocalSubstrate
-from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
 _LOG_LINES = 15
@@ -105,7 +105,6 @@ def launch(
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
     require_free_port("port", "127.0.0.1", port)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
-    sweep()
     progress = Progress(time.monotonic(), steps=experiment.steps)
     config = experiment.config
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""

@@ -133,24 +133,21 @@ class Replica:
         home.copy_(tensor)
         return home
 
-    def _entries(self) -> int:
-        return sum(len(state) for state in self.optimizer.state.values())
-
     def _is_at_home(self, arena: Arena) -> bool:
-        """False once the optimizer or the user's code has replaced a tensor instead of writing into it."""
-        return all(arena.holds(tensor) for _, tensor in self.tensors())
+        """False once a tensor came, went, or was replaced by the optimizer or the user instead of written into."""
+        found = list(self.tensors())
+        return [path for path, _ in found] == self._homed and all(arena.holds(tensor) for _, tensor in found)
 
     @contextmanager
     def update(self) -> Iterator[None]:
         """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state."""
-        entries = self._entries()
         self.begin_write()
         try:
             yield
         finally:
             self.step += 1
             if self.arena is not None:
-                if self._entries() != entries or not self._is_at_home(self.arena):
+                if not self._is_at_home(self.arena):
                     self._move_in()
                 self.arena.publish(self._homed, self._scalars(), self.step)
             self.end_write()

@@ -23,7 +23,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.messages import Message, ObserverHello, Trigger
 from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.substrate.undo import UndoLog, sweep
 
 _LOOPBACK = "127.0.0.1"
 _WARM_S = 120.0
@@ -38,6 +38,7 @@ class LocalSubstrate:
 
     def __init__(self) -> None:
         self._nursery: subprocess.Popen[bytes] | None = None
+        sweep()  # what launchers that were killed have left behind
         self._undo = UndoLog()
 
     def warm_up(self) -> None:
