@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
+from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 
 _PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
@@ -493,43 +493,4 @@ class Trainer:
         self._forget_step()
 
 
-class Transaction:
-    """One attempt at a step; made by :meth:`Trainer.transaction`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    @property
-    def number(self) -> int:
-        """Number of the step that is being attempted, from 0."""
-        return self._trainer.step
-
-    def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Shard]:
-        """This rank's shards of the step's global batch that are not computed yet.
-
-        Args:
-            dataset: map-style: ``len(dataset)`` and ``dataset[i]``, or ``__getitems__(indices)`` for whole batches.
-            batch_size: samples in the *global* batch, a multiple of the number of shards. It stays the same at every
-                world size.
-
-        Raises:
-            BadInput: if the dataset is shorter than one batch.
-        """
-        return self._trainer._compute_shards(dataset, batch_size)
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of one shard. ``loss``: a scalar, the mean over the shard's samples."""
-        self._trainer._backward(loss)
-
-    def __enter__(self) -> Transaction:
-        self._trainer._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._trainer._finish()
-
-
-__all__ = ["Shard", "Trainer", "TrainingOver", "Transaction"]
+__all__ = ["Shard", "Trainer", "TrainingOver"]

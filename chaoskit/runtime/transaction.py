@@ -1,0 +1,53 @@
+"""The ``with`` block around one attempt at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from chaoskit.runtime.shardwork import Shard
+
+if TYPE_CHECKING:
+    from chaoskit.runtime.trainer import Trainer
+
+
+class Transaction:
+    """One attempt at a step; made by :meth:`Trainer.transaction`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def number(self) -> int:
+        """Number of the step that is being attempted, from 0."""
+        return self._trainer.step
+
+    def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Shard]:
+        """This rank's shards of the step's global batch that are not computed yet.
+
+        Args:
+            dataset: map-style: ``len(dataset)`` and ``dataset[i]``, or ``__getitems__(indices)`` for whole batches.
+            batch_size: samples in the *global* batch, a multiple of the number of shards. It stays the same at every
+                world size.
+
+        Raises:
+            BadInput: if the dataset is shorter than one batch.
+        """
+        return self._trainer._compute_shards(dataset, batch_size)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one shard. ``loss``: a scalar, the mean over the shard's samples."""
+        self._trainer._backward(loss)
+
+    def __enter__(self) -> Transaction:
+        self._trainer._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._trainer._finish()
