@@ -28,7 +28,7 @@ TOKEN = "a token of this test"
 CPU = torch.device("cpu")
 WAIT_S = 60.0
 GLOO_TIMEOUT_S = 120.0  # what a rank would wait for without abort()
-FREED_S = 5.0  # an abort takes 2 ms; the machine may be busy
+FREED_S = 10.0  # an abort takes 2 ms; the machine may be busy
 LEFT = {"GroupAborted", "RuntimeError"}  # by this rank first, or by a partner
 Address = tuple[str, int]
 
@@ -312,7 +312,7 @@ def test_an_abort_frees_every_rank_that_waits() -> None:
         aborted_s = [at_s for _, at_s in ranks.hear()]
         for rank, (kind, freed_s) in enumerate(ranks.hear()):
             assert kind in LEFT
-            assert aborted_s[rank] <= freed_s < max(aborted_s) + FREED_S
+            assert min(aborted_s) <= freed_s < max(aborted_s) + FREED_S, rank
         assert set(ranks.hear()) <= LEFT, "a group that was left cannot be used any more"
 
 
