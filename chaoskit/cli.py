@@ -77,7 +77,7 @@ def launch(
     compute NaN are replaced; the others go on without losing a step.
     Ctrl-C ends everything.
 
-    Exit code 0: trained, 1: failed, 2: bad input, 7: chaoskit itself failed.
+    Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
 
     Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000[/]
     """
@@ -113,7 +113,7 @@ def demo(
     with three faults. It shows each way back, phase by phase, and whether every
     loss is the same to the last bit.
 
-    Exit code 0: passed, 1: failed, 2: bad input, 6: unknown, 7: error.
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error.
 
     Example: [cyan]chaoskit demo --quick[/]
     """
@@ -142,8 +142,8 @@ def run(
 ) -> int:
     """Run a suite of chaos tests with pytest; further arguments go to pytest.
 
-    Exit code 0: passed, 1: failed, 2: bad input, 6: unknown (a fault has no
-    evidence), 7: error (chaoskit itself failed).
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown (a fault has no
+    evidence), 11: error (chaoskit itself failed).
 
     Example: [cyan]chaoskit run smoke -k killed -x[/]
     """

@@ -110,9 +110,12 @@ def validate(config: RunConfig) -> None:
         ("lease_beats", 2),
         ("hang_steps", 1),
         ("hang_floor_ms", 1),
+        ("outside_limit_s", 0.001),
+        ("startup_s", 0.001),
+        ("collective_timeout_s", 0.001),
     ]
     for field, least in minimums:
-        if getattr(config, field) < least:
+        if not getattr(config, field) >= least:  # NaN is not, either
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")

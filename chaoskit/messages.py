@@ -13,6 +13,7 @@ import hmac
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -459,14 +460,27 @@ class Handshake:
             raise Refused("the server does not know the token")
 
 
-def connect(address: tuple[str, int], token: str, timeout_s: float = 10.0) -> socket.socket:
+def connect(
+    address: tuple[str, int],
+    token: str,
+    timeout_s: float = 10.0,
+    *,
+    made: Callable[[int], None] = lambda fd: None,
+) -> socket.socket:
     """An authenticated, blocking connection.
+
+    Args:
+        made: is told the descriptor of the socket before it is connected.
 
     Raises:
         OSError: nobody listens there. Refused: the other side does not know the token.
     """
-    connection = socket.create_connection(address, timeout=timeout_s)
+    family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
     try:
+        made(connection.fileno())
+        connection.settimeout(timeout_s)
+        connection.connect(resolved)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = Handshake(token)
         send(connection, handshake.answer(receive(connection)))
@@ -501,8 +515,14 @@ async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.S
     return reader, writer
 
 
-async def accept_async(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+async def accept_async(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = 10.0
+) -> None:
     """Authenticate the client of a server-side asyncio connection."""
     handshake = Handshake(token)
     writer.write(encode(handshake.challenge()))
-    writer.write(encode(handshake.accept(await read_message(reader))))
+    try:
+        proof = await asyncio.wait_for(read_message(reader), timeout_s)
+    except TimeoutError:
+        raise Refused(f"said nothing for {timeout_s:g} s") from None
+    writer.write(encode(handshake.accept(proof)))

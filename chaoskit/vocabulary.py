@@ -78,7 +78,7 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the commands and of a pytest session; 2 is bad input, 3 to 5 are pytest's own."""
+        """Exit status of the commands and of a pytest session; 2 is bad input, 3 to 6 are pytest's own."""
         return _EXIT_CODES[self]
 
     @staticmethod
@@ -88,7 +88,7 @@ class Verdict(StrEnum):
 
 
 _SEVERITY = [Verdict.PASSED, Verdict.UNKNOWN, Verdict.FAILED, Verdict.ERROR]
-_EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.UNKNOWN: 6, Verdict.ERROR: 7}
+_EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.UNKNOWN: 10, Verdict.ERROR: 11}
 EXIT_BAD_INPUT = 2
 
 #: The recovery timeline, in order; each span ends at the moment it is named after.

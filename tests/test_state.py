@@ -323,7 +323,7 @@ def refused(field: str, remedy: str, *objects: Any) -> None:
 def test_models_that_cannot_be_elastic_are_refused() -> None:
     """BatchNorm's running statistics depend on who saw which sample; a model must have something to train."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    refused("model", "replace BatchNorm", model, SGD(model.parameters(), 0.1), None)
+    refused("model", "use GroupNorm", model, SGD(model.parameters(), 0.1), None)
     batchwise = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
     assert Replica(batchwise, SGD(batchwise.parameters(), 0.1), None).step == 0
     still = nn.Linear(4, 4).requires_grad_(False)

@@ -233,13 +233,13 @@ def test_error(chaos):
     ("tests", "status"),
     [
         ("test_passes", 0),
-        ("test_passes or test_unknown", 6),
+        ("test_passes or test_unknown", 10),
         ("test_unknown or test_fails", 1),
-        ("test_fails or test_error", 7),
+        ("test_fails or test_error", 11),
     ],
 )
 def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: str, status: int) -> None:
-    """Passed 0, failed 1, unknown 6, error 7: a script can tell them apart."""
+    """Passed 0, failed 1, unknown 10, error 11: a script can tell them apart."""
     pytester.makepyfile(test_session=SESSION.format(job=str(Path(__file__).parent / JOBS)))
     result = pytester.runpytest_subprocess("-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
     assert result.ret == status

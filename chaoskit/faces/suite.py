@@ -39,7 +39,7 @@ def suite_arguments(suite: str) -> list[str]:
 
 
 def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:
-    """Run pytest, and give the exit code of chaoskit: 0, 1, 2, 6 or 7. ``quiet`` leaves standard output alone.
+    """Run pytest, and give the exit code of chaoskit: 0, 1, 2, 10 or 11. ``quiet`` leaves standard output alone.
 
     Raises:
         BadInput: if there is no such suite.

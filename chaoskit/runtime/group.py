@@ -55,7 +55,7 @@ class Group:
         self._handles: list[int] = []
         self._aborted = False
         self._line: WaitingLine | None = None
-        before = set(_sockets().values())
+        before = _sockets()
         if device.type == "cuda":
             self._backend: Any = _nccl(store, rank, size, device, timeout_s)
         else:
@@ -142,10 +142,14 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def _connected(before: set[str]) -> list[int]:
-    """Duplicates of the connected TCP sockets that are not in ``before`` and not known to be somebody else's."""
+def _connected(before: dict[int, str]) -> list[int]:
+    """Duplicates of the connected TCP sockets that are not in ``before`` and not known to be somebody else's.
+
+    What was accepted by a listener of ``before`` is somebody else's, too.
+    """
     with _foreign_lock:
-        known = before | _foreign
+        known = _foreign.union(before.values())
+    ports = _listening_ports(before)
     handles = []
     for descriptor, link in _sockets().items():
         if link in known:
@@ -157,12 +161,28 @@ def _connected(before: set[str]) -> list[int]:
         peer = socket.socket(fileno=handle)
         listening = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         internet = peer.family in (socket.AF_INET, socket.AF_INET6)
+        ours = internet and not listening and peer.getsockname()[1] not in ports
         peer.detach()
-        if internet and not listening:
+        if ours:
             handles.append(handle)
         else:
             os.close(handle)
     return handles
+
+
+def _listening_ports(sockets: dict[int, str]) -> set[int]:
+    """Local ports on which one of these sockets accepts connections."""
+    ports = set()
+    for descriptor in sockets:
+        try:
+            listener = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue  # closed meanwhile
+        with listener:
+            internet = listener.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(listener.getsockname()[1])
+    return ports
 
 
 def _shut_down(handle: int) -> None:

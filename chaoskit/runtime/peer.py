@@ -158,8 +158,7 @@ def _read_all(fd: int, target: memoryview) -> None:
 
 
 def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
-    with messages.connect((peer.address, peer.port), token) as connection:
-        disown(connection.fileno())
+    with messages.connect((peer.address, peer.port), token, made=disown) as connection:
         connection.settimeout(_SILENT_S)
         try:
             (length,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))

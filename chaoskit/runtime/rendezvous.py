@@ -28,8 +28,7 @@ class Rendezvous:
     """A connection to the coordinator's store. One thread uses it at a time; any thread may interrupt it."""
 
     def __init__(self, address: tuple[str, int], token: str, worker: str) -> None:
-        self._connection = messages.connect(address, token)
-        disown(self._connection.fileno())
+        self._connection = messages.connect(address, token, made=disown)
         self._interrupted = threading.Event()
         messages.send(self._connection, RendezvousHello(worker))
 

@@ -64,10 +64,8 @@ class Replica:
                 "optimizer", type(self.optimizer).__name__, "build it from the parameters of the registered model"
             )
         for name, module in self.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-                raise BadInput(
-                    "model", name, "replace BatchNorm by GroupNorm or LayerNorm: its running statistics differ by rank"
-                )
+            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+                raise BadInput("model", name, "use GroupNorm or LayerNorm instead: running statistics differ by rank")
 
     # -- inventory --------------------------------------------------------------------------------------------
 
@@ -140,17 +138,18 @@ class Replica:
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state."""
+        """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state.
+
+        If the block raises, the state stays marked as being written: nobody takes over half an update.
+        """
         self.begin_write()
-        try:
-            yield
-        finally:
-            self.step += 1
-            if self.arena is not None:
-                if not self._is_at_home(self.arena):
-                    self._move_in()
-                self.arena.publish(self._homed, self._scalars(), self.step)
-            self.end_write()
+        yield
+        self.step += 1
+        if self.arena is not None:
+            if not self._is_at_home(self.arena):
+                self._move_in()
+            self.arena.publish(self._homed, self._scalars(), self.step)
+        self.end_write()
 
     @property
     def sequence(self) -> int:
