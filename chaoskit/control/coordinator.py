@@ -22,6 +22,7 @@ import msgspec
 from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import membership
+from chaoskit.control.deferral import Deferral
 from chaoskit.control.hang import HangDetector
 from chaoskit.control.lease import Leases
 from chaoskit.control.membership import Membership
@@ -82,6 +83,7 @@ class Coordinator:
         self._membership = Membership(spec.config)
         self._hangs = HangDetector(spec.config)
         self._muster = Muster()
+        self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=spec.config.nodes)
         self._stalls = Repeats(limit=_STALLS_MAX)
         self._leases = Leases(spec.config.heartbeat_ms / 1000, spec.config.lease_beats)
@@ -178,6 +180,7 @@ class Coordinator:
                 self._leases.beat(node, time.monotonic())
                 self._beats.update((beat.worker, beat) for beat in beats)
                 self._show(message)
+                self._start(self._deferral.observe(beats, time.monotonic()))
                 self._look_for_hangs()
                 return
             case WorkerReady(worker, node, endpoint):
@@ -350,13 +353,19 @@ class Coordinator:
                     self._publish(plan)
                 case membership.StartWorker(node, worker):
                     self._hosts[worker] = node
-                    self._order(node, StartWorker(worker))
+                    self._start(self._deferral.submit(worker))
                 case membership.StopWorker(worker, cause):
                     self._order(self._hosts.get(worker, ""), StopWorker(worker, cause))
                 case membership.Finish(ok, reason):
                     self._end(ok, reason)
 
+    def _start(self, workers: list[str]) -> None:
+        for worker in workers:
+            self._order(self._hosts[worker], StartWorker(worker))
+
     def _publish(self, plan: Plan) -> None:
+        if plan.abort:
+            self._deferral.recover(plan.generation, len(plan.members), time.monotonic())
         self._formed.clear()
         self._board.begin(plan.generation, len(plan.members))
         for node in dict.fromkeys(member.node for member in plan.members):

@@ -169,7 +169,6 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     set_name(f"ck-{spec.worker}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(0.0005)  # the control thread must not wait 5 ms for the main thread
-    os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a worker ends without flushing, mostly by SIGKILL
@@ -180,6 +179,8 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     if spec.config.device == "cuda":
         torch.cuda.set_device(_gpu_of(spec.node))
     control = Control(spec, socket.socket(fileno=connection_fd), board)
+    # of this thread only: control, rendezvous and transfers must not wait behind other ranks' computation
+    os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
     code = 1
     try:
         code = _train(spec, control, board)

@@ -1,0 +1,43 @@
+"""Replacements wait until the run has recovered."""
+
+from __future__ import annotations
+
+from chaoskit.control.deferral import PATIENCE_S, Deferral
+from chaoskit.messages import Beat
+from chaoskit.vocabulary import Phase
+
+
+def beat(worker: str, generation: int, commits: int) -> Beat:
+    """A worker in the reduction."""
+    return Beat(worker, generation, 0, commits, Phase.REDUCE, 1.0, 0.0, commits, 0.0)
+
+
+def test_without_a_recovery_nothing_waits() -> None:
+    """At the start of a run, and in calm, a worker is started at once."""
+    deferral = Deferral[str]()
+    assert deferral.submit("a") == ["a"]
+    assert deferral.observe([beat("x", 1, 5)], 0.0) == []
+
+
+def test_a_start_waits_until_every_rank_has_committed() -> None:
+    """Commits of former generations, and what a worker had committed before, do not count."""
+    deferral = Deferral[str]()
+    deferral.recover(2, 2, 10.0)
+    assert deferral.submit("a") == []
+    assert deferral.observe([beat("x", 1, 7)], 10.1) == []
+    assert deferral.observe([beat("x", 2, 7), beat("y", 2, 0)], 10.2) == []
+    assert deferral.submit("b") == []
+    assert deferral.observe([beat("x", 2, 7), beat("y", 2, 1)], 10.3) == []
+    assert deferral.observe([beat("x", 2, 8)], 10.4) == ["a", "b"]
+    assert deferral.submit("c") == ["c"]
+
+
+def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
+    """The wait ends, and a second loss begins it again."""
+    deferral = Deferral[str]()
+    deferral.recover(2, 2, 10.0)
+    assert deferral.submit("a") == []
+    assert deferral.observe([], 10.0 + PATIENCE_S) == ["a"]
+    deferral.recover(3, 2, 20.0)
+    assert deferral.submit("b") == []
+    assert deferral.observe([beat("x", 2, 9)], 20.1) == []
