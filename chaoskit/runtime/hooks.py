@@ -42,12 +42,13 @@ class Hooks:
             self._wait(trigger, phase, step, rank, model)
 
     def _wait(self, trigger: Trigger, phase: Phase, step: int, rank: int, model: nn.Module) -> None:
+        shown = self._board.phase
         self._board.enter(Phase.LONG)  # the harness may take its time: this wait is not a hang
         tid = threading.get_native_id()
         self._send(HookReached(self._worker, trigger.fault, rank, step, phase.label, os.getpid(), tid))
         while (release := self._releases.get()).fault != trigger.fault:
             continue  # released late, by a former generation
-        self._board.enter(phase)
+        self._board.enter(shown)
         self._pull(trigger.fault, release.lever, model)
 
     def _pull(self, fault: str, lever: Lever, model: nn.Module) -> None:

@@ -308,8 +308,9 @@ class Trainer:
     def _attempt(self, formation: Formation) -> bool:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
-        self._announce_contribution(formation)
+        # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
         worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        self._announce_contribution(formation)
         try:
             self._join(formation, worker.regrouper.group(formation))
             reduced = self._work.reduce(self._work.sidecar(self._mine(), worker.regrouper.vote))
