@@ -64,7 +64,7 @@ def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
 
 def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
     """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
-    outcome = chaos.run("gpt", steps=60, spares=0, faults=[Kill(rank=2, at_step=12)])
+    outcome = chaos.run("gpt", steps=200, spares=0, faults=[Kill(rank=2, at_step=12)])
     assert outcome.recovery.world == 3
     assert outcome.steps[-1].world == 4
     outcome.assert_same_losses_as_twin()
