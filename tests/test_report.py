@@ -334,7 +334,7 @@ class TestSummary:
     def test_timeline_bars_carry_phase_duration_and_bound(self) -> None:
         text = terminal([passed()])
         assert re.search(r"detected +█+ +3\.1 ms \(bound 0\.3\)", text)
-        assert re.search(r"full strength +█+ +412 ms \(bound 244\)", text)
+        assert re.search(r"full strength +[█→]+ +412 ms \(bound 244\)", text)
         assert "first good step 192 ms, full strength 604 ms" in " ".join(text.split())
 
     def test_no_experiment(self) -> None:

@@ -41,7 +41,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         verdict=Verdict.worst([outcome.verdict for outcome in outcomes]),
         counts=summary.count_verdicts(outcomes),
         environment=shared,
-        sections=[_section(outcome, shared, path.parent) for outcome in outcomes],
+        sections=[_section(outcome, shared, path.parent, alone=len(outcomes) == 1) for outcome in outcomes],
         marks=VERDICT_MARKS,
         palette=svg.PALETTE,
         levels=EVIDENCE_LEVELS,
@@ -57,13 +57,13 @@ def _shared_environment(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path) -> dict[str, Any]:
+def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, alone: bool) -> dict[str, Any]:
     """What the template shows of one experiment, beyond the outcome itself."""
     recovery = summary.slowest(outcome)
     scale = svg.recovery_scale(outcome.recoveries)
     return {
         "outcome": outcome,
-        "open": outcome.verdict is not Verdict.PASSED,
+        "open": alone or outcome.verdict is not Verdict.PASSED,
         "recovery_s": recovery.seconds if recovery else None,
         "full_strength_s": summary.slowest_full_strength(outcome),
         "fault_lines": summary.fault_lines(outcome),

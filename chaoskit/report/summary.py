@@ -14,6 +14,8 @@ from rich.text import Text
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.vocabulary import Verdict
 
+_SCALE = 1.25  # of the time to the first good step
+
 VERDICT_STYLES = {
     Verdict.PASSED: "bold green",
     Verdict.FAILED: "bold red",
@@ -212,7 +214,10 @@ def _recovery_title(recovery: Recovery) -> Text:
 
 
 class _Bars:
-    """The phases of one recovery, one a line, each bar where the phase lies between injection and end."""
+    """The phases of one recovery, one a line, each bar where the phase lies in time.
+
+    The scale is that of the way to the first good step: what takes much longer is cut off and ends in an arrow.
+    """
 
     def __init__(self, recovery: Recovery) -> None:
         self.recovery = recovery
@@ -222,12 +227,15 @@ class _Bars:
         names = max((len(span.name) for span in spans), default=0)
         texts = max((len(bounded(span)) for span in spans), default=0)
         width = max(options.max_width - names - texts - 4, 10)
-        total = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
+        end_s = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
+        total = min(end_s, _SCALE * self.recovery.seconds)
         for span in spans:
             first = int(width * (span.start_s - self.recovery.injected_s) / total) if total > 0 else 0
             first = min(max(first, 0), width - 1)
             length = max(round(width * span.seconds / total), 1) if span.seconds > 0 else 0
             bar = ("#" if options.ascii_only else "█") * min(length, width - first)
+            if length > width - first:
+                bar = bar[:-1] + (">" if options.ascii_only else "→")
             line = f"{span.name:<{names}}  {' ' * first}{bar}"
             yield Text(f"{line:<{names + width + 2}}  {bounded(span):>{texts}}")
 
