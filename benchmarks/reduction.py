@@ -16,46 +16,28 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed import FileStore, ProcessGroupGloo
+from torch.distributed import FileStore
 
+from chaoskit.runtime.group import Group
 from chaoskit.runtime.reduction import FlatLayout, LocalGradients, make_reducer
 
 WIDTH = 400
 
 
-class Gloo:
-    """A bare process group on the loopback interface."""
-
-    def __init__(self, path: Path, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=120)
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-        self._backend = ProcessGroupGloo(FileStore(str(path), size), rank, size, options)
-
-    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        return self._backend.send([tensor], rank, tag)
-
-    def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        return self._backend.recv([tensor], rank, tag)
-
-    def all_reduce(self, tensor: torch.Tensor) -> Any:
-        return self._backend.allreduce([tensor])
-
-    def coalesce(self) -> nullcontext[None]:
-        return nullcontext()
-
-    def barrier(self) -> None:
-        self._backend.barrier().wait()
+def join(path: Path, rank: int, size: int) -> Group:
+    """The runtime's own process group, on the loopback interface."""
+    return Group(FileStore(str(path), size), rank, size, torch.device("cpu"), address="127.0.0.1", timeout_s=120)
 
 
-def kinds(group: Gloo, floats: int) -> dict[str, Callable[[], object]]:
+def barrier(group: Group) -> None:
+    """Return when all ranks are here."""
+    group.all_reduce(torch.zeros(1)).wait()
+
+
+def kinds(group: Group, floats: int) -> dict[str, Callable[[], object]]:
     """What is compared. Gradients are those of square layers with biases."""
     layers = max(floats // (WIDTH * WIDTH + WIDTH), 1)
     layout = FlatLayout([(WIDTH, WIDTH), (WIDTH,)] * layers, [torch.float32] * 2 * layers, torch.device("cpu"))
@@ -74,12 +56,12 @@ def kinds(group: Gloo, floats: int) -> dict[str, Callable[[], object]]:
 
 def measure(path: Path, rank: int, times: torch.Tensor, floats: int) -> None:
     """Fill ``times[:, :, rank]``: wall-clock and CPU seconds, by kind, rank and repetition."""
-    group = Gloo(path, rank, times.shape[2])
+    group = join(path, rank, times.shape[2])
     torch.manual_seed(rank)
     compared = kinds(group, floats)
     for repetition in range(-2, times.shape[3]):
         for index, run in enumerate(compared.values()):
-            group.barrier()
+            barrier(group)
             wall, cpu = time.monotonic(), time.process_time()
             run()
             if repetition >= 0:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from chaoskit.control.deferral import PATIENCE_S, Deferral
+from chaoskit.journal import read_journals
 from chaoskit.messages import Beat
-from chaoskit.vocabulary import Phase
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Phase
+from faults import Kill
 
 
 def beat(worker: str, generation: int, commits: int) -> Beat:
@@ -41,3 +46,13 @@ def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
     deferral.recover(3, 2, 20.0)
     assert deferral.submit("b") == []
     assert deferral.observe([beat("x", 2, 9)], 20.1) == []
+
+
+def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None:
+    """On real processes: both ranks of the new generation have committed before the next spare is forked."""
+    outcome = chaos.run("jobs/unfaithful.py:faithful", nodes=2, steps=300, faults=[Kill(rank=1, at_step=8)])
+    records = read_journals(Path(outcome.directory) / "journal")
+    injected = next(record for record in records if record.event == Event.INJECTED)
+    started = next(r for r in records if r.event == Event.WORKER_STARTED and r.t_ns > injected.t_ns)
+    before = [r for r in records if r.event == Event.COMMIT and r.t_ns < started.t_ns and r["generation"] == 2]
+    assert {record["rank"] for record in before} == {0, 1}

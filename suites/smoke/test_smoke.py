@@ -41,6 +41,12 @@ def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
     _costs_nothing(chaos, Hang(rank=1, at_step=12, how=how))
 
 
+def test_a_hang_on_the_threshold_of_the_reduction_is_found_at_once(chaos: Chaos) -> None:
+    """A rank that stops before its first transfer does not pass for one that waits."""
+    outcome = _costs_nothing(chaos, Hang(rank=1, at_step=12, phase="reduce", how="spin"))
+    assert "hung (forward for" in outcome.recovery.cause
+
+
 @pytest.mark.parametrize("where", ["gradient", "weight", "activation"])
 def test_a_nan_is_never_committed(chaos: Chaos, where: str) -> None:
     """Non-finite numbers are traced to the rank that made them, before they reach any weight."""
