@@ -1,0 +1,106 @@
+"""The promise, for plans that nobody wrote: any plan with a survivor ends with the twin's bits, every sample once.
+
+Real processes, broken in ways that Hypothesis draws. CI runs the same examples every time. A longer campaign over others:
+
+    CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py
+    CHAOSKIT_CAMPAIGN=1000 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
+
+A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for a proof, and a real
+failure does not come back every time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+
+from chaoskit.experiment.outcome import Check, Outcome
+from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.planfile import load, save
+from chaoskit.experiment.shrink import shrink_to_file, symptoms_of
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Verdict
+from faults import Fault, Kill
+from faults.strategies import fault_plans
+
+JOBS = Path(__file__).parent / "jobs"
+CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
+CAMPAIGN_SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or random.SystemRandom().randrange(2**32))
+SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
+STEPS = 24
+PARAMETERS = ("3.weight", "0.bias")  # of the job's model
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> Experiment:
+    """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
+    nodes = draw(st.integers(2, 4))
+    faults = draw(fault_plans(nodes=nodes, steps=STEPS, least=1, most=5, parameters=PARAMETERS))
+    chosen: dict[str, Any] = {
+        "spares": draw(st.integers(0, 2)),
+        "shards": draw(st.sampled_from((0, 6, 8))),
+        "buckets": draw(st.sampled_from((1, 2))),
+        "transport": draw(st.sampled_from(("auto", "tcp"))),
+        "reduction": draw(st.sampled_from(("exact", "exact", "exact", "fast"))),
+    }
+    return plan(faults, nodes=nodes, **chosen)
+
+
+def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
+    return plan_experiment(
+        f"{JOBS / 'troubled.py'}:plain",
+        name="any plan",
+        steps=STEPS,
+        options={"step_s": 0.02},
+        faults=faults,
+        deadline_s=60.0,
+        **chosen,
+    )
+
+
+def excused(check: Check, experiment: Experiment, outcome: Outcome) -> bool:
+    """A fault that found nobody to hit is no failure: its rank was gone, or the job over, before its step came."""
+    return check.verdict == Verdict.UNKNOWN and check.name.startswith("evidence of ") and "not fired" in check.detail
+
+
+def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
+    """What stands against the promise."""
+    unmet = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    return [f"{check.name}: {check.detail}" for check in unmet if not excused(check, experiment, outcome)]
+
+
+def holds(chaos: Chaos, experiment: Experiment) -> None:
+    """Fail with the shortest plan that breaks the promise."""
+    outcome = chaos.harness.run_planned(experiment)
+    broken = broken_promises(experiment, outcome)
+    if not broken:
+        return
+    directory = Path(outcome.directory)
+    told: list[str] = []
+    if symptoms_of(outcome):
+        shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=SHRINK_S, tell=told.append)
+    note("\n".join(told))
+    raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
+
+
+@seed(CAMPAIGN_SEED)
+@settings(
+    max_examples=CAMPAIGN or 50,
+    derandomize=not CAMPAIGN,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # no shrinking, see above
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
+@given(experiment=experiments())
+def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, experiment: Experiment) -> None:
+    """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
+    holds(chaos, experiment)
