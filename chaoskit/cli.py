@@ -190,11 +190,10 @@ def replay(
 
     Example: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/]
     """
-    from chaoskit.experiment.planfile import load
     from chaoskit.faces import launch as launching
     from chaoskit.faces import replay as face
 
-    experiment = load(file)
+    experiment = face.open_plan(file, times=times, budget_s=budget_s)
     directory = report or launching.fresh_directory(None, "replay")
     console = _console(machine)
     if shrink:

@@ -10,8 +10,9 @@ Plans shrink towards fewer faults, simpler kinds, lower ranks, earlier steps and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -40,11 +41,11 @@ class Scope:
     settled: int
 
 
-Fields = st.SearchStrategy[Mapping[str, object]]
+Fields = st.SearchStrategy[dict[str, Any]]
 Recipe = Callable[[Scope], Fields]
 
 
-def _anywhere(scope: Scope, **more: st.SearchStrategy[object]) -> Fields:
+def _anywhere(scope: Scope, **more: st.SearchStrategy[Any]) -> Fields:
     at_step, phase = st.integers(0, scope.steps - 1), st.sampled_from(TRIGGER_PHASES)
     return st.fixed_dictionaries({"at_step": at_step, "phase": phase, **more})
 

@@ -36,6 +36,18 @@ def reach(fault: Fault) -> Reach:
     return REACH.get(fault.kind, "node")
 
 
+def rank_of(fault: Fault) -> int | None:
+    """The rank that ``fault`` names; None where it aims at a role."""
+    rank: object = fault.rank
+    return rank if isinstance(rank, int) else None
+
+
+def step_of(fault: Fault) -> int | None:
+    """The step in which ``fault`` strikes; None where another moment is named."""
+    step: object = fault.at_step
+    return step if isinstance(step, int) else None
+
+
 def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bool:
     """Whether the plan is known to leave ``survivors`` processes alive. Of a survivable plan every part is survivable.
 
@@ -48,5 +60,6 @@ def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bo
     destructive = [fault for fault in faults if reach(fault) != "nothing"]
     if len(destructive) <= nodes - survivors:
         return True
-    low_ranks_spared = all(isinstance(fault.rank, int) and fault.rank >= survivors for fault in destructive)
+    ranks = [rank_of(fault) for fault in destructive]
+    low_ranks_spared = all(rank is not None and rank >= survivors for rank in ranks)
     return low_ranks_spared and all(reach(fault) == "process" for fault in destructive)

@@ -1,6 +1,6 @@
 """The promise, for plans that nobody wrote: any plan with a survivor ends with the twin's bits, every sample once.
 
-Real processes, broken in ways that Hypothesis draws. CI runs the same examples every time. A longer campaign over others:
+Real processes, broken in ways that Hypothesis draws. CI runs the same examples every time. A longer campaign:
 
     CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py
     CHAOSKIT_CAMPAIGN=1000 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
@@ -13,25 +13,24 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.planfile import load, save
 from chaoskit.experiment.shrink import shrink_to_file, symptoms_of
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
-from faults import Fault, Kill
+from faults import Fault
 from faults.strategies import fault_plans
 
 JOBS = Path(__file__).parent / "jobs"
 CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
-CAMPAIGN_SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or random.SystemRandom().randrange(2**32))
+SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 STEPS = 24
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
@@ -64,15 +63,22 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
     )
 
 
-def excused(check: Check, experiment: Experiment, outcome: Outcome) -> bool:
-    """A fault that found nobody to hit is no failure: its rank was gone, or the job over, before its step came."""
-    return check.verdict == Verdict.UNKNOWN and check.name.startswith("evidence of ") and "not fired" in check.detail
+def excused(check: Check, experiment: Experiment) -> bool:
+    """A fault without evidence is no failure where it found nobody to hit: its rank was gone or the job over.
+
+    Two faults on one rank in one step may hide each other: a NaN is no change where there is one already.
+    """
+    if check.verdict != Verdict.UNKNOWN or not check.name.startswith("evidence of "):
+        return False
+    crowded = Counter((fault.rank, fault.at_step) for fault in experiment.faults)
+    mine = next(fault for fault in experiment.faults if check.name == f"evidence of {fault}")
+    return check.detail.startswith("not fired") or crowded[mine.rank, mine.at_step] > 1
 
 
 def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     """What stands against the promise."""
     unmet = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
-    return [f"{check.name}: {check.detail}" for check in unmet if not excused(check, experiment, outcome)]
+    return [f"{check.name}: {check.detail}" for check in unmet if not excused(check, experiment)]
 
 
 def holds(chaos: Chaos, experiment: Experiment) -> None:
@@ -89,10 +95,9 @@ def holds(chaos: Chaos, experiment: Experiment) -> None:
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
-@seed(CAMPAIGN_SEED)
+@seed(SEED)
 @settings(
     max_examples=CAMPAIGN or 50,
-    derandomize=not CAMPAIGN,
     database=None,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # no shrinking, see above

@@ -8,6 +8,7 @@ stop at any moment. Nothing is asked twice of the same search.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def _cuts(places: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     if len(places) == 1:
         return [()]
     edges = [len(places) * number // parts for number in range(parts + 1)]
-    pieces = [places[start:end] for start, end in zip(edges, edges[1:], strict=False) if start < end]
+    pieces = [places[start:end] for start, end in pairwise(edges) if start < end]
     rests = [tuple(place for place in places if place not in piece) for piece in pieces]
     return pieces + [rest for rest in rests if rest not in pieces]
 

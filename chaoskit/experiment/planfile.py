@@ -3,9 +3,9 @@
     {"version": 1, "job": "gpt", "steps": 24, "options": {"size": "tiny"},
      "settings": {"nodes": 3, "seed": 7}, "faults": [{"kind": "Kill", "rank": 2, "at_step": 5}]}
 
-A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default changes.
-What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment`: a file is checked like
-any other input.
+A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default
+changes. What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment`: a file is
+checked like any other input.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _spelled(value: Any) -> Any:
 
 
 def load(path: Path) -> Experiment:
-    """The experiment in the file ``path``. A relative job file is looked up beside the plan, then in the working directory.
+    """The experiment in the file ``path``. A relative job file is looked up beside it, then in the working directory.
 
     Raises:
         BadInput: naming the field and the file, if it cannot be read or holds no plan that could be run.

@@ -1,4 +1,4 @@
-"""What is simpler than an experiment: fewer steps, nodes, spares; default settings; plainer and earlier faults. Pure."""
+"""What is simpler than an experiment: fewer steps, nodes and spares, default settings, plainer and earlier faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from faults import Fault, Kill
-from faults.survival import reach, survivable
+from faults.survival import rank_of, reach, step_of, survivable
 
 _MOMENT = ("rank", "at_step", "after_s", "during", "recovery")  # where and when: what the other fields are not
 _STEPS_AFTER = 2  # the last fault needs a step in which to show, and one after it
@@ -66,10 +66,12 @@ def _changes(experiment: Experiment) -> Iterator[dict[str, Any]]:
 
 
 def _fewer_steps(experiment: Experiment) -> Iterable[int]:
-    last = max((_step(fault) for fault in experiment.faults), default=-1)
+    last = max((step for fault in experiment.faults if (step := step_of(fault)) is not None), default=-1)
     if experiment.steps is None:
         return []
-    return sorted(steps for steps in {last + 1 + _STEPS_AFTER, experiment.steps // 2} if last < steps < experiment.steps)
+    return sorted(
+        steps for steps in {last + 1 + _STEPS_AFTER, experiment.steps // 2} if last < steps < experiment.steps
+    )
 
 
 def _plainer_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
@@ -84,22 +86,22 @@ def _plainer_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-def _step(fault: Fault) -> int:
-    return -1 if fault.at_step is None else fault.at_step
-
-
 def _moved_together(faults: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
     """All faults at lower ranks, or earlier by as many steps: what strikes together still does."""
-    ranks = sorted({fault.rank for fault in faults if isinstance(fault.rank, int)})
+    ranks = sorted({rank for fault in faults if (rank := rank_of(fault)) is not None})
     for first in (0, 1):
-        lower = {rank: first + place for place, rank in enumerate(ranks)}
+        lower: dict[int | None, int] = {rank: first + place for place, rank in enumerate(ranks)}
         if sum(lower.values()) < sum(ranks):
-            yield tuple(replace(fault, rank=lower.get(fault.rank, fault.rank)) for fault in faults)
-    timed = [fault for fault in faults if fault.at_step is not None]
-    room = min((_step(fault) - _EARLIEST.get(fault.kind, 0) for fault in timed), default=0)
+            yield tuple(replace(fault, rank=lower.get(rank_of(fault), fault.rank)) for fault in faults)
+    steps = [step_of(fault) for fault in faults]
+    rooms = [step - _EARLIEST.get(fault.kind, 0) for fault, step in zip(faults, steps, strict=True) if step is not None]
+    room = min(rooms, default=0)
     for by in sorted({room, room // 2, 1}, reverse=True):
         if 0 < by <= room:
-            yield tuple(replace(fault, at_step=_step(fault) - by) if fault in timed else fault for fault in faults)
+            yield tuple(
+                fault if step is None else replace(fault, at_step=step - by)
+                for fault, step in zip(faults, steps, strict=True)
+            )
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:
@@ -110,8 +112,7 @@ def _plainer(fault: Fault) -> Iterator[Fault]:
     for item in fields(fault):
         if item.name not in _MOMENT and item.default is not MISSING and getattr(fault, item.name) != item.default:
             yield replace(fault, **{item.name: item.default})
-    if fault.at_step is not None:
-        earliest = _EARLIEST.get(fault.kind, 0)
-        for step in sorted({earliest, fault.at_step // 2, fault.at_step - 1}):
-            if earliest <= step < fault.at_step:
-                yield replace(fault, at_step=step)
+    at_step, earliest = step_of(fault), _EARLIEST.get(fault.kind, 0)
+    if at_step is not None:
+        earlier = sorted({earliest, at_step // 2, at_step - 1})
+        yield from (replace(fault, at_step=step) for step in earlier if earliest <= step < at_step)

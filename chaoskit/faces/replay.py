@@ -17,7 +17,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.planfile import encode
+from chaoskit.experiment.planfile import encode, load
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.experiment.shrink import HARNESS_ERROR, Shrunk, describe, shrink_to_file
 from chaoskit.faces.progress import Progress
@@ -48,6 +48,19 @@ class Replayed(msgspec.Struct, kw_only=True):
     errors: list[str]
 
 
+def open_plan(file: Path, *, times: int, budget_s: float) -> Experiment:
+    """The experiment in ``file``, to be run ``times`` times or shrunk for ``budget_s``.
+
+    Raises:
+        BadInput: if any of the three makes no sense.
+    """
+    if times < 1:
+        raise BadInput("times", times, "use 1 or more")
+    if not budget_s > 0:
+        raise BadInput("budget_s", budget_s, "use a number of seconds above 0")
+    return load(file)
+
+
 @contextmanager
 def _harness(directory: Path) -> Iterator[Harness]:
     require_writable("report", directory)
@@ -69,8 +82,6 @@ def replay(experiment: Experiment, console: Console, directory: Path, *, times: 
         BadInput: before anything is started, or when the job refuses its input. HarnessError: the only run, or the
             unbroken run that all are compared with, broke.
     """
-    if times < 1:
-        raise BadInput("times", times, "use 1 or more")
     outcomes: list[Outcome] = []
     errors: list[str] = []
     with _harness(directory) as harness:
@@ -140,8 +151,6 @@ def shrink(experiment: Experiment, console: Console, directory: Path, *, budget_
     Raises:
         BadInput: before anything is started.
     """
-    if not budget_s > 0:
-        raise BadInput("budget_s", budget_s, "use a number of seconds above 0")
 
     def tell(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
