@@ -17,15 +17,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.planfile import load
 from chaoskit.experiment.shrink import shrink_to_file, symptoms_of
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
-from faults import Fault
+from faults import Fault, Kill, Raise
 from faults.strategies import fault_plans
 
 JOBS = Path(__file__).parent / "jobs"
@@ -81,7 +83,7 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     return [f"{check.name}: {check.detail}" for check in unmet if not excused(check, experiment)]
 
 
-def holds(chaos: Chaos, experiment: Experiment) -> None:
+def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -> None:
     """Fail with the shortest plan that breaks the promise."""
     outcome = chaos.harness.run_planned(experiment)
     broken = broken_promises(experiment, outcome)
@@ -90,7 +92,7 @@ def holds(chaos: Chaos, experiment: Experiment) -> None:
     directory = Path(outcome.directory)
     told: list[str] = []
     if symptoms_of(outcome):
-        shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=SHRINK_S, tell=told.append)
+        shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=shrink_s, tell=told.append)
     note("\n".join(told))
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
@@ -109,3 +111,16 @@ def holds(chaos: Chaos, experiment: Experiment) -> None:
 def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, experiment: Experiment) -> None:
     """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
     holds(chaos, experiment)
+
+
+def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
+    """A job that goes wrong when two ranks are lost in one step: the property fails, and says how to see it again."""
+    pair = (Kill(rank=1, at_step=6), Raise(rank=2, at_step=6))
+    broken = plan_experiment(f"{JOBS / 'unfaithful.py'}:loses_two", nodes=3, spares=0, steps=12, faults=pair)
+    with pytest.raises(AssertionError, match="losses equal the twin's") as failed:
+        holds(chaos, broken, shrink_s=15.0)
+    *_, line = str(failed.value).splitlines()
+    command, path = line.rsplit(maxsplit=1)
+    assert command == "chaoskit replay"
+    assert len(load(Path(path)).faults) == 2  # neither alone is enough
+    assert symptoms_of(chaos.harness.run_planned(load(Path(path)))) == {"losses equal the twin's"}

@@ -225,7 +225,11 @@ BAD_INPUTS = [
     (["run", "nosuchsuite"], "suite='nosuchsuite'", "smoke"),
     (["report", "nowhere"], "directory='nowhere'", "outcome.json"),
     (["replay", "nowhere.json"], "plan='nowhere.json'", "name a plan file that can be read"),
-    (["replay", "train.py"], "plan='", "in train.py, write one JSON object"),
+    (
+        ["replay", "train.py"],
+        r"plan='\nimport time\nimport torch\nfrom torch imp...'",
+        "in train.py, write one JSON object",
+    ),
     (["replay", "train.py", "--times", "0"], "times=0", "use 1 or more"),
     (["replay", "train.py", "--shrink", "--budget-s", "-1"], "budget_s=-1.0", "above 0"),
 ]
