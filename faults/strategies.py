@@ -69,6 +69,24 @@ def _nan(scope: Scope) -> Fields:
     )
 
 
+def _deadlock(scope: Scope) -> Fields:
+    first = min(scope.settled, scope.steps - 1)
+    return _anywhere(scope, at_step=st.integers(first, scope.steps - 1))
+
+
+def _straggle(scope: Scope) -> Fields:
+    """Slow, and far from the limit of a hang."""
+    return _anywhere(scope, delay_ms=st.sampled_from((5.0, 20.0)), steps=st.integers(1, 5))
+
+
+def _data_stall(scope: Scope) -> Fields:
+    return _anywhere(scope, phase=st.just("forward"), stall_ms=st.sampled_from((5.0, 50.0)))
+
+
+def _clock_jump(scope: Scope) -> Fields:
+    return _anywhere(scope, seconds=st.sampled_from((3600.0, -3600.0)))
+
+
 #: How each kind of fault is drawn: its fields but the rank. By name, simplest first, so that a kind can be entered
 #: before it exists. A kind of the catalogue that is missing here is left out of plans; see :func:`left_out`.
 RECIPES: dict[str, Recipe] = {
@@ -76,6 +94,11 @@ RECIPES: dict[str, Recipe] = {
     "Raise": _anywhere,
     "NaN": _nan,
     "Hang": _hang,
+    "Exit": _anywhere,
+    "Deadlock": _deadlock,
+    "Straggle": _straggle,
+    "DataStall": _data_stall,
+    "ClockJump": _clock_jump,
 }
 
 

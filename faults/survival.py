@@ -28,6 +28,18 @@ REACH: dict[str, Reach] = {
     "Raise": "process",
     "NaN": "process",
     "Hang": "process",
+    "Exit": "process",
+    "Deadlock": "process",
+    "OutOfMemory": "process",
+    "BitFlip": "process",
+    "Straggle": "nothing",
+    "ClockJump": "nothing",
+    "DataStall": "nothing",
+    "KillAgent": "node",
+    "KillNode": "node",
+    "FreezeNode": "node",
+    "Preempt": "node",
+    "KillCoordinator": "nothing",
 }
 
 
