@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.experiment.minimise import Search, ddmin, descend, minimise
@@ -29,6 +29,7 @@ def drive(search: Search[Any], fails: Callable[[Any], bool]) -> tuple[Any, list[
 SIZES = st.integers(0, 24)
 
 
+@settings(deadline=None)
 @given(size=SIZES, needed=st.sets(st.integers(0, 23)))
 def test_ddmin_finds_exactly_what_matters(size: int, needed: set[int]) -> None:
     """Where a plan fails if it holds some faults, these and no others are left, in their order."""
@@ -39,6 +40,7 @@ def test_ddmin_finds_exactly_what_matters(size: int, needed: set[int]) -> None:
     assert len(asked) <= size * size + 3 * size + 1  # Zeller's bound
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 9), chance=st.randoms(use_true_random=False))
 def test_ddmin_is_one_minimal_for_any_oracle(size: int, chance: random.Random) -> None:
     """Also where more faults can hide a failure: what is left fails, and without any one of its items does not."""
@@ -59,6 +61,7 @@ def test_equal_items_are_two_things() -> None:
     assert result == ("kill", "kill")
 
 
+@settings(deadline=None)
 @given(start=st.tuples(st.integers(0, 30), st.integers(0, 30)), floor=st.tuples(st.integers(0, 9), st.integers(0, 9)))
 def test_descend_stops_where_nothing_simpler_fails(start: tuple[int, int], floor: tuple[int, int]) -> None:
     floor = (min(start[0], floor[0]), min(start[1], floor[1]))
@@ -74,6 +77,7 @@ def _fewer(pair: tuple[int, int]) -> list[tuple[int, int]]:
     return [one for one in halves if min(one) >= 0 and one != pair]
 
 
+@settings(deadline=None)
 @given(size=st.integers(2, 10), needed=st.sets(st.integers(0, 9), min_size=1, max_size=3), seed=st.integers(0, 10**6))
 def test_a_flaky_failure_never_loses_what_matters(size: int, needed: set[int], seed: int) -> None:
     """An oracle that fails only now and then never makes the search keep too little: what it kept did fail."""
@@ -105,6 +109,7 @@ def _flaky(needed: set[int], rate: float, repeats: int, chance: random.Random) -
     return lambda candidate: needed <= set(candidate) and any(chance.random() < rate for _ in range(repeats))
 
 
+@settings(deadline=None)
 @given(
     items=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     extra=st.integers(0, 9),
@@ -140,6 +145,7 @@ def test_wilson_intervals_known_from_tables(hits: int, trials: int, low: float, 
     assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=5e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
 def test_an_interval_holds_what_was_seen(seen: tuple[int, int]) -> None:
     hits, trials = seen
@@ -152,6 +158,7 @@ def test_an_interval_holds_what_was_seen(seen: tuple[int, int]) -> None:
         assert wider[1] <= high + 1e-12
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
 def test_rarer_failures_need_more_repeats(seen: tuple[int, int]) -> None:
     hits, trials = seen

@@ -20,6 +20,7 @@ PARAMETERS = ("weight",)
 Plan = tuple[Fault, ...]
 
 
+@settings(deadline=None)
 @given(data=st.data(), nodes=st.integers(2, 6), steps=st.integers(1, 40))
 def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: int, steps: int) -> None:
     survivors = data.draw(st.integers(1, nodes - 1))
@@ -31,6 +32,7 @@ def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: in
     assert survivable(plan, nodes=nodes, survivors=survivors)
 
 
+@settings(deadline=None)
 @given(data=st.data(), nodes=st.integers(2, 5), survivors=st.integers(1, 2))
 def test_the_rule_holds_in_a_model_of_shrinking_worlds(data: st.DataObject, nodes: int, survivors: int) -> None:
     """Ranks as the control plane gives them: survivors keep theirs, the highest fill the holes, joiners come any time.
@@ -58,7 +60,7 @@ def test_the_rule_holds_in_a_model_of_shrinking_worlds(data: st.DataObject, node
 def _found(condition: Callable[[Plan], bool]) -> Plan:
     """The simplest plan of which it is true; the search fails where there is none."""
     plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS)
-    return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True))
+    return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_the_same_exception_too_often_in_one_step_looks_like_a_bug() -> None:
 
 
 @given(fault_plans(nodes=3, steps=9, kinds=[Hang, Kill]))
-@settings(phases=[Phase.generate])
+@settings(phases=[Phase.generate], deadline=None)
 def test_only_the_kinds_that_were_asked_for(plan: Plan) -> None:
     assert {fault.kind for fault in plan} <= {"Hang", "Kill"}
 
