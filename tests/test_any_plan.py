@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from chaoskit.experiment.outcome import Outcome
@@ -92,7 +92,6 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
     told: list[str] = []
     if symptoms_of(outcome):
         shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=shrink_s, tell=told.append)
-    note("\n".join(told))
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
