@@ -60,7 +60,7 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
         steps=STEPS,
         options={"step_s": 0.02},
         faults=faults,
-        deadline_s=60.0,
+        deadline_s=120.0,
         **chosen,
     )
 
