@@ -61,6 +61,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
+        memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
     """
 
@@ -84,6 +85,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
+    memory_copies: int = 2
     fork: bool = True
 
     @property
@@ -113,6 +115,7 @@ def validate(config: RunConfig) -> None:
         ("outside_limit_s", 0.001),
         ("startup_s", 0.001),
         ("collective_timeout_s", 0.001),
+        ("memory_copies", 0),
     ]
     for field, least in minimums:
         if not getattr(config, field) >= least:  # NaN is not, either

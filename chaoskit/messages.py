@@ -58,12 +58,37 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[int, ...]
 
 
+class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete copy of the state of the training, sealed: what ``endpoint`` offers counts only with this checksum.
+
+    ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was.
+    """
+
+    node: str
+    worker: str
+    step: int  # committed steps
+    generation: int  # the one that trained on it last
+    size_bytes: int
+    checksum: str
+    endpoint: Endpoint
+    tier: str = "memory"
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Grows with every step and generation: of two snapshots the newer one has the larger age."""
+        return self.step, self.generation
+
+
 class Plan(Message, frozen=True):
-    """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary."""
+    """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary.
+
+    ``restore``: where the state can be read when no member has it, the newest first.
+    """
 
     generation: int
     members: tuple[Member, ...]  # by rank
     abort: bool
+    restore: tuple[Snapshot, ...] = ()
 
     def member(self, worker: str) -> Member | None:
         """The place of ``worker`` in this membership, if it has one."""
@@ -214,6 +239,26 @@ class Healed(Message, frozen=True):
     generation: int
 
 
+class Recall(Message, frozen=True):
+    """No live worker has the state of the training: asks an agent for what is left of it on its node."""
+
+
+class Sealed(Message, frozen=True):
+    """Answers :class:`Recall`: what can be read on ``node``; nothing, if every state was torn."""
+
+    node: str
+    snapshots: tuple[Snapshot, ...]
+
+
+class SourceFailed(Message, frozen=True):
+    """``snapshot`` could not be restored. ``corrupt``: it was read, and is not what was sealed."""
+
+    worker: str
+    snapshot: Snapshot
+    corrupt: bool
+    detail: str
+
+
 class GroupBroken(Message, frozen=True):
     """A collective or the building of a group failed, and no newer plan explains it yet."""
 
@@ -323,6 +368,9 @@ AnyMessage = (
     | WorkerFailed
     | Formed
     | Healed
+    | Recall
+    | Sealed
+    | SourceFailed
     | GroupBroken
     | StartWorker
     | StopWorker

@@ -46,7 +46,8 @@ class Event(StrEnum):
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
     QUIESCED = "quiesced"  # out of the old generation's collective
     REGROUPED = "regrouped"  # the new process group can be used
-    RESTORED = "restored"  # state received from a peer: step, size_bytes, transport
+    RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source
+    QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
     NONFINITE = "nonfinite"  # step, shards, owner
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
     LONG_PHASE = "long_phase"
@@ -56,6 +57,8 @@ class Event(StrEnum):
     # agent
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
+    SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
+    COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
     PLAN = "plan"  # generation, members

@@ -30,7 +30,7 @@ from chaoskit.osprocess import host_id
 from chaoskit.runtime import peer as peer_module
 from chaoskit.runtime.peer import PeerLost, Pulled, StateServer, pull
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.state import Arena, Slot, decode_index, plain
+from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 
 TOKEN = "a token of this test"
 WAIT_S = 60.0

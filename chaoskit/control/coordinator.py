@@ -45,8 +45,11 @@ from chaoskit.messages import (
     Ping,
     Plan,
     Pong,
+    Recall,
     Release,
     RendezvousHello,
+    Sealed,
+    SourceFailed,
     StartWorker,
     StopWorker,
     Trigger,
@@ -206,6 +209,10 @@ class Coordinator:
                 self._note_formed(worker, generation)
             case Healed(worker):
                 self._advance(membership.Healed(worker))
+            case Sealed(node, snapshots):
+                self._advance(membership.Sealed(node, snapshots))
+            case SourceFailed(_, snapshot, corrupt):
+                self._advance(membership.SourceFailed(snapshot, corrupt))
             case GroupBroken(_, generation, detail):
                 asyncio.get_running_loop().call_later(_BROKEN_GRACE_S, self._stall, generation, detail)
             case Accuse(_, accused, _, _, cause, detail):
@@ -354,6 +361,9 @@ class Coordinator:
                 case membership.StartWorker(node, worker):
                     self._hosts[worker] = node
                     self._start(self._deferral.submit(worker))
+                case membership.Recall(node):
+                    self._order(node, Recall())
+                    self._start(self._deferral.release())  # no step can be repeated without replacements
                 case membership.StopWorker(worker, cause):
                     self._order(self._hosts.get(worker, ""), StopWorker(worker, cause))
                 case membership.Finish(ok, reason):

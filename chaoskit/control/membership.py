@@ -2,8 +2,8 @@
 
 Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
 every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
-generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, the
-job is lost. Workers that end before they are ready spend no part of the failure budget once the job trains: they are
+generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, every
+node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that end before they are ready spend no part of the failure budget once the job trains: they are
 started again, ever more slowly. A generation must therefore be reported :class:`Settled` before any of its members may
 commit a step.
 """
@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
-from chaoskit.messages import Endpoint, Member, Plan
+from chaoskit.messages import Endpoint, Member, Plan, Snapshot
 
 #: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
 HEALING_S = 2.0
+#: The nodes have this long to say what they can offer; sealing takes the time to read the state once.
+RECALL_S = 2.0
+#: A world that begins with sealed copies waits this long for the next worker to become ready.
+GATHER_S = 0.25
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
@@ -67,6 +71,22 @@ class Healed:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """What can be read on a node, after it was asked by :class:`Recall`."""
+
+    node: str
+    snapshots: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """A copy could not be restored; one that is corrupt is never taken again."""
+
+    snapshot: Snapshot
+    corrupt: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """All members of ``generation`` wait for each other, and none is to blame."""
 
@@ -93,7 +113,20 @@ class Tick:
     """Time passed."""
 
 
-Event = NodeJoined | NodeLost | WorkerReady | WorkerLost | Settled | Healed | Stalled | WorkerDone | JobFailed | Tick
+Event = (
+    NodeJoined
+    | NodeLost
+    | WorkerReady
+    | WorkerLost
+    | Settled
+    | Healed
+    | Sealed
+    | SourceFailed
+    | Stalled
+    | WorkerDone
+    | JobFailed
+    | Tick
+)
 
 # -- what to do about it ------------------------------------------------------------------------------------------
 
@@ -118,12 +151,19 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask a node which copies of the state can be read there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     ok: bool
     reason: str
 
 
-Action = StartWorker | StopWorker | Publish | Finish
+Action = StartWorker | StopWorker | Publish | Recall | Finish
 
 
 class Membership:
@@ -148,6 +188,11 @@ class Membership:
         self._failed_starts = 0  # in a row
         self._start_after_s = 0.0
         self._orphaned_s = math.inf  # since when no holder is left
+        self._bare_s = math.inf  # since when there is no copy, either
+        self._recalled: dict[str, bool] = {}  # nodes that were asked for copies -> whether they have answered
+        self._snapshots: list[Snapshot] = []  # the newest first
+        self._corrupt: set[Snapshot] = set()
+        self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
         self._deadline_s = math.inf
         self._finished = False
@@ -193,7 +238,7 @@ class Membership:
         if self._finished:
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
-        chores = self._take_in(event, now_s)
+        chores = self._take_in(event, now_s) + self._recall(now_s)
         decision = self._decide(now_s)
         if isinstance(decision, Finish):
             self._finished = True
@@ -210,6 +255,8 @@ class Membership:
                 return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
+                self._recalled.pop(node, None)
+                self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += len(workers)
                 return self._lose(workers, "node lost", now_s)
@@ -218,7 +265,7 @@ class Membership:
                 return self._lose([worker], "lost", now_s)
             case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
-                self._failed_starts, self._start_after_s = 0, now_s
+                self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained:
@@ -228,6 +275,13 @@ class Membership:
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 self._holders.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
+            case Sealed(node, snapshots) if self._recalled.get(node) is False:
+                self._recalled[node] = True
+                self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
+                self._snapshots.sort(key=lambda snapshot: snapshot.age, reverse=True)
+            case SourceFailed(snapshot, corrupt):
+                self._snapshots = [other for other in self._snapshots if other != snapshot]
+                self._corrupt.update([snapshot] if corrupt else [])
             case Stalled(generation):
                 self._stalled_generation = generation
             case JobFailed(reason):
@@ -282,12 +336,8 @@ class Membership:
             return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
         if not self._plan:
             return self._begin(now_s)
-        if self._trained and not self._holders:
-            self._orphaned_s = min(self._orphaned_s, now_s)
-            if members and now_s < self._orphaned_s + HEALING_S:
-                return None
-            return Finish(False, "every replica was lost: no live worker has the state of the training")
-        self._orphaned_s = math.inf
+        if self._orphaned_s < math.inf:
+            return self._revive(now_s)
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
         if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
@@ -308,15 +358,54 @@ class Membership:
         chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: config.nodes]
         return self._publish(sorted(chosen, key=lambda worker: order[worker]), abort=True)
 
-    def _regroup(self, *, abort: bool) -> Publish | None:
+    def _recall(self, now_s: float) -> list[Action]:
+        """Ask every node for sealed copies, once the last holder of the state is lost."""
+        if not self._trained or self._holders:
+            self._orphaned_s = self._bare_s = math.inf
+            self._recalled, self._snapshots = {}, []
+            return []
+        self._orphaned_s = min(self._orphaned_s, now_s)
+        fresh = [node for node in self._nodes if node not in self._recalled]
+        self._recalled.update((node, False) for node in fresh)
+        return [Recall(node) for node in fresh]
+
+    def _revive(self, now_s: float) -> Publish | Finish | None:
+        """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
+        lost, waited_s = "every replica was lost", now_s - self._orphaned_s
+        if waited_s < RECALL_S and not all(self._recalled.values()):
+            return None
+        if not self._snapshots:
+            self._bare_s = min(self._bare_s, now_s)
+            if self.members and now_s < self._bare_s + HEALING_S:
+                return None
+            return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
+        self._bare_s = math.inf
+        if waited_s > self._config.startup_s:
+            return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={self._config.startup_s:g}")
+        if self._is_restoring():
+            return None
+        ready = len(self._ready)
+        if ready < min(self._config.nodes, len(self._hosts)) and now_s < self._ready_s + GATHER_S:
+            return None
+        return self._regroup(abort=True, restore=tuple(self._snapshots))
+
+    def _is_restoring(self) -> bool:
+        """Whether the members of the last plan can still take over the copies that it names first."""
+        plan = self._plan
+        if plan is None or not plan.restore or self._stalled_generation == plan.generation:
+            return False
+        newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
+        return len(self.members) == self.world and any(snapshot in self._snapshots for snapshot in newest)
+
+    def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
         spares = {worker: self._hosts[worker] for worker in self.spares}
         if not self._base or min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
             return None
         seats = [(member.worker, member.node) for member in self._base.members]
-        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort)
+        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
 
-    def _publish(self, workers: list[str], *, abort: bool) -> Publish:
+    def _publish(self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shards = reassign(previous, workers, self._config.shard_count)
         self._plan = Plan(
@@ -326,6 +415,7 @@ class Membership:
                 for rank, worker in enumerate(workers)
             ),
             abort=abort,
+            restore=restore,
         )
         self._base = self._base or self._plan
         self._settled = False

@@ -41,6 +41,12 @@ class Formation:
         return max(self.standings, key=lambda standing: standing.step)
 
 
+    @property
+    def goal_step(self) -> int:
+        """The step that every member must have: that of the furthest one, or of the newest copy where nobody has it."""
+        return max(self.target.step, *(snapshot.step for snapshot in self.plan.restore), -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a member was when the generation was formed: steps committed, and whether its training is over."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.runtime.state import Arena, Slot, aligned, decode_index, dtype_named, plain
+from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named, plain
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -150,6 +150,11 @@ class Replica:
                 self._move_in()
             self.arena.publish(self._homed, self._scalars(), self.step)
         self.end_write()
+
+    def stand_in(self, generation: int) -> None:
+        """Mark the state as the one that ``generation`` trains on."""
+        if self.arena is not None:
+            self.arena.stand_in(generation)
 
     @property
     def sequence(self) -> int:

@@ -12,7 +12,7 @@ the gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,21 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import GroupBroken, Healed, Member
+from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
-from chaoskit.runtime.peer import PeerLost, Pulled, pull
+from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
 from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
+from chaoskit.runtime.restore import Source, restore
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 
 _PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
+_COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
 
 
 class TrainingOver(BaseException):
@@ -212,7 +214,7 @@ class Trainer:
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
-            if formation.target.step > self.step and not self._heal(formation):
+            if formation.goal_step > self.step and not self._heal(formation):
                 continue
             if formation.target.done:
                 raise TrainingOver
@@ -224,55 +226,36 @@ class Trainer:
         self._formation, self._audit, self._audits, self._joined = formation, None, 0, False
         self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
+        self.replica.stand_in(generation)
+        self._worker.board.announce(self.step)
         if generation > 1:
             self._worker.send(Healed(self._worker.name, generation))
 
     def _heal(self, formation: Formation) -> bool:
-        """Take the state of a member that is ahead; False if a newer formation came first."""
-        worker = self._worker
-        worker.board.enter(Phase.RESTORE)
-        target = formation.target.step
-        ahead = [standing.rank for standing in formation.standings or () if standing.step == target]
-        for attempt in range(len(ahead)):
-            healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
-            try:
-                pulled = self._pull(formation, healer)
-            except GenerationSuperseded:
-                return False
-            except PeerLost:
-                continue
-            worker.board.progress(self.step)
-            generation = formation.plan.generation
-            worker.journal.write(
-                Event.RESTORED,
-                generation=generation,
-                rank=formation.me.rank,
-                step=pulled.step,
-                size_bytes=pulled.size_bytes,
-                transport=pulled.transport,
-                source=healer.worker,
-            )
-            worker.journal.write(Event.ADOPT, step=self.step, generation=generation, source=healer.worker)
+        """Take the state of a member that is ahead, or a sealed copy; False if a newer formation came first."""
+        self._worker.board.enter(Phase.RESTORE)
+        if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
-        if not worker.regrouper.wait_newer(formation, _PLAN_S):
-            raise PeerLost(f"the state of step {target} could not be read from any of the ranks {ahead}")
+        if not self._worker.regrouper.wait_newer(formation, _PLAN_S):
+            raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 
-    def _pull(self, formation: Formation, healer: Member) -> Pulled:
-        """Replace the state by that of ``healer``; no newer generation hears of a step that is just changing."""
-        regrouper, replica = self._worker.regrouper, self.replica
-        with regrouper.advance(formation):
+    def _pull(self, formation: Formation, source: Source) -> Pulled:
+        """Replace the state by that of ``source``; no newer generation hears of a step that is just changing."""
+        worker, replica = self._worker, self.replica
+        with worker.regrouper.advance(formation):
             self._forget_step()
             try:
-                pulled = pull(replica, healer.endpoint, self._worker.token, self.config.transport)
+                pulled = pull(replica, source.endpoint, worker.token, self.config.transport, source.checksum)
                 if not replica.is_finite():
                     replica.step = -1
-                    accuser = self._worker
-                    self._guard.accuse(formation.plan, (healer.rank,), accuser.name, pulled.step, accuser.send)
-                    raise PeerLost(f"the weights of rank {healer.rank} are not finite")
+                    if source.snapshot is not None:
+                        raise Corrupt("its weights are not finite")
+                    self._guard.accuse(formation.plan, (source.rank,), worker.name, pulled.step, worker.send)
+                    raise PeerLost(f"the weights of rank {source.rank} are not finite")
                 return pulled
             finally:
-                regrouper.step = replica.step
+                worker.regrouper.step = replica.step
 
     def _forget_step(self) -> None:
         self._work.forget()
@@ -366,24 +349,31 @@ class Trainer:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
         worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
-        with worker.regrouper.advance(formation):
-            self._apply(reduced.gradients)
-            worker.regrouper.step = replica.step
         loss = self._loss(formation, reduced)
+
+        def write_down() -> None:
+            worker.journal.write(
+                Event.COMMIT,
+                step=replica.step,
+                generation=formation.plan.generation,
+                rank=formation.me.rank,
+                world=len(formation.plan.members),
+                loss=loss,
+                grad_sum=reduced.grad_sum,
+            )
+
+        worker.board.await_copy(self.step, _COPY_WAIT_S)
+        with worker.regrouper.advance(formation):
+            self._apply(reduced.gradients, write_down)
+            worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
-        worker.journal.write(
-            Event.COMMIT,
-            step=replica.step - 1,
-            generation=formation.plan.generation,
-            rank=formation.me.rank,
-            world=len(formation.plan.members),
-            loss=loss,
-            grad_sum=reduced.grad_sum,
-        )
+        worker.board.announce(replica.step)
         self._forget_step()
         worker.board.enter(Phase.OUTSIDE)
 
-    def _apply(self, gradients: list[Tensor]) -> None:
+    def _apply(self, gradients: list[Tensor], write_down: Callable[[], None]) -> None:
+        """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
+        which no journal tells."""
         replica = self.replica
         for parameter, gradient in zip(replica.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -393,6 +383,7 @@ class Trainer:
             replica.optimizer.step()
             if replica.scheduler is not None:
                 replica.scheduler.step()
+            write_down()
         for parameter in replica.parameters:
             parameter.grad = None
 
@@ -477,20 +468,21 @@ class Trainer:
     def _skip(self, formation: Formation, result: AuditResult) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""
         worker, replica = self._worker, self.replica
+        worker.board.await_copy(self.step, _COPY_WAIT_S)
         with worker.regrouper.advance(formation):
             with replica.update():
-                pass
+                worker.journal.write(
+                    Event.SKIP,
+                    step=replica.step,
+                    generation=formation.plan.generation,
+                    rank=self.rank,
+                    world=self.world,
+                    shards=result.shards,
+                    samples=self._work.samples(self._mine()),
+                )
             worker.regrouper.step = replica.step
-        worker.journal.write(
-            Event.SKIP,
-            step=replica.step - 1,
-            generation=formation.plan.generation,
-            rank=self.rank,
-            world=self.world,
-            shards=result.shards,
-            samples=self._work.samples(self._mine()),
-        )
         worker.board.progress(replica.step, float("nan"))
+        worker.board.announce(replica.step)
         self._forget_step()
 
 

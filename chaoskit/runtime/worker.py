@@ -164,7 +164,7 @@ def load_job(job: JobSpec) -> Callable[..., None]:
     return train
 
 
-def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
+def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int, bell_fd: int) -> None:
     """The life of a worker process. Does not return."""
     set_name(f"ck-{spec.worker}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -172,7 +172,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a worker ends without flushing, mostly by SIGKILL
-    board = Board(board_fd)
+    board = Board(board_fd, bell_fd)
     board.sign_on()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -241,6 +241,6 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point of a fresh interpreter: control socket and board as arguments, the spec on standard input."""
-    connection_fd, board_fd = map(int, arguments)
-    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd)
+    """Entry point of a fresh interpreter: control socket, board and bell as arguments, the spec on standard input."""
+    connection_fd, board_fd, bell_fd = map(int, arguments)
+    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd, bell_fd)
