@@ -44,6 +44,7 @@ class _Kept:
 
     view: ArenaView
     board: Board
+    bell: int  # a descriptor of our own: the board's is closed when the worker is released
 
 
 class Keeper:
@@ -79,7 +80,8 @@ class Keeper:
             return
         with contextlib.suppress(OSError, ValueError):  # it has ended already
             view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
-            self._order(lambda: self._kept.update({worker: _Kept(view, board)}))
+            bell = os.dup(board.bell)
+            self._order(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
 
     def follow(self, plan: Plan) -> None:
         """A membership: copy the state of one of its workers, if that is this node's part."""
@@ -109,7 +111,7 @@ class Keeper:
         set_name("ck-keeper")
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread
         while True:
-            bells = [self._kept[self._source].board.bell] if self._source else []
+            bells = [self._kept[self._source].bell] if self._source else []
             readable, _, _ = select.select([self._wake, *bells], [], [])
             if self._wake in readable:  # first: what is ordered may be on the way of a recovery
                 os.eventfd_read(self._wake)
@@ -166,7 +168,10 @@ class Keeper:
         kept = self._kept.pop(worker, None)
         if worker == self._source:
             self._source = ""
-        if kept is None or not kept.view.generation or kept.view.sequence % 2:
+        if kept is None:
+            return
+        os.close(kept.bell)
+        if not kept.view.generation or kept.view.sequence % 2:
             return  # it never had the state of the training, or tore it
         if self._left is None or _age(self._left[1]) <= _age(kept.view):
             self._left = worker, kept.view
