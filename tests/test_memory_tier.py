@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -243,8 +244,9 @@ class Descriptors(Assassin):
     def act(self, message: Any) -> None:
         if isinstance(message, Heartbeat) and self.plans and self.committed > 2:
             agents = {_parent(_parent(pid)) for pid in self.pids.values() if not is_ending(pid)}
-            links = [link for agent in agents for link in Path(f"/proc/{agent}/fd").iterdir()]
-            self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links = [link for agent in agents for link in Path(f"/proc/{agent}/fd").iterdir()]
+                self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
 
 
 def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.revival import GATHER_S, Revival
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
 
 #: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
 HEALING_S = 2.0
-#: The nodes have this long to say what they can offer; sealing takes the time to read the state once.
-RECALL_S = 2.0
-#: A world that begins with sealed copies waits this long for the next worker to become ready.
-GATHER_S = 0.25
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
@@ -187,11 +184,7 @@ class Membership:
         self._losses = 0
         self._failed_starts = 0  # in a row
         self._start_after_s = 0.0
-        self._orphaned_s = math.inf  # since when no holder is left
-        self._bare_s = math.inf  # since when there is no copy, either
-        self._recalled: dict[str, bool] = {}  # nodes that were asked for copies -> whether they have answered
-        self._snapshots: list[Snapshot] = []  # the newest first
-        self._corrupt: set[Snapshot] = set()
+        self._revival = Revival()
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
         self._deadline_s = math.inf
@@ -255,8 +248,7 @@ class Membership:
                 return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
-                self._recalled.pop(node, None)
-                self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
+                self._revival.lose_node(node)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += len(workers)
                 return self._lose(workers, "node lost", now_s)
@@ -275,13 +267,10 @@ class Membership:
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 self._holders.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
-            case Sealed(node, snapshots) if self._recalled.get(node) is False:
-                self._recalled[node] = True
-                self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
-                self._snapshots.sort(key=lambda snapshot: snapshot.age, reverse=True)
+            case Sealed(node, snapshots):
+                self._revival.answer(node, snapshots)
             case SourceFailed(snapshot, corrupt):
-                self._snapshots = [other for other in self._snapshots if other != snapshot]
-                self._corrupt.update([snapshot] if corrupt else [])
+                self._revival.fail(snapshot, corrupt)
             case Stalled(generation):
                 self._stalled_generation = generation
             case JobFailed(reason):
@@ -336,7 +325,7 @@ class Membership:
             return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
         if not self._plan:
             return self._begin(now_s)
-        if self._orphaned_s < math.inf:
+        if self._revival.active:
             return self._revive(now_s)
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
@@ -360,42 +349,35 @@ class Membership:
 
     def _recall(self, now_s: float) -> list[Action]:
         """Ask every node for sealed copies, once the last holder of the state is lost."""
-        if not self._trained or self._holders:
-            self._orphaned_s = self._bare_s = math.inf
-            self._recalled, self._snapshots = {}, []
-            return []
-        self._orphaned_s = min(self._orphaned_s, now_s)
-        fresh = [node for node in self._nodes if node not in self._recalled]
-        self._recalled.update((node, False) for node in fresh)
-        return [Recall(node) for node in fresh]
+        if self._trained and not self._holders:
+            return [Recall(node) for node in self._revival.begin(self._nodes, now_s)]
+        self._revival.end()
+        return []
 
     def _revive(self, now_s: float) -> Publish | Finish | None:
         """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
-        lost, waited_s = "every replica was lost", now_s - self._orphaned_s
-        if waited_s < RECALL_S and not all(self._recalled.values()):
+        revival, startup_s, lost = self._revival, self._config.startup_s, "every replica was lost"
+        if revival.is_asking(now_s):
             return None
-        if not self._snapshots:
-            self._bare_s = min(self._bare_s, now_s)
-            if self.members and now_s < self._bare_s + HEALING_S:
+        if not revival.snapshots:
+            if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
-        self._bare_s = math.inf
-        if waited_s > self._config.startup_s:
-            return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={self._config.startup_s:g}")
+        if revival.waited_s(now_s) > startup_s:
+            return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
         if self._is_restoring():
             return None
-        ready = len(self._ready)
-        if ready < min(self._config.nodes, len(self._hosts)) and now_s < self._ready_s + GATHER_S:
+        missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
+        if missing > 0 and now_s < self._ready_s + GATHER_S:
             return None
-        return self._regroup(abort=True, restore=tuple(self._snapshots))
+        return self._regroup(abort=True, restore=revival.snapshots)
 
     def _is_restoring(self) -> bool:
-        """Whether the members of the last plan can still take over the copies that it names first."""
+        """Whether the members of the last plan can still begin with the copies that it names."""
         plan = self._plan
         if plan is None or not plan.restore or self._stalled_generation == plan.generation:
             return False
-        newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
-        return len(self.members) == self.world and any(snapshot in self._snapshots for snapshot in newest)
+        return len(self.members) == self.world and self._revival.serves(plan)
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
