@@ -247,9 +247,7 @@ class Writer:
         self.board = Board.create()
         fds = (self.board.fd, self.board.bell)
         command = [sys.executable, "-c", WRITER, *map(str, fds), str(count)]
-        self.process = subprocess.Popen(
-            command, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.endpoint = Endpoint(host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline()))
         self.journal = Journal(directory, "node0")

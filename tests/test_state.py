@@ -24,13 +24,13 @@ from torch.optim import SGD, Adagrad, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from chaoskit import messages
+from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
 from chaoskit.runtime import peer as peer_module
 from chaoskit.runtime.peer import PeerLost, Pulled, StateServer, pull
 from chaoskit.runtime.replica import Replica
-from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 
 TOKEN = "a token of this test"
 WAIT_S = 60.0

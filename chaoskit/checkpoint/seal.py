@@ -1,7 +1,7 @@
 """Seals: what makes a copy of the training state trustworthy.
 
-A copy counts only with its seal: step, generation, size and a checksum over everything that a restore reads. The checksum
-is XXH3 with 128 bits: it finds damage, not forgery (connections are authenticated), and runs at the speed of memory.
+A copy counts only with its seal: step, generation, size and a checksum over everything that a restore reads. The
+checksum is XXH3 with 128 bits: it finds damage, not forgery (connections are authenticated), at the speed of memory.
 """
 
 from __future__ import annotations

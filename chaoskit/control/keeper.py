@@ -1,9 +1,10 @@
 """The agent's part of the memory tier: what its workers have committed outlives them.
 
-The agent maps the arena of each of its workers. When a worker ends outside an update, its arena holds the last committed
-state, at no cost while training. In case that all workers end in the middle of an update, a few nodes also copy each
-committed state. Copies are made, and seals computed, on a thread of low priority. Nothing is offered until the coordinator
-asks, which it does when no live worker has the state: a run with a survivor pays for no seal of what the dead have left.
+The agent maps the arena of each of its workers. When a worker ends outside an update, its arena holds the last
+committed state, at no cost while training. In case that all workers end in the middle of an update, a few nodes also
+copy each committed state. Copies are made, and seals computed, on a thread of low priority. Nothing is offered until
+the coordinator asks, which it does when no live worker has the state: while there is one, what the dead have left is
+not even read.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Keeper:
         try:
             self._tier.save(view)
             self._copied_of, self._failures = self._source, 0
-        except (Torn, MemoryError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
             self._failures += 1
             self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
             reason = f"{type(error).__name__}: {error}"
@@ -188,7 +189,9 @@ class Keeper:
             with contextlib.suppress(Torn):  # cannot be: its writer has ended
                 copies.append((worker, Copy(seal(view), view)))
         self._withdraw([copy.view for _, copy in copies])
-        snapshots = tuple(self._offer(worker, copy) for worker, copy in copies)
+        snapshots: tuple[Snapshot, ...] = ()
+        with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
+            snapshots = tuple(self._offer(worker, copy) for worker, copy in copies)
         for offered in snapshots:
             self._journal.write(
                 Event.SEALED,

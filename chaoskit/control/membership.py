@@ -3,9 +3,9 @@
 Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
 every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
 generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, every
-node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that end before they are ready spend no part of the failure budget once the job trains: they are
-started again, ever more slowly. A generation must therefore be reported :class:`Settled` before any of its members may
-commit a step.
+node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that
+end before they are ready spend no part of the failure budget once the job trains: they are started again, ever more
+slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
 """
 
 from __future__ import annotations

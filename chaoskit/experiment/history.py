@@ -107,8 +107,8 @@ class History:
     def repeated_steps(self) -> int:
         """Steps that were committed, and that were computed again all the same.
 
-        Of the steps that only ranks now lost had committed, the last one before a loss was still in flight for everybody
-        else. Older ones were not: whoever takes over a copy of an older state repeats them.
+        Of the steps that only ranks now lost had committed, the last one of a generation was still in flight for
+        everybody else. Older ones were not: whoever takes over a copy of an older state repeats them.
         """
         repeated = {number: old for number, step in self.steps.items() if (old := _thrown_away(step))}
         in_flight = {old: number for number, old in repeated.items()}  # the last one of each generation

@@ -1,4 +1,4 @@
-"""State from a peer or a sealed copy: through shared memory on the same host, over an authenticated connection elsewhere.
+"""State from a peer or a sealed copy: through shared memory on the same host, by an authenticated connection else.
 
 The peer goes on working; its training thread takes no part. Every copy is checked against the peer's sequence number:
 one that overlapped a commit is repeated. What is read from a sealed copy must have the checksum of its seal.

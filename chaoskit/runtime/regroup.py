@@ -40,7 +40,6 @@ class Formation:
         assert self.standings is not None
         return max(self.standings, key=lambda standing: standing.step)
 
-
     @property
     def goal_step(self) -> int:
         """The step that every member must have: that of the furthest one, or of the newest copy where nobody has it."""

@@ -11,8 +11,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from chaoskit.errors import BadInput
 from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named, plain
+from chaoskit.errors import BadInput
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 

@@ -1,7 +1,7 @@
 """From where a rank takes the state that it lacks: members that are ahead, or sealed copies when no member has it.
 
-All ranks of a generation must take the same step. So a rank chooses only among sources of one step: the furthest members,
-else the newest copies. When all of these fail the control plane is told, and plans again with what is left.
+All ranks of a generation must take the same step. So a rank chooses only among sources of one step: the furthest
+members, else the newest copies. When all of these fail the control plane is told, and plans again with what is left.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from chaoskit.messages import Endpoint, Snapshot, SourceFailed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled
-from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.vocabulary import Event
 
 
