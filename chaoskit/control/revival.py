@@ -48,9 +48,13 @@ class Revival:
         self._since_s = self._bare_s = math.inf
         self._answered, self._snapshots = {}, []
 
+    def asks(self, node: str) -> bool:
+        """Whether ``node`` was asked and has not answered."""
+        return self._answered.get(node) is False
+
     def answer(self, node: str, snapshots: Collection[Snapshot]) -> None:
         """What a node can offer. Whoever was not asked is not heard."""
-        if self._answered.get(node) is False:
+        if self.asks(node):
             self._answered[node] = True
             self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
 
