@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chaoskit.checkpoint.arena import DATA_OFFSET
+from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
@@ -253,3 +254,25 @@ def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:
     watch = Descriptors()
     run(chaos, steps=40, spares=0, watch=watch)
     assert max(watch.counts) == 4, watch.counts
+
+
+# -- steps that were trained twice ---------------------------------------------------------------------------------
+
+
+def _commits(*lines: tuple[str, int, int]) -> list[Record]:
+    """``lines``: worker, step and generation of each commit."""
+    return [
+        Record(t_ns, worker, Event.COMMIT, {"step": step, "generation": generation, "loss": 1.0, "grad_sum": 1.0})
+        for t_ns, (worker, step, generation) in enumerate(lines)
+    ]
+
+
+def test_of_what_only_lost_ranks_had_committed_the_last_step_was_in_flight() -> None:
+    """Whoever begins with a copy that is older than that has lost steps."""
+    first = [("a", 0, 1), ("a", 1, 1), ("a", 2, 1)]
+    assert History(_commits(*first, ("b", 3, 2))).repeated_steps() == 0
+    assert History(_commits(*first, ("b", 2, 2), ("b", 3, 2))).repeated_steps() == 0
+    assert History(_commits(*first, ("b", 1, 2), ("b", 2, 2))).repeated_steps() == 1
+    assert History(_commits(*first, ("b", 0, 2), ("b", 1, 3), ("b", 2, 3))).repeated_steps() == 2
+    assert History(_commits(*first, ("b", 2, 2), ("b", 3, 2), ("c", 3, 3))).repeated_steps() == 0
+    assert History(_commits(*first, ("a", 2, 2))).repeated_steps() == 1
