@@ -29,6 +29,7 @@ from chaoskit.control.membership import Membership
 from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.control.repeats import Repeats
+from chaoskit.control.results import Results
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     Accuse,
@@ -88,6 +89,7 @@ class Coordinator:
         self._stalls = Repeats(limit=_STALLS_MAX)
         self._leases = Leases(spec.config.heartbeat_ms / 1000, spec.config.lease_beats)
         self._board = RendezvousBoard()
+        self._results = Results()
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._hosts: dict[str, str] = {}  # worker -> node
@@ -200,8 +202,9 @@ class Coordinator:
                 self._show(message)
                 self._advance(membership.JobFailed(error))
                 return
-            case WorkerDone(worker, step):
-                self._advance(membership.WorkerDone(worker, step))
+            case WorkerDone(worker, step, digest):
+                problem = self._results.note(worker, digest)
+                self._advance(membership.JobFailed(problem) if problem else membership.WorkerDone(worker, step))
             case Formed(worker, generation):
                 self._note_formed(worker, generation)
             case Healed(worker):
