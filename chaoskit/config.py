@@ -80,7 +80,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nonfinite: NonFinitePolicy = "skip"
     nonfinite_retries: int = 3
     hash_every: int = 1
-    state_hash_steps: int = 8
+    state_hash_steps: int = 16
     audit_every: int = 0
     max_failures: int = 32
     heartbeat_ms: int = 50
