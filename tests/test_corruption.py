@@ -141,6 +141,12 @@ def test_a_damaged_result_is_reduced_again(corrupted: Flipped, clean: Any, where
     assert_unharmed(outcome, clean(nodes))
 
 
+def test_a_damaged_result_of_the_last_step_is_taken_from_who_finished(corrupted: Flipped, clean: Any) -> None:
+    outcome = corrupted("received", at_step=STEPS - 1)
+    assert verdicts(outcome) == {(culprit(outcome), "transfer")}
+    assert_unharmed(outcome, clean(3))
+
+
 @pytest.mark.parametrize("where", ["received", "own segment"])
 def test_a_rank_that_damages_every_result_is_replaced(corrupted: Flipped, clean: Any, where: str) -> None:
     outcome = corrupted(where, sticky=True)
@@ -196,6 +202,13 @@ def test_an_auditor_that_computes_wrongly_is_convicted(corrupted: Flipped, clean
     assert_unharmed(outcome, clean(nodes))
 
 
+def test_without_a_spare_the_others_take_over_the_shards_of_the_convict(corrupted: Flipped, clean: Any) -> None:
+    outcome = corrupted("gradient", spares=0, at_step=audited(3), audit_every=1, sticky=True)
+    assert named(outcome) == {(culprit(outcome), "corrupt")}
+    assert min(point.world for point in outcome.steps) == 2
+    assert_unharmed(outcome, clean(3))
+
+
 def test_of_two_ranks_the_one_that_computes_differently_each_time_is_guilty(corrupted: Flipped, clean: Any) -> None:
     outcome = corrupted("noise", nodes=2, at_step=5, audit_every=1, sticky=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -243,7 +256,7 @@ class Announced(Fault):
 @pytest.mark.parametrize(
     ("where", "impact", "recoveries"),
     [
-        ("weight", "weights or optimizer state of rank 1 was corrupt (rank)", 1),
+        ("weight", "weights, buffers or optimizer state of rank 1 was corrupt (rank)", 1),
         ("received", "received gradient of rank 1 was corrupt (transfer)", 1),
         ("gradient", "gradient of shard 1 of rank 1 was corrupt (transient)", 0),
     ],

@@ -43,7 +43,7 @@ def examine(seals: Sequence[Seal]) -> Suspicion | None:
     states = [seal.state for seal in seals]
     if len(set(states)) > 1:
         guilty = outvoted(states) or _torn(seals)
-        return Suspicion("weights or optimizer state", guilty, guilty or ranks)
+        return Suspicion("weights, buffers or optimizer state", guilty, guilty or ranks)
     gradients = [seal.gradient for seal in seals]
     if len({word for word in gradients if word}) > 1:
         guilty = outvoted(gradients)
