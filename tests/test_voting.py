@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.runtime.voting import Seal, audit_at, blamed, examine, judge, outvoted, panel
+from chaoskit.runtime.voting import Seal, Suspicion, audit_at, blamed, examine, judge, outvoted, panel
 
 WORDS = st.integers(1, 2**62)
 WORLDS = st.integers(2, 9)
+STATE = "weights, buffers or optimizer state"
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
@@ -45,6 +46,22 @@ def test_a_tie_is_broken_only_by_who_contradicts_himself(world: int, data: st.Da
     assert suspicion is not None
     honest = {seal.state for seal in seals if not seal.torn}
     assert suspicion.ranks == (tuple(rank for rank in range(world) if torn[rank]) if len(honest) == 1 else ())
+
+
+@given(st.integers(4, 9), st.data())
+def test_copies_of_a_corrupt_state_do_not_outvote_those_who_have_their_own(world: int, data: st.DataObject) -> None:
+    """One state was corrupt; any number of newcomers copied it, and were found to agree with it."""
+    witnesses = data.draw(st.integers(3, world))
+    states = [data.draw(st.sampled_from([1, 2])) if rank >= witnesses else 1 + (rank == 0) for rank in range(world)]
+    suspicion = examine([Seal(state=state, heir=int(rank >= witnesses)) for rank, state in enumerate(states)])
+    assert suspicion is not None
+    assert suspicion.ranks == tuple(rank for rank, state in enumerate(states) if state == 2)
+
+
+def test_of_three_with_one_heir_nobody_guesses_but_a_lone_survivor_is_outvoted_by_its_copies() -> None:
+    heir = Seal(state=2, heir=1)
+    assert examine([Seal(state=1), Seal(state=2), heir]) == Suspicion(STATE, (), (0, 1, 2))
+    assert examine([Seal(state=1), heir, heir]) == Suspicion(STATE, (0,), (0,))
 
 
 @given(WORLDS, WORDS, WORDS)

@@ -29,6 +29,7 @@ class Integrity:
         self._replica, self._config = replica, config
         self._rest_step, self._rest = -1, 0  # buffers, before the first forward pass of the step
         self._after_step, self._after = -1, 0  # the slice of the step, right after the commit before it
+        self._heir_until = 0  # the step by which every slice of a copied state will have been compared
         self._gradient = 0
         self._shards: dict[int, int] = {}
         self._distrust: Counter[str] = Counter()
@@ -55,6 +56,7 @@ class Integrity:
 
     def adopted(self) -> None:
         """The state is a peer's now."""
+        self._heir_until = self._replica.step + self._config.state_hash_steps
         self._gradient, self._after_step = 0, -1
 
     def forget(self) -> None:
@@ -98,7 +100,8 @@ class Integrity:
             torn = int(self._after_step == self._replica.step and self._after != now)
             state = join(now, self._rest, self._replica.scalars_checksum())
         shard = self._shards.get(pair.shard, 0) if pair else 0
-        return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard)
+        heir = int(self._replica.step < self._heir_until)
+        return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard, heir)
 
     def _state_slice(self) -> int:
         parts = self._config.state_hash_steps

@@ -119,7 +119,7 @@ class ShardWork:
         return [sample for shard in shards for sample in self._samples[shard]]
 
     def sidecar(self, shards: Iterable[int], vote: int, seal: Seal) -> Tensor:
-        """Float64 of shape (V + 6,): losses of this rank's shards, newest generation it knows, the bits of its seal."""
+        """Float64 of shape (V + 7,): losses of this rank's shards, newest generation it knows, the bits of its seal."""
         sidecar = torch.zeros(self._config.shard_count + 1 + _SEAL_SIZE, dtype=torch.float64)
         for shard in shards:
             sidecar[shard] = float(self._losses[shard])

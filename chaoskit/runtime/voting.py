@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +17,8 @@ class Seal(NamedTuple):
         torn: 1 if its state is not what it was after the last commit.
         complaint: 1 + the rank from which it received corrupt data more than once (itself: from several).
         shard: checksum of its gradient of the shard that is audited in this step.
+        heir: 1 if it copied its state from a peer so lately that not every slice was compared since: it may have copied
+            what was corrupt already, so it is no second witness.
     """
 
     state: int = 0
@@ -24,6 +26,7 @@ class Seal(NamedTuple):
     torn: int = 0
     complaint: int = 0
     shard: int = 0
+    heir: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def examine(seals: Sequence[Seal]) -> Suspicion | None:
         return Suspicion("received data", guilty, guilty)
     states = [seal.state for seal in seals]
     if len(set(states)) > 1:
-        guilty = outvoted(states) or _torn(seals)
+        guilty = outvoted(states, [rank for rank in ranks if seals[rank].heir]) or _torn(seals)
         return Suspicion("weights, buffers or optimizer state", guilty, guilty or ranks)
     gradients = [seal.gradient for seal in seals]
     if len({word for word in gradients if word}) > 1:
@@ -51,9 +54,14 @@ def examine(seals: Sequence[Seal]) -> Suspicion | None:
     return None
 
 
-def outvoted(words: Sequence[int]) -> tuple[int, ...]:
-    """The ranks that contradict more than half of those who said something. Nobody without such a majority."""
-    cast = [word for word in words if word]
+def outvoted(words: Sequence[int], heirs: Collection[int] = ()) -> tuple[int, ...]:
+    """The ranks that contradict more than half of those who said something. Nobody without such a majority.
+
+    ``heirs`` are judged, but have no vote, where at least two others have one.
+    """
+    cast = [word for rank, word in enumerate(words) if word and rank not in heirs]
+    if len(cast) < 2:
+        cast = [word for word in words if word]
     word, count = Counter(cast).most_common(1)[0] if cast else (0, 0)
     if 2 * count <= len(cast):
         return ()
