@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from chaoskit.runtime.fingerprint import checksum
+from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.guard import AuditResult
 from chaoskit.runtime.voting import Pair, judge, panel
 

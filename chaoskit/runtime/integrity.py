@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chaoskit.config import RunConfig
 from chaoskit.messages import Plan
-from chaoskit.runtime.fingerprint import checksum, join, slice_checksum
+from chaoskit.runtime.checksums import checksum, join, slice_checksum
 from chaoskit.runtime.reduction import CorruptSegment
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.control.results import Results
-from chaoskit.runtime.fingerprint import checksum, join, slice_checksum
+from chaoskit.runtime.checksums import checksum, join, slice_checksum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]
 
