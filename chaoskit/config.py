@@ -52,6 +52,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
         nonfinite: what a batch does whose gradients are not finite on any rank.
         nonfinite_retries: attempts of policy ``retry`` before it stops.
+        hash_every: steps between checks that every rank received the same reduced gradient. 0: never.
+        state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
+            slice in each of them. 0: never.
+        audit_every: steps between two audits, in which a second rank computes a shard, and bits are compared. 0: never.
         max_failures: workers that may be lost before the run is given up.
         strikes_max: losses of workers within ``strike_window_s`` after which a node is given no more of them; 0: never.
         strike_window_s: how long such a loss counts.
@@ -79,6 +83,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     buckets: int = 1
     nonfinite: NonFinitePolicy = "skip"
     nonfinite_retries: int = 3
+    hash_every: int = 1
+    state_hash_steps: int = 16
+    audit_every: int = 0
     max_failures: int = 32
     strikes_max: int = 8
     strike_window_s: float = 60.0
@@ -113,6 +120,9 @@ def validate(config: RunConfig) -> None:
         ("shards", 0),
         ("buckets", 1),
         ("nonfinite_retries", 0),
+        ("hash_every", 0),
+        ("state_hash_steps", 0),
+        ("audit_every", 0),
         ("max_failures", 0),
         ("strikes_max", 0),
         ("strike_window_s", 0.001),

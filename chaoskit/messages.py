@@ -177,7 +177,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, nonfinite, node lost. ``detail`` is for people."""
+    """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
 
     worker: str
     node: str

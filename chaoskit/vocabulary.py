@@ -50,6 +50,7 @@ class Event(StrEnum):
     QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
     NONFINITE = "nonfinite"  # step, shards, owner
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
+    CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
     FINISHED = "finished"  # step, weights_digest, state_digest

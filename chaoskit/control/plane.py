@@ -22,6 +22,7 @@ from chaoskit.control.membership import AnyEvent, Membership
 from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import Client, RendezvousBoard, Reply
 from chaoskit.control.repeats import Repeats
+from chaoskit.control.results import Results
 from chaoskit.messages import (
     Accuse,
     AgentHello,
@@ -120,6 +121,7 @@ class ControlPlane:
         self._stalls = Repeats(limit=STALLS_MAX)
         self._leases = Leases(config.heartbeat_ms / 1000, config.lease_beats)
         self._board = RendezvousBoard()
+        self._results = Results()
         self._facts = Facts()  # for observers
         self._attached: set[str] = set()
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
@@ -266,8 +268,10 @@ class ControlPlane:
                 if not fatal or self._membership.outlives(worker):
                     return []  # the agent reports the loss
                 return shown + self._advance(membership.JobFailed(error), now_s)
-            case WorkerDone(worker, step):
-                return self._advance(membership.WorkerDone(worker, step), now_s) + shown
+            case WorkerDone(worker, step, digest):
+                problem = self._results.note(worker, digest)
+                event = membership.JobFailed(problem) if problem else membership.WorkerDone(worker, step)
+                return self._advance(event, now_s) + shown
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker):

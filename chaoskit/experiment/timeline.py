@@ -13,6 +13,7 @@ from chaoskit.journal import Record
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
 
 _OVERLAP_NS = 2_000_000_000
+_NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,21 @@ class Timeline:
         explained: dict[str, Incident] = {}
         alarms = []
         for record in self._records:
-            if record.event not in (Event.DETECTED, Event.NONFINITE) or record.t_ns > self._end_ns():
+            if record.event not in _NOTICES or record.t_ns > self._end_ns():
                 continue
-            worker = record["worker"]
-            strike = struck.get(worker)
-            if strike is None or strike.target is None or record.t_ns < strike.target.injected_ns:
-                if record.event == Event.DETECTED:
+            # corrupt data can be noticed by who receives it, and be the fault of who sent it
+            for worker in (record["worker"], *record.get("sources", ())):
+                strike = struck.get(worker)
+                if strike is None or strike.target is None or record.t_ns < strike.target.injected_ns:
+                    continue
+                explained.setdefault(worker, Incident(strike, record, strike.target.injected_ns))
+                break
+            else:
+                if record.event == Event.DETECTED or (
+                    record.event == Event.CORRUPT and not _is_open(record, explained)
+                ):
                     alarms.append(record)
-            elif worker not in explained:
-                explained[worker] = Incident(strike, record, strike.target.injected_ns)
-        return sorted(explained.values(), key=lambda incident: incident.injected_ns), alarms
+        return sorted(explained.values(), key=lambda incident: incident.injected_ns), _once(alarms)
 
     def _end_ns(self) -> int:
         ended = [record.t_ns for record in self._records if record.event == Event.JOB_ENDED]
@@ -58,10 +64,14 @@ class Timeline:
         record = incident.detected
         if record.event == Event.NONFINITE:
             return f"step {record['step']}: the contribution of rank {record['owner']} was found to be non-finite"
+        if record.event == Event.CORRUPT:
+            return f"step {record['step']}: {record['what']} of rank {record['rank']} was corrupt ({record['verdict']})"
         return f"rank {record['rank']} was given up: {record['cause']} ({record['detail']})"
 
     def recovery(self, incident: Incident) -> Recovery | None:
         """The recovery from one incident; None if no step was committed after it."""
+        if incident.detected.get("verdict") == "transient":
+            return None  # nobody was replaced: the step was computed again
         regroup = self._first(Event.PLAN, incident.detected.t_ns, lambda record: record["abort"])
         if regroup is None:
             return None
@@ -183,6 +193,20 @@ class Timeline:
             if record.t_ns >= regroup_ns and len(ready) >= self._config.spares:
                 return record.t_ns
         return None
+
+
+def _is_open(record: Record, explained: dict[str, Incident]) -> bool:
+    """Whether ``record`` accuses nobody: two contradict each other, and one of them was struck."""
+    return record["verdict"] == "undecided" and bool(explained)
+
+
+def _once(alarms: list[Record]) -> list[Record]:
+    """Every rank writes down what all of them found: one alarm for each suspect and step."""
+    first: dict[object, Record] = {}
+    for alarm in alarms:
+        step = alarm["step"] if alarm.event == Event.CORRUPT else id(alarm)
+        first.setdefault((alarm["worker"], step), alarm)
+    return list(first.values())
 
 
 def _restore_bound(restored: list[Record]) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -88,6 +89,17 @@ class Replica:
         """Every tensor of the state, under a path that is the same on all ranks."""
         yield from self._model_tensors()
         yield from self._optimizer_tensors()
+
+    def committed_tensors(self) -> Iterator[Tensor]:
+        """What only a commit changes: parameters, frozen ones too, and the optimizer's tensors; not buffers."""
+        for parameter in self.model.parameters():
+            yield parameter.data
+        for _, tensor in self._optimizer_tensors():
+            yield tensor
+
+    def scalars_checksum(self) -> int:
+        """Of learning rates, the scheduler's and the optimizer's numbers."""
+        return zlib.crc32(self._scalars())
 
     def _scalars(self) -> bytes:
         groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]

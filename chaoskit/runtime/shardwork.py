@@ -15,6 +15,9 @@ from chaoskit.runtime.overlap import Overlap
 from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sampling import Sampler
+from chaoskit.runtime.voting import Seal
+
+_SEAL_SIZE = len(Seal._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class ShardWork:
         self._parameters, self._config = replica.parameters, config
         layout = FlatLayout.of(replica.parameters, config.buckets)
         self._local = LocalGradients(layout, config.shard_count)
-        self.reducer = make_reducer(config.reduction, self._local, sidecar_size=config.shard_count + 1)
+        self.reducer = make_reducer(config.reduction, self._local, sidecar_size=config.shard_count + 1 + _SEAL_SIZE)
         overlaps = config.buckets > 1
         self.overlap = Overlap(replica.parameters, self._local, self.reducer) if overlaps else None
         self._overlapping = False
@@ -115,16 +118,26 @@ class ShardWork:
         """Samples of computed shards, one shard after the other."""
         return [sample for shard in shards for sample in self._samples[shard]]
 
-    def sidecar(self, shards: Iterable[int], vote: int) -> Tensor:
-        """Float64 of shape (V + 1,): the losses of this rank's shards, and the newest generation it knows."""
-        sidecar = torch.zeros(self._config.shard_count + 1, dtype=torch.float64)
+    def sidecar(self, shards: Iterable[int], vote: int, seal: Seal) -> Tensor:
+        """Float64 of shape (V + 7,): losses of this rank's shards, newest generation it knows, the bits of its seal."""
+        sidecar = torch.zeros(self._config.shard_count + 1 + _SEAL_SIZE, dtype=torch.float64)
         for shard in shards:
             sidecar[shard] = float(self._losses[shard])
-        sidecar[-1] = vote
+        sidecar[self._config.shard_count] = vote
+        sidecar.view(torch.int64)[-_SEAL_SIZE:] = torch.tensor(seal, dtype=torch.int64)
         return sidecar
 
-    def reduce(self, sidecar: Tensor) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost; the contribution is kept."""
+    def lowest_vote(self, sidecars: Tensor) -> int:
+        """The newest generation that every rank knows."""
+        return int(sidecars[:, self._config.shard_count].min())
+
+    def seals(self, sidecars: Tensor) -> list[Seal]:
+        """Of all ranks."""
+        return [Seal(*words) for words in sidecars.view(torch.int64)[:, -_SEAL_SIZE:].tolist()]
+
+    def reduce(self, sidecar: Tensor, *, verify: bool = True) -> Reduced:
+        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept."""
+        self.reducer.verify = verify
         if self.overlap is not None:
             self.overlap.check()
         return self.reducer.reduce(sidecar)

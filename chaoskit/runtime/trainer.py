@@ -23,9 +23,11 @@ from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
-from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
+from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
+from chaoskit.runtime.inquiry import Inquiry
+from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
-from chaoskit.runtime.reduction import Reduced
+from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
@@ -68,8 +70,6 @@ class Trainer:
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
-        self._audit: Audit | None = None
-        self._audits = 0  # opened in this formation, by all of its members
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -117,6 +117,8 @@ class Trainer:
         self._clip_norm = clip_norm
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
+        self._integrity = Integrity(self._replica, self.config)
+        self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -147,7 +149,8 @@ class Trainer:
         return self._formation.me.shards
 
     def _missing(self) -> list[int]:
-        return self._work.missing(self._mine())
+        assert self._formation is not None
+        return [*self._integrity.duty(self._formation.plan, self.rank), *self._work.missing(self._mine())]
 
     def _wanted(self) -> list[int]:
         """Shards that the user's block must compute now."""
@@ -155,14 +158,14 @@ class Trainer:
             return [0]
         if self._void:
             return []
-        if self._audit is not None:
-            return self._audit.shards_for(self.rank)
+        if self._inquiry.round is not None:
+            return self._inquiry.round.shards_for(self.rank)
         return self._missing()
 
     @property
     def _counts(self) -> bool:
-        """Whether the user's block computes for the step, not for a rehearsal or an audit."""
-        return self._rehearsed and self._audit is None
+        """Whether the user's block computes for the step, not for a rehearsal or an inquiry."""
+        return self._rehearsed and self._inquiry.round is None
 
     def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
         sampler, work = self._work.sampler(len(dataset), batch_size), self._work
@@ -171,12 +174,15 @@ class Trainer:
             self._enter_phase(Phase.FORWARD)
             samples = sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
-            work.begin(index, overlap=self._counts, launch=index == wanted[-1] and self._join_early())
+            owed = self._counts and index in self._mine()  # else it is computed to be compared
+            work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
             yield Shard(index, samples, fetch(dataset, samples, self.device))
             work.require_loss(index)
-            if self._audit is not None:
-                self._audit.record(index, work.gradients)
-            elif self._rehearsed:
+            if self._inquiry.round is not None:
+                self._inquiry.round.record(index, work.gradients)
+            elif self._counts:
+                self._integrity.note(index, work.gradients)
+            if owed:
                 work.keep(index, samples)
 
     def _enter_phase(self, phase: Phase) -> None:
@@ -196,6 +202,7 @@ class Trainer:
         step = self.step
         if self._rehearsed:
             self._settle()
+            self._integrity.begin()
         self._void = self.step != step
         self._worker.board.enter(Phase.FORWARD)
 
@@ -223,7 +230,8 @@ class Trainer:
 
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""
-        self._formation, self._audit, self._audits, self._joined = formation, None, 0, False
+        self._formation, self._joined = formation, False
+        self._inquiry.enter()
         self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
         self.replica.stand_in(generation)
@@ -251,15 +259,17 @@ class Trainer:
                     replica.step = -1
                     if source.snapshot is not None:
                         raise Corrupt("its weights are not finite")
-                    self._guard.accuse(formation.plan, (source.rank,), worker.name, pulled.step, worker.send)
+                    accuse(formation.plan, (source.rank,), worker.name, pulled.step, worker.send)
                     raise PeerLost(f"the weights of rank {source.rank} are not finite")
                 return pulled
             finally:
                 worker.regrouper.step = replica.step
+                self._integrity.adopted()
 
     def _forget_step(self) -> None:
         self._work.forget()
-        self._audit = None
+        self._integrity.forget()
+        self._inquiry.round = None
 
     # -- finish -------------------------------------------------------------------------------------------------
 
@@ -273,8 +283,8 @@ class Trainer:
             return
         formation = self._formation
         assert formation is not None
-        if self._audit is not None:
-            self._conclude_audit(formation, self._audit)
+        if self._inquiry.round is not None:
+            self._conclude(formation)
             return
         if missing := self._missing():
             raise BadInput(
@@ -296,19 +306,27 @@ class Trainer:
         self._announce_contribution(formation)
         try:
             self._join(formation, worker.regrouper.group(formation))
-            reduced = self._work.reduce(self._work.sidecar(self._mine(), worker.regrouper.vote))
+            seal = self._integrity.seal(formation.plan, self.rank)
+            sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
+            reduced = self._work.reduce(sidecar, verify=self._integrity.verify)
         except (GenerationSuperseded, RuntimeError) as error:
+            if isinstance(error, CorruptSegment):
+                self._inquiry.received(formation, error, self._work.seals(error.sidecars))
             self._leave(formation, error)
             return False
         if not reduced.finite:
-            self._open_audit(formation, reduced)
+            self._inquiry.open_audit(formation, reduced)
             return True
+        if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
+            if self._inquiry.round is None:
+                worker.regrouper.wait_newer(formation)
+            return self._inquiry.round is not None
         try:
             self._commit(formation, reduced)
         except GenerationSuperseded as error:
             self._leave(formation, error)
             return False
-        worker.regrouper.move_on(min(int(sidecar[-1]) for sidecar in reduced.sidecars))
+        worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
         worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
         return True
 
@@ -369,6 +387,7 @@ class Trainer:
         worker.board.progress(replica.step, loss)
         worker.board.announce(replica.step)
         self._forget_step()
+        self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
         worker.board.enter(Phase.OUTSIDE)
 
     def _apply(self, gradients: list[Tensor], write_down: Callable[[], None]) -> None:
@@ -415,50 +434,23 @@ class Trainer:
         worker.ready(worker.share(replica))
         worker.board.enter(Phase.REGROUP)
 
-    # -- non-finite gradients -----------------------------------------------------------------------------------
+    # -- numbers that are not finite, or corrupt ----------------------------------------------------------------
 
-    def _open_audit(self, formation: Formation, reduced: Reduced) -> None:
-        """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
-        worker = self._worker
-        self._audit = Audit.open(reduced, formation.plan)
-        self._audits += 1
-        for owner, shards in self._audit.guilty.items():
-            worker.journal.write(
-                Event.NONFINITE,
-                step=self.step,
-                generation=formation.plan.generation,
-                owner=owner,
-                worker=formation.plan.members[owner].worker,
-                shards=shards,
-            )
-
-    def _conclude_audit(self, formation: Formation, audit: Audit) -> None:
-        """Share what the auditors found, and act on it."""
+    def _conclude(self, formation: Formation) -> None:
+        """Share what was found in a round of the inquiry, and act on it."""
         self._worker.board.enter(Phase.REDUCE)
-        self._audit = None
         try:
-            result = audit.conclude(self._share_findings(formation, audit))
-            self._act_on(formation, result)
+            self._act_on(formation, self._inquiry.share(formation))
         except (GenerationSuperseded, ConnectionError) as error:
             self._leave(formation, error)
 
-    def _share_findings(self, formation: Formation, audit: Audit) -> tuple[bytes, ...]:
-        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
-        finding = audit.finding(self.replica.is_finite(), self._guard.attempts_at(self.step))
-        return formation.rendezvous.exchange(formation.plan.generation, f"audit-{self._audits}", self.rank, finding)
-
     def _act_on(self, formation: Formation, result: AuditResult) -> None:
-        self._worker.journal.write(
-            Event.ATTRIBUTED,
-            step=self.step,
-            generation=formation.plan.generation,
-            verdict=result.verdict,
-            ranks=result.ranks,
-            shards=result.shards,
-        )
         if result.verdict == "rank":
-            self._guard.accuse(formation.plan, result.ranks, self._worker.name, self.step, self._worker.send)
+            self._inquiry.accuse(formation, result.ranks, result.cause)
             self._worker.regrouper.wait_newer(formation)
+        elif result.cause == "corrupt":
+            self._inquiry.repeat(formation, result)
+            self._forget_step()
         elif self._guard.gives_up(self.step, result):
             self._skip(formation, result)
         else:
