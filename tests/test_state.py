@@ -133,8 +133,8 @@ def train(replica: Replica, steps: int) -> None:
     for _ in range(steps):
         backward(replica.model, replica.step)
         with replica.update():
-            advance(replica.model, replica.optimizer, replica.scheduler)
-        replica.optimizer.zero_grad()
+            advance(replica.model, replica.optimizers[0], next(iter(replica.schedulers), None))
+        replica.optimizers[0].zero_grad()
 
 
 def train_bare(objects: Objects, steps: range) -> None:
@@ -172,7 +172,7 @@ def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, 
 
 def everything_of(replica: Replica) -> dict[str, Any]:
     assert isinstance(replica.model, Small)
-    return everything(replica.model, replica.optimizer, replica.scheduler) | {"step": replica.step}
+    return everything(replica.model, replica.optimizers[0], next(iter(replica.schedulers), None)) | {"step": replica.step}
 
 
 def in_arena(replica: Replica) -> bool:
@@ -228,7 +228,7 @@ def test_readers_are_told_while_the_optimizer_writes() -> None:
         backward(replica.model, step)
         with replica.update():
             assert replica.sequence % 2 == 1
-            replica.optimizer.step()
+            replica.optimizers[0].step()
             seen.append(replica.sequence)
         seen.append(replica.sequence)
     assert [number % 2 for number in seen] == [0, 1, 0, 1, 0, 1, 0]
@@ -239,9 +239,9 @@ def test_state_that_the_user_drops_is_not_shown_any_more() -> None:
     """Momentum that is cleared, once and for all, is in no later copy."""
     replica = Replica(*build("SGD, momentum"))
     train(replica, 2)
-    for group in replica.optimizer.param_groups:
+    for group in replica.optimizers[0].param_groups:
         group.update(momentum=0, nesterov=False)
-    replica.optimizer.state.clear()
+    replica.optimizers[0].state.clear()
     train(replica, 1)
     assert replica.arena is not None
     slots = decode_index(replica.arena.index_bytes(), replica.arena.size_bytes)
@@ -301,7 +301,7 @@ def test_digests_see_every_bit_and_every_name() -> None:
             assert replica.weights_digest() != weights
             flat[0] = kept
         assert replica.weights_digest() == weights
-        moment = replica.optimizer.state[model.scale]["exp_avg"]
+        moment = replica.optimizers[0].state[model.scale]["exp_avg"]
         moment.neg_()
         assert replica.state_digest() != state
         assert replica.weights_digest() == weights
@@ -466,7 +466,7 @@ def _serve(connection: socket.socket, optimizer: str, options: dict[str, Any]) -
     file = connection.makefile("rb")
 
     def describe() -> list[Any]:
-        return [replica.step, replica.state_digest(), rates(replica.optimizer)]
+        return [replica.step, replica.state_digest(), rates(replica.optimizers[0])]
 
     def pull_from(value: list[Any]) -> list[Any]:
         pull(replica, Endpoint(*value), TOKEN, "auto")
@@ -516,7 +516,7 @@ def start() -> Iterator[Start]:
 
 
 def describe(replica: Replica) -> list[Any]:
-    return [replica.step, replica.state_digest(), rates(replica.optimizer)]
+    return [replica.step, replica.state_digest(), rates(replica.optimizers[0])]
 
 
 ways = pytest.mark.parametrize(("transport", "way"), [("auto", "shared memory"), ("tcp", "tcp")])
@@ -783,7 +783,7 @@ def test_an_optimizer_of_more_parameters_is_refused() -> None:
     donor = Replica(model, AdamW(model.parameters()), None)
     model(torch.ones(4)).sum().backward()
     with donor.update():
-        donor.optimizer.step()
+        donor.optimizers[0].step()
     assert donor.arena is not None
     partial = nn.Linear(4, 4)
     replica = Replica(partial, AdamW([partial.weight]), None)

@@ -12,7 +12,7 @@ the gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,16 +94,16 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         clip_norm: float | None = None,
     ) -> None:
         """Name what is trained. To be called once, before the first transaction.
 
         Args:
             model: the same on every rank; build it from ``trainer.seed``.
-            optimizer: over the model's parameters.
-            scheduler: stepped once a committed step.
+            optimizer: over the model's parameters. One, or several that take their steps in this order.
+            scheduler: stepped once a committed step. One, or several.
             clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
 
         Raises:
@@ -171,9 +171,9 @@ class Trainer:
             seed_everything(self.seed, self.step, index)
             work.begin(index, overlap=self._counts, launch=index == wanted[-1] and self._join_early())
             yield Shard(index, samples, fetch(dataset, samples, self.device))
-            work.require_loss(index)
+            work.end(index)
             if self._audit is not None:
-                self._audit.record(index, work.gradients)
+                self._audit.record(index, work.contribution)
             elif self._rehearsed:
                 work.keep(index, samples)
 
@@ -367,7 +367,7 @@ class Trainer:
         worker.board.enter(Phase.OPTIMIZER)
         worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
         with worker.regrouper.advance(formation):
-            self._apply(reduced.gradients)
+            self._apply(reduced)
             worker.regrouper.step = replica.step
         loss = self._loss(formation, reduced)
         worker.board.progress(replica.step, loss)
@@ -383,16 +383,16 @@ class Trainer:
         self._forget_step()
         worker.board.enter(Phase.OUTSIDE)
 
-    def _apply(self, gradients: list[Tensor]) -> None:
+    def _apply(self, reduced: Reduced) -> None:
         replica = self.replica
+        gradients, moved = self._work.update_of(reduced)
         for parameter, gradient in zip(replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
         with replica.update():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
+            replica.buffers.commit(moved.differences, moved.integers)
         for parameter in replica.parameters:
             parameter.grad = None
 
@@ -415,9 +415,7 @@ class Trainer:
         replica, worker = self.replica, self._worker
         self._work.require_loss(0)
         with replica.undone_afterwards():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
         for parameter in replica.parameters:
             parameter.grad = None
         self._rehearsed = True

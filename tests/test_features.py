@@ -1,0 +1,32 @@
+"""What people train with: each feature gives the same bits when the world shrinks and grows, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.pytest_plugin import Chaos
+from faults import Kill
+
+JOBS = "jobs/features.py"
+RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "steps": 24, "deadline_s": 60.0}
+
+
+def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
+    """3 ranks, then 2, then 3: every loss and every weight must be that of the unbroken run."""
+    outcome = chaos.run(f"{JOBS}:{job}", faults=[Kill(rank=1, at_step=6, phase="backward")], **RUN | plan)
+    outcome.assert_same_losses_as_twin()
+    worlds = [point.world for point in outcome.steps]
+    assert min(worlds) == 2
+    assert worlds[-1] == 3, "the replacement came too late to show that it holds the same state"
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["batchnorm", "autocast", "half", "accumulation", "tied", "frozen", "experts", "optimizers"],
+)
+def test_a_feature_survives_a_resize(chaos: Chaos, job: str) -> None:
+    resized(chaos, job)
