@@ -30,3 +30,8 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
 )
 def test_a_feature_survives_a_resize(chaos: Chaos, job: str) -> None:
     resized(chaos, job)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_compiled_model_survives_a_resize(chaos: Chaos, backend: str) -> None:
+    resized(chaos, "compiled", options={"backend": backend})

@@ -19,12 +19,20 @@ BATCH = 16
 Loss = Callable[[Any], Tensor]
 
 
-def _loop(trainer: Any, steps: int, loss: Loss, *, before: Callable[[], None] = lambda: None, parts: int = 1) -> None:
+def _loop(
+    trainer: Any,
+    steps: int,
+    loss: Loss,
+    *,
+    before: Callable[[], None] = lambda: None,
+    parts: int = 1,
+    patience_s: float = 0.03,
+) -> None:
     """``before`` runs between the transactions; ``parts``: backward passes a shard."""
     while trainer.step < steps:
         before()
         if trainer.world < trainer.config.nodes:
-            time.sleep(0.03)  # the replacement needs a moment: growth shall not come after the last step
+            time.sleep(patience_s)  # the replacement needs a moment: growth shall not come after the last step
         with trainer.transaction() as step:
             for shard in step.shards(PAIRS, batch_size=BATCH):
                 images, labels = shard.batch
@@ -237,4 +245,4 @@ def compiled(trainer: Any, *, steps: int, backend: str) -> None:
                 fast(IMAGES)
                 fast.train()
 
-    _loop(trainer, steps, _cross_entropy(fast), before=evaluate)
+    _loop(trainer, steps, _cross_entropy(fast), before=evaluate, patience_s=0.5)
