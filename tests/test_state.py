@@ -20,8 +20,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from chaoskit import messages
 from chaoskit.errors import BadInput, ChaoskitError
@@ -321,11 +321,15 @@ def refused(field: str, remedy: str, *objects: Any) -> None:
 
 
 def test_models_that_cannot_be_elastic_are_refused() -> None:
-    """BatchNorm's running statistics depend on who saw which sample; a model must have something to train."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    refused("model", "use GroupNorm", model, SGD(model.parameters(), 0.1), None)
-    batchwise = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
-    assert Replica(batchwise, SGD(batchwise.parameters(), 0.1), None).step == 0
+    """SyncBatchNorm's statistics depend on the world; a model must have something to train, of a known shape."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    refused("model", "use BatchNorm", model, SGD(model.parameters(), 0.1), None)
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
+    refused("model", "run one batch through the model first", lazy, SGD(lazy[0].parameters(), 0.1), None)
+    complex_one = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    refused("model", "real floating-point type", complex_one, SGD(complex_one.parameters(), 0.1), None)
+    wrapped = nn.DataParallel(nn.Linear(4, 4))
+    refused("model", "register the model itself", wrapped, SGD(wrapped.parameters(), 0.1), None)
     still = nn.Linear(4, 4).requires_grad_(False)
     refused("model", "at least one trainable parameter", still, SGD(still.parameters(), 0.1), None)
 
@@ -337,6 +341,42 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         "optimizer", "from the parameters of the registered model", model, AdamW(nn.Linear(4, 4).parameters()), None
     )
     assert Replica(model, AdamW(model.parameters()), None).step == 0
+    more = [*model.parameters(), nn.Parameter(torch.zeros(3))]
+    refused("optimizer", "one module that holds all", model, SGD(more, 0.1), None)
+    refused("optimizer", "needs no closure", model, LBFGS(model.parameters()), None)
+
+
+def test_schedulers_that_need_more_than_a_step_are_refused() -> None:
+    """A metric differs by rank; a learning rate in a tensor is restored as a number, and computes other last bits."""
+    model = nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), 0.1)
+    refused("scheduler", "a schedule over steps", model, optimizer, ReduceLROnPlateau(optimizer))
+    tensor_rate = AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False)
+    refused("scheduler", "lr=0.01", model, tensor_rate, LambdaLR(tensor_rate, lambda step: 1.0))
+
+
+def test_a_step_of_the_optimizer_outside_a_commit_is_refused() -> None:
+    """A line left over from the script as it was would change the weights of one rank."""
+    model = nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), 0.1)
+    replica = Replica(model, optimizer, None)
+    before = replica.weights_digest()
+    model(torch.ones(4)).sum().backward()
+    with pytest.raises(BadInput, match=r"delete optimizer.step\(\) and any GradScaler"):
+        optimizer.step()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4)).sum()).backward()
+    with pytest.raises(BadInput, match="GradScaler"):
+        scaler.step(optimizer)
+    assert replica.weights_digest() == before
+
+
+def test_a_saved_tensor_does_not_bring_the_arena_along(tmp_path: Path) -> None:
+    """``torch.save`` writes the whole storage behind a view."""
+    model = nn.Linear(4, 4)
+    Replica(model, SGD(model.parameters(), 0.1), None)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_size < 10_000
 
 
 def test_state_that_is_no_tensor_or_number_is_refused() -> None:

@@ -61,7 +61,7 @@ def require_optimizers(optimizers: Sequence[Any], model: nn.Module) -> None:
 
 
 def require_schedulers(schedulers: Sequence[Any]) -> None:
-    """Refuse a scheduler that wants to be told a metric.
+    """Refuse a scheduler that wants to be told a metric, or that computes in tensors.
 
     Raises:
         BadInput: naming the scheduler, and the remedy.
@@ -70,6 +70,10 @@ def require_schedulers(schedulers: Sequence[Any]) -> None:
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             remedy = "use a schedule over steps: a metric must be the same on every rank and for every late joiner"
             raise BadInput("scheduler", type(scheduler).__name__, remedy)
+        for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()):
+            if isinstance(group["lr"], Tensor):
+                remedy = f"use lr={float(group['lr']):g}, a number: restored schedules compute other last bits in a tensor"
+                raise BadInput("scheduler", type(scheduler).__name__, remedy)
 
 
 def require_dense(name: str, gradient: Tensor | None) -> None:
