@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed, Member
+from chaoskit.runtime.compiling import declare_compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
@@ -115,6 +116,7 @@ class Trainer:
         self._clip_norm = clip_norm
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
+        declare_compilations(self._worker.board)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""

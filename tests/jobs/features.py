@@ -231,6 +231,27 @@ def optimizers(trainer: Any, *, steps: int) -> None:
     _loop(trainer, steps, _cross_entropy(model))
 
 
+def compiling_late(trainer: Any, *, steps: int) -> None:
+    """Rank 1 compiles again in the middle of a step, for far longer than a step takes."""
+    torch.manual_seed(trainer.seed)
+    model = _network()
+
+    def slowly(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        time.sleep(2.0 if trainer.took_part else 0.0)
+        return graph.forward
+
+    fast = torch.compile(model, backend=slowly, dynamic=False)
+    trainer.register(model=model, optimizer=_sgd(model))
+
+    def loss(batch: Any) -> Tensor:
+        if trainer.took_part and trainer.step >= 12 and trainer.rank == 1:
+            with torch.no_grad():
+                fast(batch[0][:1])  # of a shape that was not compiled for
+        return F.cross_entropy(fast(batch[0]), batch[1])
+
+    _loop(trainer, steps, loss)
+
+
 def compiled(trainer: Any, *, steps: int, backend: str) -> None:
     torch.manual_seed(trainer.seed)
     model = _network(norm=True)
