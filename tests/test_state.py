@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -172,7 +173,8 @@ def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, 
 
 def everything_of(replica: Replica) -> dict[str, Any]:
     assert isinstance(replica.model, Small)
-    return everything(replica.model, replica.optimizers[0], next(iter(replica.schedulers), None)) | {"step": replica.step}
+    scheduler = next(iter(replica.schedulers), None)
+    return everything(replica.model, replica.optimizers[0], scheduler) | {"step": replica.step}
 
 
 def in_arena(replica: Replica) -> bool:

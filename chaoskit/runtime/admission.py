@@ -72,7 +72,7 @@ def require_schedulers(schedulers: Sequence[Any]) -> None:
             raise BadInput("scheduler", type(scheduler).__name__, remedy)
         for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()):
             if isinstance(group["lr"], Tensor):
-                remedy = f"use lr={float(group['lr']):g}, a number: restored schedules compute other last bits in a tensor"
+                remedy = f"use lr={float(group['lr']):g}, a number: schedules are restored as numbers"
                 raise BadInput("scheduler", type(scheduler).__name__, remedy)
 
 

@@ -136,13 +136,12 @@ class MovingBuffers:
                     "let the first forward pass change every buffer that later ones change: it shows what must be "
                     "agreed on",
                 )
-        differences, integers = [], []
+        differences = []
         for place in self._floating:
             after, sum_type = _same_kind(place).detach(), _sum_type(place.tensor)
             difference = torch.sub(after.to(sum_type), self.committed[place.name].to(sum_type))
             differences.append(difference.div_(shard_count))
-        for place in self._integral:
-            integers.append(_same_kind(place).detach().clone())
+        integers = [_same_kind(place).detach().clone() for place in self._integral]
         self.reset()
         return Moved(differences, integers)
 

@@ -1,4 +1,4 @@
-"""Model, optimizers and schedulers of one rank, seen as one piece of state that can be shared, compared and replaced."""
+"""Model, optimizers and schedulers of one rank: one piece of state that can be shared, compared and replaced."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Replica:
     def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """A script's own ``optimizer.step()``, or that of a GradScaler, would change the weights of one rank."""
         if not self._updating:
-            remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the registered optimizers"
+            remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the optimizers"
             raise BadInput("optimizer", type(optimizer).__name__, remedy)
 
     def advance(self) -> None:
@@ -96,7 +96,9 @@ class Replica:
 
     def _owned(self) -> list[tuple[torch.optim.Optimizer, Tensor]]:
         """Every parameter with its optimizer; numbered through all optimizers."""
-        return [(one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]]
+        return [
+            (one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]
+        ]
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -145,7 +145,7 @@ class ShardWork:
             return
         for (name, _), now, registered in zip(self._all, flags, self._trainable, strict=True):
             if now and not registered:
-                remedy = "register the model before you freeze what is trained later: no place was kept for its gradient"
+                remedy = "register the model before you freeze what is trained later: its gradient has no place"
                 raise BadInput("requires_grad", name, remedy)
         self._flags_seen, self._frozen = flags, digest(bytes(flags))
 
