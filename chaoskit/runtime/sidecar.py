@@ -2,7 +2,8 @@
 
     losses (V, by shard) | frozen | integers | presence ... | vote
 
-``frozen`` and ``integers`` are digests that must be the same on every rank. ``presence`` has one bit a parameter: set if one of this rank's shards gave it a gradient. Pure: knows no ranks, no reduction.
+``frozen`` and ``integers`` are digests that must be the same on every rank. ``presence`` has one bit a parameter:
+set if one of this rank's shards gave it a gradient. Pure: knows no ranks, no reduction.
 """
 
 from __future__ import annotations
