@@ -32,6 +32,15 @@ def test_a_feature_survives_a_resize(chaos: Chaos, job: str) -> None:
     resized(chaos, job)
 
 
+@pytest.mark.parametrize(
+    "plan", [{"buckets": 3, "transport": "tcp"}, {"reduction": "fast"}], ids=["overlapped, over TCP", "fast"]
+)
+def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> None:
+    """While the backward pass runs, from a peer elsewhere, and by plain all-reduce, which promises no bits."""
+    outcome = chaos.run(f"{JOBS}:batchnorm", faults=[Kill(rank=2, at_step=6, phase="optimizer")], **RUN | plan)
+    assert outcome.lost_steps == 0
+
+
 def test_a_compiled_model_survives_a_resize(chaos: Chaos) -> None:
     """``aot_eager`` traces forward and backward as ``inductor`` does, without the half minute of a C++ compiler."""
     resized(chaos, "compiled", options={"backend": "aot_eager"})

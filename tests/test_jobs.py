@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from chaoskit.config import JobSpec
+from chaoskit.config import JobSpec, resolve_job
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.jobs import digits as digits_file
@@ -102,7 +102,7 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_bad_options_are_refused(job: str, options: dict[str, Any], field: str) -> None:
-    train = load_job(JobSpec("", module=f"chaoskit.fixtures.jobs.{job}"))
+    train = load_job(resolve_job(job, options))
     with pytest.raises(BadInput) as caught:
         train(None, **options)
     assert caught.value.field == field

@@ -32,7 +32,8 @@ def _loop(
     while trainer.step < steps:
         before()
         if trainer.world < trainer.config.nodes:
-            time.sleep(patience_s)  # the replacement needs a moment: growth shall not come after the last step
+            # the replacement needs a moment, on a busy machine a long one: growth shall not come after the last step
+            time.sleep(patience_s if trainer.step < steps - 4 else max(patience_s, 1.5))
         with trainer.transaction() as step:
             for shard in step.shards(PAIRS, batch_size=BATCH):
                 images, labels = shard.batch
