@@ -169,8 +169,14 @@ class Arena(ArenaView):
         return 0 <= offset < self.capacity_bytes or not tensor.numel()
 
     def tensor(self, slot: Slot) -> Tensor:
-        """The arena's memory at ``slot`` as a tensor."""
-        piece = self._tensor[slot.offset : slot.offset + slot.size_bytes]
+        """The arena's memory at ``slot`` as a tensor.
+
+        It has a storage of its own: ``torch.save`` writes whole storages, and compilers distrust inputs that share one.
+        """
+        if not slot.size_bytes:
+            return torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
+        offset = DATA_OFFSET + slot.offset
+        piece = torch.frombuffer(self.map, dtype=torch.uint8, count=slot.size_bytes, offset=offset)
         return piece.view(dtype_named(slot.dtype)).view(slot.shape)
 
     def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:

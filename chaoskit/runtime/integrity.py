@@ -21,13 +21,11 @@ _MEMORY_STEPS = 100  # after as many clean steps it is forgotten
 class Integrity:
     """Keeps the checksums of a step, and remembers corrupt transfers.
 
-    Only what a commit alone changes may be compared in the middle of a step: parameters, the optimizer's tensors and
-    the numbers beside them. Buffers, which a forward pass may change, are read before it.
+    Only a commit changes the state, buffers included: it can be compared in the middle of a step.
     """
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._replica, self._config = replica, config
-        self._rest_step, self._rest = -1, 0  # buffers, before the first forward pass of the step
         self._after_step, self._after = -1, 0  # the slice of the step, right after the commit before it
         self._heir_until = 0  # the step by which every slice of a copied state will have been compared
         self._gradient = 0
@@ -36,13 +34,6 @@ class Integrity:
         self._distrust_step = 0
 
     # -- what changes -------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """A step is about to be computed, for the first time or again."""
-        step, parts = self._replica.step, self._config.state_hash_steps
-        if parts and step != self._rest_step:
-            buffers = [buffer for _, buffer in self._replica.model.named_buffers()]
-            self._rest_step, self._rest = step, slice_checksum(buffers, step % parts, parts)
 
     def committed(self, grad_sum: int, world: int) -> None:
         """A step was committed. Two ranks have no majority: each remembers what it had, to convict itself."""
@@ -98,14 +89,15 @@ class Integrity:
         if self._config.state_hash_steps:
             now = self._state_slice()
             torn = int(self._after_step == self._replica.step and self._after != now)
-            state = join(now, self._rest, self._replica.scalars_checksum())
+            state = join(now, self._replica.scalars_checksum())
         shard = self._shards.get(pair.shard, 0) if pair else 0
         heir = int(self._replica.step < self._heir_until)
         return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard, heir)
 
     def _state_slice(self) -> int:
         parts = self._config.state_hash_steps
-        return slice_checksum(self._replica.committed_tensors(), self._replica.step % parts, parts)
+        tensors = (tensor for _, tensor in self._replica.tensors())
+        return slice_checksum(tensors, self._replica.step % parts, parts)
 
     def _complaint(self, plan: Plan, rank: int) -> int:
         bad = [member.rank for member in plan.members if self._distrust[member.worker] >= _PATIENCE]

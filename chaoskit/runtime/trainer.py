@@ -12,7 +12,7 @@ the gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.compiling import declare_compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
@@ -96,16 +97,16 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         clip_norm: float | None = None,
     ) -> None:
         """Name what is trained. To be called once, before the first transaction.
 
         Args:
             model: the same on every rank; build it from ``trainer.seed``.
-            optimizer: over the model's parameters.
-            scheduler: stepped once a committed step.
+            optimizer: over the model's parameters. One, or several that take their steps in this order.
+            scheduler: stepped once a committed step. One, or several.
             clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
 
         Raises:
@@ -119,6 +120,7 @@ class Trainer:
         self._guard = NonFiniteGuard(self.config)
         self._integrity = Integrity(self._replica, self.config)
         self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
+        declare_compilations(self._worker.board)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -177,11 +179,11 @@ class Trainer:
             owed = self._counts and index in self._mine()  # else it is computed to be compared
             work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
             yield Shard(index, samples, fetch(dataset, samples, self.device))
-            work.require_loss(index)
+            work.end(index)
             if self._inquiry.round is not None:
-                self._inquiry.round.record(index, work.gradients)
+                self._inquiry.round.record(index, work.contribution)
             elif self._counts:
-                self._integrity.note(index, work.gradients)
+                self._integrity.note(index, work.contribution)
             if owed:
                 work.keep(index, samples)
 
@@ -202,7 +204,6 @@ class Trainer:
         step = self.step
         if self._rehearsed:
             self._settle()
-            self._integrity.begin()
         self._void = self.step != step
         self._worker.board.enter(Phase.FORWARD)
 
@@ -382,7 +383,7 @@ class Trainer:
 
         worker.board.await_copy(self.step, _COPY_WAIT_S)
         with worker.regrouper.advance(formation):
-            self._apply(reduced.gradients, write_down)
+            self._apply(reduced, write_down)
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
         worker.board.announce(replica.step)
@@ -390,18 +391,18 @@ class Trainer:
         self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
         worker.board.enter(Phase.OUTSIDE)
 
-    def _apply(self, gradients: list[Tensor], write_down: Callable[[], None]) -> None:
+    def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
         """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
         which no journal tells."""
         replica = self.replica
+        gradients, moved = self._work.update_of(reduced)
         for parameter, gradient in zip(replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
         with replica.update():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
+            replica.buffers.commit(moved.differences, moved.integers)
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None
@@ -425,9 +426,7 @@ class Trainer:
         replica, worker = self.replica, self._worker
         self._work.require_loss(0)
         with replica.undone_afterwards():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
         for parameter in replica.parameters:
             parameter.grad = None
         self._rehearsed = True
