@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -170,7 +171,8 @@ class Trainer:
             samples = sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
             work.begin(index, overlap=self._counts, launch=index == wanted[-1] and self._join_early())
-            yield Shard(index, samples, fetch(dataset, samples, self.device))
+            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            yield Shard(index, samples, batch)
             work.require_loss(index)
             if self._audit is not None:
                 self._audit.record(index, work.gradients)
@@ -181,11 +183,11 @@ class Trainer:
         """Show the phase, and let a fault strike that waits for it."""
         self._worker.board.enter(phase)
         if self._counts:
-            self._worker.hooks.reach(phase, self.step, self.rank, self.replica.model)
+            self._worker.hooks.reach(phase, self.step, self.rank, self.replica)
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        self._work.backward(loss)
+        self._work.backward(self._worker.hooks.rig.loss(loss))
         self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
@@ -309,11 +311,14 @@ class Trainer:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
-        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica)
         self._announce_contribution(formation)
         try:
-            self._join(formation, worker.regrouper.group(formation))
+            group = worker.regrouper.group(formation)
+            self._join(formation, group)
+            worker.hooks.rig.before_reduction(group)
             reduced = self._work.reduce(self._work.sidecar(self._mine(), worker.regrouper.vote))
+            worker.hooks.rig.received(reduced.gradients)
         except (GenerationSuperseded, RuntimeError) as error:
             self._leave(formation, error)
             return False
@@ -365,7 +370,7 @@ class Trainer:
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
-        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
+        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica)
         with worker.regrouper.advance(formation):
             self._apply(reduced.gradients)
             worker.regrouper.step = replica.step
