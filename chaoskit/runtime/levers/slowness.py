@@ -8,6 +8,7 @@ from typing import Any
 
 from chaoskit.osprocess import set_name
 from chaoskit.runtime.levers.rig import Bench
+from chaoskit.runtime.levers.waiting import STILL_S, watch
 from chaoskit.vocabulary import Phase
 
 _DUTY_PERIOD_S = 0.01
@@ -30,6 +31,8 @@ def delay(bench: Bench, options: dict[str, Any]) -> None:
             bench.report(late, f"{phase.label} of step {step} began {delays_s[0] * 1000:.1f} ms late")
 
     bench.rig.on_phase.append(act)
+    if delay_s > 2 * STILL_S:
+        watch(bench.report)  # who sleeps for too long does not come to measure it
     act(bench.phase, bench.step)
 
 

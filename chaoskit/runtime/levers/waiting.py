@@ -16,7 +16,8 @@ from chaoskit.osprocess import switches
 from chaoskit.runtime.collective import Group
 from chaoskit.runtime.levers.rig import Bench, Report
 
-_STILL_S = 0.05  # a thread that works is switched or moves on much sooner
+#: How long a thread must stand before :func:`watch` reports it.
+STILL_S = 0.05  # a thread that works is switched or moves on much sooner
 _LOOK_S = 0.005
 _GIVE_UP_S = 10.0
 _FRAMES = 4
@@ -37,7 +38,7 @@ def spin(bench: Bench, options: dict[str, Any]) -> None:
 
 def wait_for_lock(bench: Bench, options: dict[str, Any]) -> None:
     """Wait for a Python lock that nobody will release. Other threads run on."""
-    _watch(bench.report)
+    watch(bench.report)
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
@@ -48,14 +49,14 @@ def skip_reduction(bench: Bench, options: dict[str, Any]) -> None:
 
     def act(group: Group) -> None:
         bench.rig.on_reduction.remove(act)
-        _watch(bench.report)
+        watch(bench.report)
         nothing = torch.empty(1)
         group.recv(nothing, (group.rank + 1) % group.size, _UNUSED_TAG).wait()
 
     bench.rig.on_reduction.append(act)
 
 
-def _watch(report: Report) -> None:
+def watch(report: Report) -> None:
     """Have another thread look where the calling one stands, and report it once it has not moved for a while."""
     ident, tid = threading.get_ident(), threading.get_native_id()
     threading.Thread(target=_look, args=(ident, tid, report), name="watch", daemon=True).start()
@@ -69,7 +70,7 @@ def _look(ident: int, tid: int, report: Report) -> None:
         seen = (_stack(ident), switches(os.getpid(), tid))
         if seen != before:
             before, since_s = seen, now_s
-        elif now_s - since_s >= _STILL_S:
+        elif now_s - since_s >= STILL_S:
             still_ms = (now_s - since_s) * 1000
             report(True, f"its thread {tid} has stood for {still_ms:.0f} ms, without a context switch, in {seen[0]}")
             return
