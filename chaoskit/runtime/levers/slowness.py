@@ -32,7 +32,7 @@ def delay(bench: Bench, options: dict[str, Any]) -> None:
 
     bench.rig.on_phase.append(act)
     if delay_s > 2 * STILL_S:
-        watch(bench.report)  # who sleeps for too long does not come to measure it
+        watch("delay", bench.report)  # who sleeps for too long does not come to measure it
     act(bench.phase, bench.step)
 
 

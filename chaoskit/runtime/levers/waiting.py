@@ -38,7 +38,7 @@ def spin(bench: Bench, options: dict[str, Any]) -> None:
 
 def wait_for_lock(bench: Bench, options: dict[str, Any]) -> None:
     """Wait for a Python lock that nobody will release. Other threads run on."""
-    watch(bench.report)
+    watch("wait_for_lock", bench.report)
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
@@ -49,26 +49,26 @@ def skip_reduction(bench: Bench, options: dict[str, Any]) -> None:
 
     def act(group: Group) -> None:
         bench.rig.on_reduction.remove(act)
-        watch(bench.report)
+        watch("skip_reduction", bench.report)
         nothing = torch.empty(1)
         group.recv(nothing, (group.rank + 1) % group.size, _UNUSED_TAG).wait()
 
     bench.rig.on_reduction.append(act)
 
 
-def watch(report: Report) -> None:
-    """Have another thread look where the calling one stands, and report it once it has not moved for a while."""
+def watch(place: str, report: Report) -> None:
+    """Have another thread report once the calling one has not moved for a while in the function ``place``."""
     ident, tid = threading.get_ident(), threading.get_native_id()
-    threading.Thread(target=_look, args=(ident, tid, report), name="watch", daemon=True).start()
+    threading.Thread(target=_look, args=(ident, tid, place, report), name="watch", daemon=True).start()
 
 
-def _look(ident: int, tid: int, report: Report) -> None:
+def _look(ident: int, tid: int, place: str, report: Report) -> None:
     """Standing still: the same Python frames, and not one context switch by the kernel's count."""
     begun_s = since_s = time.monotonic()
     before: tuple[str, int | None] | None = None
     while (now_s := time.monotonic()) - begun_s < _GIVE_UP_S:
         seen = (_stack(ident), switches(os.getpid(), tid))
-        if seen != before:
+        if seen != before or place not in seen[0]:
             before, since_s = seen, now_s
         elif now_s - since_s >= STILL_S:
             still_ms = (now_s - since_s) * 1000
