@@ -140,11 +140,15 @@ class Heartbeat(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A worker has built its model, is warm, and can take a rank."""
+    """A worker has built its model, is warm, and can take a rank.
+
+    ``fingerprint``: what its numbers depend on; the same on all who train together.
+    """
 
     worker: str
     node: str
     endpoint: Endpoint
+    fingerprint: str = ""
 
 
 class WorkerLost(Message, frozen=True):

@@ -51,6 +51,7 @@ class WorkerReady(Event, frozen=True):
     worker: str
     node: str
     endpoint: Endpoint
+    fingerprint: str = ""
 
 
 class WorkerLost(Event, frozen=True):
@@ -171,6 +172,7 @@ class Membership:
         self._stalled_generation = 0
         self._losses = 0
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
         self._start_after_s = 0.0
@@ -210,6 +212,11 @@ class Membership:
     def nodes(self) -> tuple[str, ...]:
         """Live nodes, in order of joining."""
         return tuple(self._nodes)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the numbers of this run depend on; "" while no worker was ready."""
+        return self._fingerprint
 
     @property
     def settled(self) -> bool:
@@ -265,8 +272,9 @@ class Membership:
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
-            case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
+            case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
+                self._fingerprint = self._fingerprint or fingerprint
                 self._failed_starts, self._start_after_s = 0, now_s
                 return self._start_missing([], now_s)
             case Settled(generation) if self._plan and generation == self._plan.generation:

@@ -300,8 +300,11 @@ class ControlPlane:
         return self._start(self._deferral.observe(heartbeat.beats, now_s)) + self._look_for_hangs(now_s)
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
-        known = self._membership.is_ready(ready.worker)
-        outputs = self._advance(membership.WorkerReady(ready.worker, ready.node, ready.endpoint), now_s)
+        known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint
+        if fingerprint and ready.fingerprint != fingerprint and self._membership.host_of(ready.worker) is not None:
+            return self._stop_and_lose(ready.worker, "differs", _difference(ready.fingerprint, fingerprint), now_s)
+        event = membership.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
+        outputs = self._advance(event, now_s)
         if not known and ready.worker in self._membership.spares:
             outputs.append(Note(Event.SPARE_READY, {"worker": ready.worker}))
         return outputs
@@ -457,3 +460,9 @@ class ControlPlane:
         self._end = EndJob(ok, reason)
         told = [Send(node, self._end) for node in sorted(self._attached)]
         return [Note(Event.JOB_ENDED, {"ok": ok, "reason": reason}), Show(self._end), *told, End()]
+
+
+def _difference(mine: str, expected: str) -> str:
+    """Where two fingerprints differ, in words."""
+    pairs = zip(mine.split(", "), expected.split(", "), strict=False)
+    return "; ".join(f"{one} instead of {other}" for one, other in pairs if one != other)

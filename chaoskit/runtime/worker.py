@@ -5,6 +5,7 @@ Started by a zygote: forked from it, or as a fresh interpreter where forking is 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -43,6 +44,7 @@ from chaoskit.messages import (
 from chaoskit.osprocess import host_id, keep_freed_memory, set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import StateServer
@@ -142,11 +144,18 @@ class Control:
     def ready(self, endpoint: Endpoint) -> None:
         """Warm, and able to take a rank."""
         self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid())
-        self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint))
+        mark = fingerprint(_sources[self.spec.config.job.path], this_device(self.spec.config.device))
+        self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
+
+
+#: Digests of job files as they were loaded: a zygote's workers run that, whatever is edited since.
+_sources: dict[str, str] = {}
 
 
 def load_job(job: JobSpec) -> Callable[..., None]:
     """The job's train function. Imports its file."""
+    if job.path not in _sources:
+        _sources[job.path] = hashlib.sha256(Path(job.path).read_bytes()).hexdigest()[:12]
     if job.module:
         module = importlib.import_module(job.module)
     else:
