@@ -108,7 +108,7 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An act that a worker does to itself on order: ``none``, ``nan``, ``raise``, ``hold_gil`` or ``spin``."""
+    """An act that a worker does to itself on order, by its name in :mod:`chaoskit.runtime.levers`."""
 
     act: str
     options: dict[str, Any] = {}

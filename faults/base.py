@@ -87,6 +87,17 @@ class Fault:
     effect: ClassVar[str] = ""
     #: What makes it effective, for the catalogue.
     evidence: ClassVar[str] = ""
+    #: Which real incidents it stands for, for the catalogue.
+    stands_for: ClassVar[str] = ""
+    #: One sentence: how what it did is put back.
+    undo: ClassVar[str] = "nothing is left to undo: the process is replaced, or ends with the run"
+    #: Whether every rank that reaches the trigger gets the fault, and not only the first one.
+    everywhere: ClassVar[bool] = False
+
+    @classmethod
+    def unavailable(cls) -> str:
+        """Why this machine cannot do it; "" if it can."""
+        return ""
 
     @property
     def kind(self) -> str:

@@ -113,21 +113,12 @@ class _Conductor:
     def _strike(self, hook: HookReached) -> None:
         strike = next(strike for strike in self.strikes if strike.fault_id == hook.fault)
         if strike.target is not None:  # each fault strikes once, whatever is repeated after it
-            self._cluster.send(Release(hook.worker, hook.fault, Lever("none")))
+            if strike.fault.everywhere:
+                strike.fault.inject(self._aim(hook))
+            else:
+                self._cluster.send(Release(hook.worker, hook.fault, Lever("none")))
             return
-        strike.target = target = Target(
-            cluster=self._cluster,
-            undo=self._undo,
-            fault_id=hook.fault,
-            worker=hook.worker,
-            node=self._nodes.get(hook.worker, ""),
-            rank=hook.rank,
-            step=hook.step,
-            phase=hook.phase,
-            pid=hook.pid,
-            tid=hook.tid,
-            ticks=start_ticks(hook.pid),
-        )
+        strike.target = target = self._aim(hook)
         target.injected_ns = time.monotonic_ns()
         try:
             strike.fault.inject(target)
@@ -143,6 +134,21 @@ class _Conductor:
             rank=hook.rank,
             step=hook.step,
             phase=hook.phase,
+        )
+
+    def _aim(self, hook: HookReached) -> Target:
+        return Target(
+            cluster=self._cluster,
+            undo=self._undo,
+            fault_id=hook.fault,
+            worker=hook.worker,
+            node=self._nodes.get(hook.worker, ""),
+            rank=hook.rank,
+            step=hook.step,
+            phase=hook.phase,
+            pid=hook.pid,
+            tid=hook.tid,
+            ticks=start_ticks(hook.pid),
         )
 
     def _look_for_evidence(self, strike: Strike) -> None:
@@ -189,7 +195,7 @@ def _note(target: Target, message: Any) -> None:
     match message:
         case WorkerLost(worker) if worker == target.worker:
             target.lost = message
-        case LeverPulled(worker, fault) if worker == target.worker and fault == target.fault_id:
+        case LeverPulled(fault=fault) if fault == target.fault_id:  # of any worker, if it is everywhere
             target.reports.append(message)
         case Pong(worker, number) if worker == target.worker:
             target.pongs.add(number)

@@ -142,6 +142,7 @@ class ExactReducer(Reducer):
         self._buffers.tails[world.rank].copy_(self._tail(probe, sidecar))
         self._exchange(() if self._posts_ahead else self._tail_receives, self._tail_sends)
         self._wait(list(self._works.values()))
+        self.arrived(self._views)
         tails = self._buffers.tails[: world.size].cpu()
         if self.verify and world.group is not None:
             self._verify(tails)

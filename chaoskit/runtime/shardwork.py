@@ -5,7 +5,7 @@ A contribution is the differences of the buffers that move, then the gradients o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -219,9 +219,14 @@ class ShardWork:
         """Of all ranks."""
         return [Seal(*words) for words in self._news.seals(sidecars)]
 
-    def reduce(self, sidecar: Tensor, *, verify: bool = True) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept."""
-        self.reducer.verify = verify
+    def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
+        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept.
+
+        Args:
+            arrived: is shown the parameters' reduced gradients before anybody reads them.
+        """
+        moving = len(self._buffers.floating)
+        self.reducer.verify, self.reducer.arrived = verify, lambda views: arrived(views[moving:])
         if self.overlap is not None:
             self.overlap.check()
         return self.reducer.reduce(sidecar)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,7 +179,8 @@ class Trainer:
             seed_everything(self.seed, self.step, index)
             owed = self._counts and index in self._mine()  # else it is computed to be compared
             work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
-            yield Shard(index, samples, fetch(dataset, samples, self.device))
+            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            yield Shard(index, samples, batch)
             work.end(index)
             if self._inquiry.round is not None:
                 self._inquiry.round.record(index, work.contribution)
@@ -191,11 +193,11 @@ class Trainer:
         """Show the phase, and let a fault strike that waits for it."""
         self._worker.board.enter(phase)
         if self._counts:
-            self._worker.hooks.reach(phase, self.step, self.rank, self.replica.model)
+            self._worker.hooks.reach(phase, self.step, self.rank, self.replica)
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        self._work.backward(loss)
+        self._work.backward(self._worker.hooks.rig.loss(loss))
         self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
@@ -303,13 +305,15 @@ class Trainer:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
-        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica)
         self._announce_contribution(formation)
         try:
-            self._join(formation, worker.regrouper.group(formation))
+            group = worker.regrouper.group(formation)
+            self._join(formation, group)
             seal = self._integrity.seal(formation.plan, self.rank)
+            worker.hooks.rig.before_reduction(group)
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
-            reduced = self._work.reduce(sidecar, verify=self._integrity.verify)
+            reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
         except (GenerationSuperseded, RuntimeError) as error:
             if isinstance(error, CorruptSegment):
                 self._inquiry.received(formation, error, self._work.seals(error.sidecars))
@@ -367,7 +371,7 @@ class Trainer:
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
-        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
+        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica)
         loss = self._loss(formation, reduced)
 
         def write_down() -> None:
