@@ -32,6 +32,12 @@ class Hang(Fault):
     evidence: ClassVar[str] = (
         "the kernel reports it stopped, its control thread is silent, or it burns CPU without progress"
     )
+    stands_for: ClassVar[str] = "hangs without an error (ByteRobust: 9.9 %; Llama 3: GPU system processor, 4.5 %)"
+    undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit janitor`"
+
+    @property
+    def from_outside(self) -> bool:
+        return self.how == "stop"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

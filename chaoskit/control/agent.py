@@ -23,6 +23,7 @@ from chaoskit import messages
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Heartbeat,
@@ -114,6 +115,10 @@ class Agent:
                 for member in message.members:
                     self._pass_on(member.worker, message)
             case Release(worker=worker) | Ping(worker=worker):
+                self._pass_on(worker, message)
+            case Arm(worker=""):
+                self._triggers = (*self._triggers, message.trigger)
+            case Arm(worker=worker):
                 self._pass_on(worker, message)
             case StartWorker(worker):
                 self._start(worker)

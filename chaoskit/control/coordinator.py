@@ -33,6 +33,7 @@ from chaoskit.journal import Journal
 from chaoskit.messages import (
     Accuse,
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Formed,
@@ -214,6 +215,9 @@ class Coordinator:
                         self._stop_and_lose(name, cause, detail)
             case Release(worker=worker) | Ping(worker=worker):
                 self._order(self._hosts.get(worker, ""), message)
+                return
+            case Arm(node):
+                self._order(node, message)
                 return
             case EndJob(ok, reason):
                 self._end(ok, reason)

@@ -181,7 +181,12 @@ class Trainer:
         """Show the phase, and let a fault strike that waits for it."""
         self._worker.board.enter(phase)
         if self._counts:
-            self._worker.hooks.reach(phase, self.step, self.rank, self.replica.model)
+            self._stop_for_fault(phase.label, self._formation)
+
+    def _stop_for_fault(self, phase: str, formation: Formation | None, peer: str = "") -> None:
+        """Wait here if a fault is planned for this moment."""
+        assert formation is not None
+        self._worker.hooks.reach(phase, self.step, formation.plan, formation.me, self.replica.model, peer)
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
@@ -235,6 +240,7 @@ class Trainer:
         ahead = [standing.rank for standing in formation.standings or () if standing.step == target]
         for attempt in range(len(ahead)):
             healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
+            self._stop_for_fault("restore", formation, healer.worker)
             try:
                 pulled = self._pull(formation, healer)
             except GenerationSuperseded:
@@ -309,7 +315,7 @@ class Trainer:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
-        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        self._stop_for_fault(Phase.REDUCE.label, formation)
         self._announce_contribution(formation)
         try:
             self._join(formation, worker.regrouper.group(formation))
@@ -365,7 +371,9 @@ class Trainer:
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
-        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
+        self._stop_for_fault(Phase.OPTIMIZER.label, formation)
+        if formation.plan.generation > 1:
+            self._stop_for_fault("recommit", formation)
         with worker.regrouper.advance(formation):
             self._apply(reduced.gradients)
             worker.regrouper.step = replica.step
