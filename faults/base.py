@@ -1,14 +1,15 @@
 """What a fault is: when and whom it strikes, what it does, and how one can see that it took effect.
 
-A fault is a frozen description. The harness waits for its moment, lets it act on a :class:`Target`, and then asks it for
-evidence until there is some. The act and the evidence never come from the same source: a signal was sent, the process
-*is* gone.
+A fault is a frozen description. The harness waits for its moment, lets it act on a :class:`Target`, and then asks it
+for evidence until there is some. The act and the evidence never come from the same source: a signal was sent, the
+process *is* gone.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from random import Random
 from typing import Any, ClassVar, Self
@@ -20,7 +21,7 @@ from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
 
 #: Roles that are drawn when a run is planned, with the number of ranks that they stand for.
-DRAWN_ROLES = {
+DRAWN_ROLES: dict[str, Callable[[int], int]] = {
     "any": lambda nodes: 1,
     "minority": lambda nodes: (nodes - 1) // 2,
     "majority": lambda nodes: nodes // 2 + 1,
@@ -112,8 +113,8 @@ class Fault:
 
     Args:
         rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank), ``minority``,
-            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (from whom
-            a joiner is about to take its state).
+            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (from
+            whom a joiner is about to take its state).
         at_step: the step during which it strikes, counted from 0. The rank is stopped there until the fault is in.
         phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on entering it.
         after_s: seconds after the first committed step.
@@ -266,5 +267,3 @@ class Fault:
     def clean_up(self, target: Target) -> bool:
         """Put back what the run itself did not; True if nothing is left."""
         return True
-
-

@@ -79,7 +79,7 @@ class FailLoad(Fault):
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
     stands_for: ClassVar[str] = (
-        "spares that cannot start: mounts, file systems and containers (ByteRobust: 2.1, 2.0 and 1.4 %), full disks (5.0 %)"
+        "spares that cannot start: full disks (ByteRobust: 5.0 %), mounts, file systems and containers (2.1, 2.0, 1.4 %)"
     )
 
     @property

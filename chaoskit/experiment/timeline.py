@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from chaoskit.experiment import bounds
+from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
-from chaoskit.experiment.run import RawRun, Strike
+from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
+from faults.base import Target
 
 _OVERLAP_NS = 2_000_000_000
 
@@ -34,20 +36,45 @@ class Timeline:
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
         """Detections that belong to a fault, and those that nothing explains (false alarms)."""
-        struck = {strike.target.worker: strike for strike in self._run.strikes if strike.target and not strike.missed}
-        explained: dict[str, Incident] = {}
+        explained: dict[tuple[str, str], Incident] = {}
         alarms = []
         for record in self._records:
             if record.event not in (Event.DETECTED, Event.NONFINITE) or record.t_ns > self._end_ns():
                 continue
-            worker = record["worker"]
-            strike = struck.get(worker)
-            if strike is None or strike.target is None or record.t_ns < strike.target.injected_ns:
-                if record.event == Event.DETECTED:
-                    alarms.append(record)
-            elif worker not in explained:
-                explained[worker] = Incident(strike, record, strike.target.injected_ns)
+            found = self._explanation(record)
+            if found is None:
+                alarms += [record] if record.event == Event.DETECTED else []
+                continue
+            strike, acted_ns = found
+            if record.event == Event.DETECTED and record["rank"] is None:
+                continue  # a spare, or a replacement on its way: nobody has to recover from that
+            worker = "" if strike.fault.whole_node else record["worker"]  # a node is one incident
+            explained.setdefault((strike.fault_id, worker), Incident(strike, record, acted_ns))
         return sorted(explained.values(), key=lambda incident: incident.injected_ns), alarms
+
+    def _explanation(self, record: Record) -> tuple[Strike, int] | None:
+        """The strike that a detection belongs to, and when it acted on the worker."""
+        worker = record["worker"]
+        for strike in self._run.strikes:
+            target = strike.target
+            if target is None or strike.missed:
+                continue
+            acted_ns = target.claims.get(worker)
+            if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
+                acted_ns = target.injected_ns
+            if acted_ns is not None and record.t_ns >= acted_ns:
+                return strike, acted_ns
+        return None
+
+    def _was_there(self, worker: str, target: Target) -> bool:
+        """Whether ``worker`` was started on the target's node before the last act on that."""
+        return any(
+            record.event == Event.WORKER_STARTED
+            and record["worker"] == worker
+            and record.source == target.node
+            and record.t_ns <= target.acted_ns
+            for record in self._records
+        )
 
     def _end_ns(self) -> int:
         ended = [record.t_ns for record in self._records if record.event == Event.JOB_ENDED]
