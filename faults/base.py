@@ -7,6 +7,7 @@ process *is* gone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -85,9 +86,10 @@ class Target:
             self.release(self.waiting, Lever(act, options))
 
     def release(self, worker: str, lever: Lever) -> None:
-        """Let ``worker`` go on; what it is told is kept, because it may have to be said again."""
+        """Let ``worker`` go on. What it is told is kept: it asks again if the answer is lost with a coordinator."""
         self.releases[worker] = Release(worker, self.fault_id, lever)
-        self.cluster.send(self.releases[worker])
+        with contextlib.suppress(OSError):
+            self.cluster.send(self.releases[worker])
 
     def ping(self, number: int) -> None:
         """Ask the worker's control thread for a sign of life."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.substrate.base import Process
@@ -27,13 +27,26 @@ class KillCoordinator(Fault):
         return True
 
     def inject(self, target: Target) -> None:
-        target.notes["process"] = target.cluster.coordinator()
-        target.cluster.signal_process(target.notes["process"], signal.SIGKILL)
-        with contextlib.suppress(OSError):  # nobody is there to pass it on: the rank will ask again
+        if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
             target.pull("none")
+            target.ping(1)
+        else:
+            self._kill(target)
+
+    def again(self, target: Target, message: Any) -> bool:
+        if 1 in target.pongs and "process" not in target.notes:
+            self._kill(target)
+        return False
+
+    def _kill(self, target: Target) -> None:
+        target.notes["process"] = target.cluster.coordinator()
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself: then the run says so
+            target.cluster.signal_process(target.notes["process"], signal.SIGKILL)
 
     def observe(self, target: Target) -> str | None:
-        process: Process = target.notes["process"]
+        process: Process | None = target.notes.get("process")
+        if process is None:
+            return None
         if osprocess.start_ticks(process.pid) == process.ticks and not osprocess.is_ending(process.pid):
             return None
         return f"the coordinator (pid {process.pid}) is gone"

@@ -79,7 +79,7 @@ class FailLoad(Fault):
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
     stands_for: ClassVar[str] = (
-        "spares that cannot start: full disks (ByteRobust: 5.0 %), mounts, file systems and containers (2.1, 2.0, 1.4 %)"
+        "spares that cannot start: full disks (ByteRobust: 5.0 %), mounts (2.1 %), file systems (2.0 %)"
     )
 
     @property

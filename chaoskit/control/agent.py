@@ -116,7 +116,7 @@ class Agent:
                     self._pass_on(member.worker, message)
             case Release(worker=worker) | Ping(worker=worker):
                 self._pass_on(worker, message)
-            case Arm(worker=""):
+            case Arm(worker=""):  # for those that are started from now on
                 self._triggers = (*self._triggers, message.trigger)
             case Arm(worker=worker):
                 self._pass_on(worker, message)

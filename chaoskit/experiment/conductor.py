@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.aim import Holder, Roster
+from chaoskit.experiment.aim import Roster
 from chaoskit.experiment.plan import Experiment, fault_id
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
@@ -19,6 +19,7 @@ from chaoskit.messages import (
     HookReached,
     Lever,
     LeverPulled,
+    Message,
     Pong,
     Release,
     Trigger,
@@ -35,6 +36,7 @@ Watch = Callable[[Any], None]
 
 _IDLE_S = 0.2
 _OBSERVE_S = 0.004  # while a fault has no evidence yet, or waits for another one
+_TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 _TOGETHER_S = 1.0  # how long a rank waits at its hook for another one that is due at the same moment
 
 
@@ -46,7 +48,7 @@ class Strike:
     fault: Fault
     hook: HookReached | None = None  # said by the rank that waits to be struck
     hook_s: float = 0.0
-    armed: str = ""  # the worker that was told during the run where to stop
+    armed: tuple[str, float] = ("", 0.0)  # the worker that was told during the run where to stop, and when
     target: Target | None = None
     effective_ns: int | None = None
     observed: str = ""
@@ -106,7 +108,7 @@ class Conductor:
         if any((strike.target and strike.effective_ns is None) or strike.hook for strike in self.strikes):
             return _OBSERVE_S
         begun_s, now_s = self._roster.first_commit_s, time.monotonic()
-        times = [strike.fault.after_s for strike in self.strikes if not strike.struck and not strike.armed]
+        times = [strike.fault.after_s for strike in self.strikes if not strike.struck]
         due = [begun_s + after_s - now_s for after_s in times if after_s is not None and begun_s is not None]
         return max(_OBSERVE_S, min([_IDLE_S, *due]))
 
@@ -152,7 +154,7 @@ class Conductor:
             return
         # said twice because the answer was lost: the same again; else whoever came after the one that was struck
         said = strike.target.releases.get(hook.worker) if strike.target is not None else None
-        self._cluster.send(said or Release(hook.worker, hook.fault, Lever("none")))
+        self._say(said or Release(hook.worker, hook.fault, Lever("none")))
 
     def _strike_due(self) -> None:
         """Strike whoever stands at a hook, together with all that are due there; and those whose time has come."""
@@ -191,7 +193,7 @@ class Conductor:
             healer = self._roster.member(hook.peer)
             if healer is None:
                 strike.missed = f"the healer {hook.peer} was lost before it could be struck"
-                self._cluster.send(Release(hook.worker, hook.fault, Lever("none")))
+                self._say(Release(hook.worker, hook.fault, Lever("none")))
                 return
             worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
         self._inject(strike, self._target(strike, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker))
@@ -208,11 +210,15 @@ class Conductor:
 
     def _arm(self, strike: Strike) -> None:
         """Have whoever has the rank now stop at the next entry of the phase."""
-        holder: Holder | None = self._roster.holder(strike.fault.rank)
-        if holder is not None and holder.worker != strike.armed:
-            strike.armed = holder.worker
+        holder, (armed, armed_s), now_s = self._roster.holder(strike.fault.rank), strike.armed, time.monotonic()
+        if holder is not None and (holder.worker != armed or now_s > armed_s + _TOLD_AGAIN_S):
+            strike.armed = (holder.worker, now_s)
             trigger = Trigger(strike.fault_id, -1, -1, strike.fault.phase)
-            self._cluster.send(Arm(holder.node, holder.worker, trigger))
+            self._say(Arm(holder.node, holder.worker, trigger))
+
+    def _say(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # a coordinator that is gone: whoever waits for an answer asks again
+            self._cluster.send(message)
 
     def _target(
         self, strike: Strike, worker: str, rank: int, pid: int, tid: int, step: int, phase: str, waiting: str = ""
@@ -240,8 +246,7 @@ class Conductor:
             strike.fault.inject(target)
         except OSError as error:
             strike.missed = f"the target was gone already: {error}"
-            with contextlib.suppress(OSError):  # the coordinator may be what is gone
-                target.pull("none")
+            target.pull("none")
             return
         self._journal.write(
             Event.INJECTED,

@@ -35,7 +35,8 @@ class Hooks:
     def arm(self, trigger: Trigger) -> None:
         """From now on, stop at ``trigger``, once."""
         with self._lock:
-            self._due.setdefault(trigger.phase, []).append(trigger)
+            due = self._due.setdefault(trigger.phase, [])
+            due += [trigger] if trigger not in due else []
 
     def release(self, message: Release) -> None:
         """Control thread: the harness has acted, the thread that waits may go on."""
