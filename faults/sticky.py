@@ -71,6 +71,7 @@ class FailLoad(Fault):
 
     Args:
         times: how many fail.
+        message: of the exception.
     """
 
     times: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from chaoskit import osprocess
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import Heartbeat, WorkerReady
+from chaoskit.messages import Heartbeat, HookReached, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.local import LocalCluster
@@ -61,6 +62,7 @@ class Watcher:
         self._worker, self._pid = worker, 0
         self.states: list[str | None] = []
         self.undo: set[str] = set()
+        self._before = self._entries()
         self.ready: list[str] = []
 
     def __call__(self, message: Any) -> None:
@@ -70,8 +72,13 @@ class Watcher:
                 self._pid = message.endpoint.pid
         if isinstance(message, Heartbeat) and self._pid:
             self.states.append(osprocess.state(self._pid))
-            for path in (state_directory() / "undo").glob("*.jsonl"):
-                self.undo.update(line for line in path.read_text().splitlines() if '"continue"' in line)
+            self.undo |= self._entries() - self._before
+
+    @staticmethod
+    def _entries() -> set[str]:
+        """What this process has written down to continue."""
+        lines = [path.read_text().splitlines() for path in (state_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")]
+        return {line for one in lines for line in one if '"continue"' in line}
 
 
 # -- a node -------------------------------------------------------------------------------------------------------
@@ -109,16 +116,22 @@ def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos) -> None:
     assert {fault.rank for fault in outcome.faults} == {1, 2}
 
 
-def test_a_preempted_node_is_killed_only_after_the_grace_period(chaos: Chaos) -> None:
-    """Its rank is stopped, so that it cannot obey: SIGTERM has no effect on it, and SIGKILL must follow."""
-    from faults import Hang
+def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
+    """Its agent stands still and cannot obey SIGTERM: SIGKILL must follow, after the grace period."""
 
-    faults = [
-        Hang(rank=1, at_step=6, how="gil", phase="reduce"),
-        Preempt(rank=2, at_step=6, phase="reduce", grace_s=0.3),
-    ]
-    outcome = run(chaos, *faults, options={"step_s": 0.05})
-    assert "after the grace period" in effective(outcome, 1)
+    def stop_the_agent(message: Any) -> None:
+        if isinstance(message, HookReached) and message.worker == "node1.0":
+            os.kill(_parent(_parent(message.pid)), signal.SIGSTOP)
+
+    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=0.3), watch=stop_the_agent, steps=60)
+    left = int(effective(outcome).partition("gone, ")[2].split()[0])
+    assert left >= 1
+    evidence = {one.level: one.at_s for one in outcome.faults[0].evidence}
+    assert evidence["effective"] - evidence["armed"] >= 0.3
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos) -> None:
@@ -190,8 +203,6 @@ def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos) -> None:
     def kill_the_survivor(message: Any) -> None:
         if isinstance(message, WorkerReady) and message.worker == "node1.1":
             killed.append(message.worker)
-            import os
-
             os.kill(message.endpoint.pid, signal.SIGKILL)
 
     faults = [CrashLoop(rank=1, at_step=6, times=1)]
