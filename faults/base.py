@@ -123,7 +123,8 @@ class Fault:
         during: a phase of a recovery: ``detection`` (a loss that an earlier fault caused became known), ``regroup``
             (all steps are known, the group is not built), ``restore`` (before the rank takes over state), ``recommit``
             (in the optimizer of its first step in the new membership).
-        recovery: which one, for ``during``: the n-th change of membership; for ``detection``, the n-th loss.
+        recovery: which one, for ``during``: the first from the n-th change of membership on (generation n + 1, growth
+            counts, too) in which the rank comes to that phase; for ``detection``, the n-th fault that shows as a loss.
     """
 
     rank: int | str

@@ -27,6 +27,7 @@ class KillCoordinator(Fault):
         return True
 
     def inject(self, target: Target) -> None:
+        del target.claims[target.worker]  # the rank itself comes to no harm
         if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
             target.pull("none")
             target.ping(1)

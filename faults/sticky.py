@@ -52,7 +52,11 @@ class CrashLoop(Fault):
     def _kill(self, target: Target, worker: str, pid: int) -> None:
         ticks = osprocess.start_ticks(pid)
         target.claim(worker)
-        target.cluster.signal(pid, signal.SIGKILL)
+        try:
+            target.cluster.signal(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            del target.claims[worker]  # it ended by itself: that is not explained by this fault
+            raise
         target.notes["killed"].append((pid, ticks))
 
     def observe(self, target: Target) -> str | None:

@@ -132,6 +132,12 @@ def test_faults_at_a_time(chaos: Chaos) -> None:
     assert struck["fault1"]["phase"] == "backward"
 
 
+def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos) -> None:
+    """The death that the first one caused is no evidence of the second: that one waits for the next holder."""
+    outcome = run(chaos, Kill(rank=1, after_s=0.1), Kill(rank=1, after_s=0.1001), spares=2, steps=80)
+    assert victim(outcome, 0) != victim(outcome, 1)
+
+
 def test_a_hang_at_a_time(chaos: Chaos) -> None:
     outcome = run(chaos, Hang(rank=0, after_s=0.1), steps=40)
     assert outcome.faults[0].moment == "0.1 s after the first committed step"

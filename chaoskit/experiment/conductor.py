@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.aim import Roster
+from chaoskit.experiment.aim import Holder, Roster
 from chaoskit.experiment.plan import Experiment, fault_id
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
@@ -26,7 +26,7 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from chaoskit.osprocess import start_ticks
+from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
@@ -36,8 +36,10 @@ Watch = Callable[[Any], None]
 
 _IDLE_S = 0.2
 _OBSERVE_S = 0.004  # while a fault has no evidence yet, or waits for another one
+_FRESH_S = 0.5  # within which the loss of a rank that was struck becomes known
 _TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
-_TOGETHER_S = 1.0  # how long a rank waits at its hook for another one that is due at the same moment
+_TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
+_TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
 
 
 @dataclass
@@ -176,7 +178,8 @@ class Conductor:
 
     def _awaits_others(self, strike: Strike, now_s: float) -> bool:
         """Whether another rank that is due at the same moment may still come."""
-        if now_s - strike.hook_s > _TOGETHER_S:
+        limit_s = _TOGETHER_S if strike.fault.during is None else _TOGETHER_IN_RECOVERY_S
+        if now_s - strike.hook_s > limit_s:
             return False
         return any(
             other.hook is None and not other.struck and self._roster.holder(other.fault.rank) is not None
@@ -201,12 +204,18 @@ class Conductor:
     def _strike_directly(self, strike: Strike, *, missed_if_absent: bool = False) -> None:
         """Strike whoever has the rank now, wherever it stands. Nobody has it: a moment that passes is missed."""
         holder = self._roster.holder(strike.fault.rank)
-        if holder is None:
+        if holder is None or self._is_doomed(holder):
             if missed_if_absent:
                 strike.missed = f"nobody held rank {strike.fault.rank} {strike.fault.moment}"
             return
         worker, pid, step = holder.worker, holder.pid, self._roster.step
         self._inject(strike, self._target(strike, worker, holder.rank, pid, pid, step, strike.fault.during or ""))
+
+    def _is_doomed(self, holder: Holder) -> bool:
+        """Whether it ends, or was struck a moment ago: the same death must not be evidence of two faults."""
+        since_ns = time.monotonic_ns() - int(_FRESH_S * 1e9)
+        claims = [strike.target.claims.get(holder.worker, 0) for strike in self.strikes if strike.target is not None]
+        return is_ending(holder.pid) or any(struck_ns > since_ns for struck_ns in claims)
 
     def _arm(self, strike: Strike) -> None:
         """Have whoever has the rank now stop at the next entry of the phase."""
