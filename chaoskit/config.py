@@ -53,11 +53,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         nonfinite: what a batch does whose gradients are not finite on any rank.
         nonfinite_retries: attempts of policy ``retry`` before it stops.
         max_failures: workers that may be lost before the run is given up.
+        strikes_max: losses of workers within ``strike_window_s`` after which a node is given no more of them; 0: never.
+        strike_window_s: how long such a loss counts.
         heartbeat_ms: interval of the agents' reports.
         lease_beats: missed reports after which a node is lost.
         hang_steps: a phase is a hang when it is this many times longer than the recent step time.
         hang_floor_ms: no phase is called a hang before this age.
         outside_limit_s: limit for the user's own code between two transactions.
+        coordinator_outage_s: agents keep their workers training for so long without a coordinator.
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
@@ -76,11 +79,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nonfinite: NonFinitePolicy = "skip"
     nonfinite_retries: int = 3
     max_failures: int = 32
+    strikes_max: int = 8
+    strike_window_s: float = 60.0
     heartbeat_ms: int = 50
     lease_beats: int = 3
     hang_steps: float = 3.0
     hang_floor_ms: int = 250
     outside_limit_s: float = 120.0
+    coordinator_outage_s: float = 60.0
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
@@ -106,6 +112,9 @@ def validate(config: RunConfig) -> None:
         ("buckets", 1),
         ("nonfinite_retries", 0),
         ("max_failures", 0),
+        ("strikes_max", 0),
+        ("strike_window_s", 0.001),
+        ("coordinator_outage_s", 0),
         ("heartbeat_ms", 1),
         ("lease_beats", 2),
         ("hang_steps", 1),

@@ -104,9 +104,18 @@ class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentHello(Message, frozen=True):
+    """A node reports for duty: for the first time, or to a coordinator that must be told what it has missed.
+
+    ``generation``: the newest plan that this node has seen. ``workers``: those that live here; ``ended``: those that
+    did. What else must be known follows as the messages that say it, and may have been heard before.
+    """
+
     node: str
     host_id: str
     pid: int
+    generation: int = 0
+    workers: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 class ObserverHello(Message, frozen=True):
@@ -114,8 +123,12 @@ class ObserverHello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
+    """``term``: number of this coordinator, higher than that of all before it; ``pid``: its process."""
+
     config: RunConfig
     triggers: tuple[Trigger, ...]
+    term: int
+    pid: int
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -67,6 +67,8 @@ class Event(StrEnum):
     PLAN = "plan"  # generation, members
     SETTLED = "settled"  # every member has the group of this generation
     SPARE_READY = "spare_ready"
+    SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
+    RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     JOB_ENDED = "job_ended"
     # harness
     INJECTED = "injected"

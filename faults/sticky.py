@@ -44,7 +44,9 @@ class CrashLoop(Fault):
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
-        if isinstance(message, WorkerReady) and message.node == target.node and len(target.claims) < self.times:
+        if not isinstance(message, WorkerReady) or message.node != target.node or message.worker in target.claims:
+            return False
+        if len(target.claims) < self.times:
             with contextlib.suppress(ProcessLookupError):
                 self._kill(target, message.worker, message.endpoint.pid)
         return False

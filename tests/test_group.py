@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from chaoskit import messages
-from chaoskit.control.rendezvous import RendezvousBoard
+from chaoskit.control.rendezvous import RendezvousBoard, Reply
 from chaoskit.runtime.group import Group, disown, reown
 from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
 
@@ -67,18 +67,25 @@ class Server:
         try:
             await messages.accept_async(reader, writer, TOKEN)
             assert isinstance(await messages.read_message(reader), messages.RendezvousHello)
-            await self._board.serve(reader, writer)
+            while True:
+                request = await messages.read_message(reader)
+                self._answer(self._board.ask(writer, request))
         except (ConnectionError, messages.Refused, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
+    def _answer(self, replies: list[Reply]) -> None:
+        for writer, message in replies:
+            assert isinstance(writer, asyncio.StreamWriter)
+            writer.write(messages.encode(message))
+
     def begin(self, generation: int, world: int) -> None:
         """Open a generation, as the coordinator does when it publishes a plan."""
 
         async def begin() -> None:
-            self._board.begin(generation, world)
+            self._answer(self._board.begin(generation, world))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(WAIT_S)
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from chaoskit import messages
+from chaoskit.control.uplink import Uplink
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
@@ -74,30 +75,36 @@ class _Charge:
 
 
 class Agent:
-    """Runs one node until the job ends or the coordinator is gone."""
+    """Runs one node until the job ends, or there is no coordinator for too long."""
 
     def __init__(self, spec: AgentSpec, coordinator: socket.socket, welcome: Welcome, reports: socket.socket) -> None:
         self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
-        self._coordinator_socket, self._zygote = coordinator, reports
+        self._zygote = reports
+        outage_s = welcome.config.coordinator_outage_s
+        self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello, outage_s)
+        self._generation = 0  # of the newest plan
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until the job ends."""
-        reader, self._coordinator = await asyncio.open_connection(sock=self._coordinator_socket)
         self._loop = asyncio.get_running_loop()
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
         self._spawn(self._beat())
         try:
-            while not isinstance(message := await messages.read_message(reader), EndJob):
-                self._obey(message)
-            await self._say_goodbye(message)
-        except ConnectionError:
-            pass  # the coordinator is gone: the finally clause ends everything
+            async for message in self._uplink.follow():
+                if isinstance(message, EndJob):
+                    await self._say_goodbye(message)
+                else:
+                    self._obey(message)
         finally:
             self._end_all()
+
+    def _hello(self) -> AgentHello:
+        living = tuple(charge.name for charge in self._charges.values() if not charge.lost)
+        return AgentHello(self._spec.node, host_id(), os.getpid(), self._generation, living, self._uplink.facts.ended)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -105,13 +112,14 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     def _tell(self, message: messages.Message) -> None:
-        self._coordinator.write(messages.encode(message))
+        self._uplink.tell(message)
 
     # -- orders of the coordinator --------------------------------------------------------------------------------
 
     def _obey(self, message: Any) -> None:
         match message:
-            case Plan():
+            case Plan(generation):
+                self._generation = max(self._generation, generation)
                 for member in message.members:
                     self._pass_on(member.worker, message)
             case Release(worker=worker) | Ping(worker=worker):
@@ -121,7 +129,8 @@ class Agent:
             case Arm(worker=worker):
                 self._pass_on(worker, message)
             case StartWorker(worker):
-                self._start(worker)
+                if worker not in self._charges:  # an order may come twice, from two coordinators
+                    self._start(worker)
             case StopWorker(worker):
                 if worker in self._charges:
                     self._kill(self._charges[worker])
@@ -287,6 +296,20 @@ class Agent:
         self._zygote.close()
 
 
+def _first_attach(spec: AgentSpec) -> tuple[socket.socket, Welcome]:
+    deadline_s = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            connection = messages.connect(spec.coordinator, spec.token, _CONNECT_S)
+            messages.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
+            welcome = messages.receive(connection)
+            assert isinstance(welcome, Welcome)
+            return connection, welcome
+        except ConnectionError:  # the coordinator ended in this moment: there will be another
+            if time.monotonic() > deadline_s:
+                raise
+
+
 def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     """The life of an agent process. Does not return.
 
@@ -296,9 +319,7 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     adopt_orphans()
     set_name(f"ck-{spec.node}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = messages.connect(spec.coordinator, spec.token, _CONNECT_S)
-    messages.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
-    welcome = messages.receive(connection)
+    connection, welcome = _first_attach(spec)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()
     if os.fork() == 0:

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.strikes import Strikes
 from chaoskit.messages import Endpoint, Member, Plan
 
 #: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
@@ -22,24 +25,27 @@ HEALING_S = 2.0
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
+#: When nobody can train, so many starts in a row that come to nothing end the job.
+STARTS_MAX = 8
 
 # -- what happens -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events. They can be written down: a membership is what the replay of its events gives."""
+
+
+class NodeJoined(Event, frozen=True):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Event, frozen=True):
     """A node and all its workers are gone."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(Event, frozen=True):
     """A started worker can take a rank."""
 
     worker: str
@@ -47,53 +53,65 @@ class WorkerReady:
     endpoint: Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(Event, frozen=True):
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Event, frozen=True):
     """Every member of ``generation`` has built its group. Comes before any of them commits a step in it."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Healed:
+class Healed(Event, frozen=True):
     """A member has the state of the training: it pulled it, or committed a step with it."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(Event, frozen=True):
     """All members of ``generation`` wait for each other, and none is to blame."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDone:
+class WorkerDone(Event, frozen=True):
     """A member committed ``step``, the last one."""
 
     worker: str
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobFailed:
+class JobFailed(Event, frozen=True):
     """The user's code failed in a way that would repeat on every rank."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event, frozen=True):
     """Time passed."""
 
 
-Event = NodeJoined | NodeLost | WorkerReady | WorkerLost | Settled | Healed | Stalled | WorkerDone | JobFailed | Tick
+class GenerationSeen(Event, frozen=True):
+    """A node lived through ``generation``, whatever else is known: it never comes again."""
+
+    generation: int
+
+
+AnyEvent = (
+    NodeJoined
+    | NodeLost
+    | WorkerReady
+    | WorkerLost
+    | Settled
+    | Healed
+    | Stalled
+    | WorkerDone
+    | JobFailed
+    | Tick
+    | GenerationSeen
+)
+
 
 # -- what to do about it ------------------------------------------------------------------------------------------
 
@@ -123,7 +141,14 @@ class Finish:
     reason: str
 
 
-Action = StartWorker | StopWorker | Publish | Finish
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Nothing is started on ``node`` any more: too many of its workers were lost lately."""
+
+    node: str
+
+
+Action = StartWorker | StopWorker | Publish | Finish | SetAside
 
 
 class Membership:
@@ -145,6 +170,8 @@ class Membership:
         self._settled = False
         self._stalled_generation = 0
         self._losses = 0
+        self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
         self._start_after_s = 0.0
         self._orphaned_s = math.inf  # since when no holder is left
@@ -180,15 +207,37 @@ class Membership:
         return tuple(sorted((worker for worker in self._ready if worker not in members), key=name_order))
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """Live nodes, in order of joining."""
+        return tuple(self._nodes)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every member of the last plan has built its group."""
+        return self._settled
+
+    @property
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self._finished
+
+    def workers_on(self, node: str) -> frozenset[str]:
+        """Live workers of ``node``, and those that are to be started there."""
+        return frozenset(worker for worker, host in self._hosts.items() if host == node)
+
+    def host_of(self, worker: str) -> str | None:
+        """The node of a live worker; None once it is lost."""
+        return self._hosts.get(worker)
+
+    def is_ready(self, worker: str) -> bool:
+        """Whether ``worker`` lives and can take a rank, or has one."""
+        return worker in self._ready
 
     def outlives(self, worker: str) -> bool:
         """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
         return self._trained and worker not in self.members
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
+    def handle(self, event: AnyEvent, now_s: float) -> list[Action]:
         """Take in one event. The start-up time counts from the first call."""
         if self._finished:
             return []
@@ -202,7 +251,7 @@ class Membership:
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event, now_s: float) -> list[Action]:
+    def _take_in(self, event: AnyEvent, now_s: float) -> list[Action]:
         match event:
             case NodeJoined(node) if node not in self._nodes:
                 self._nodes.append(node)
@@ -212,10 +261,10 @@ class Membership:
                 self._nodes.remove(node)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += len(workers)
-                return self._lose(workers, "node lost", now_s)
+                return [*self._strike(node, now_s), *self._lose(workers, "node lost", now_s)]
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
-                return self._lose([worker], "lost", now_s)
+                return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
                 self._failed_starts, self._start_after_s = 0, now_s
@@ -232,9 +281,14 @@ class Membership:
                 self._stalled_generation = generation
             case JobFailed(reason):
                 self._failure = reason
+            case GenerationSeen(generation):
+                self._floor = max(self._floor, generation)
             case Tick():
                 return self._start_missing([], now_s)
         return []
+
+    def _strike(self, node: str, now_s: float) -> list[Action]:
+        return [SetAside(node)] if self._strikes.strike(node, now_s) else []
 
     def _count_loss(self, worker: str, now_s: float) -> None:
         if worker in self._ready or not self._trained:
@@ -255,12 +309,13 @@ class Membership:
     def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
+        trusted = self._strikes.trusted(self._nodes)
         if now_s < self._start_after_s:
             return starts
         target = self._config.nodes + self._config.spares if self._launched and self._nodes else 0
         for index in range(target - len(self._hosts)):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
-            node = min(self._nodes, key=lambda node: (hosts.count(node), node not in lost_here))
+            node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
             number = self._started.get(node, 0)
             self._started[node] = number + 1
             self._hosts[f"{node}.{number}"] = node
@@ -282,6 +337,8 @@ class Membership:
             return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
         if not self._plan:
             return self._begin(now_s)
+        if self._failed_starts >= STARTS_MAX and len(members) < self._config.min_world:
+            return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
         if self._trained and not self._holders:
             self._orphaned_s = min(self._orphaned_s, now_s)
             if members and now_s < self._orphaned_s + HEALING_S:
@@ -293,6 +350,9 @@ class Membership:
         if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
             return self._regroup(abort=False)
         return None
+
+    def _left(self) -> str:
+        return f"{len(self.members)} ranks are left, min_world={self._config.min_world}"
 
     def _begin(self, now_s: float) -> Publish | Finish | None:
         config, ready = self._config, sorted(self._ready, key=name_order)
@@ -320,7 +380,7 @@ class Membership:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shards = reassign(previous, workers, self._config.shard_count)
         self._plan = Plan(
-            generation=self.generation + 1,
+            generation=max(self.generation, self._floor) + 1,
             members=tuple(
                 Member(rank, worker, self._hosts[worker], self._ready[worker], shards[worker])
                 for rank, worker in enumerate(workers)

@@ -1,12 +1,22 @@
-"""Server side of the rendezvous: keys and barriers of the current generation, in the coordinator's memory."""
+"""Server side of the rendezvous: keys and barriers of the current generation. A pure state machine."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
 
 from chaoskit import messages
 from chaoskit.messages import Exchange, Exchanged, Get, Put, Superseded, Value
+
+Client = Hashable
+
+
+class Reply(NamedTuple):
+    """What a client is told."""
+
+    client: Client
+    message: messages.Message
 
 
 class RendezvousBoard:
@@ -14,59 +24,62 @@ class RendezvousBoard:
 
     def __init__(self) -> None:
         self._generation, self._world = 0, 0
-        self._futures: dict[str, asyncio.Future[Any]] = {}
+        self._values: dict[str, messages.Message] = {}
+        self._waiting: dict[str, list[Client]] = defaultdict(list)
         self._arrived: dict[str, dict[int, bytes]] = {}
 
-    def begin(self, generation: int, world: int) -> None:
-        """Open a generation and close the one before."""
-        for future in self._futures.values():
-            if not future.done():
-                future.cancel()
+    def begin(self, generation: int, world: int) -> list[Reply]:
+        """Open a generation of ``world`` ranks and close the one before."""
+        over = Superseded(self._generation)
+        replies = [Reply(client, over) for clients in self._waiting.values() for client in clients]
         self._generation, self._world = generation, world
-        self._futures, self._arrived = {}, {}
+        self._values, self._arrived = {}, {}
+        self._waiting.clear()
+        return replies
 
     def arrived(self, name: str) -> frozenset[int]:
         """Ranks of the current generation that have come to the barrier ``name``."""
         return frozenset(self._arrived.get(name, ()))
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one worker until it hangs up."""
-        while True:
-            request = await messages.read_message(reader)
-            reply = await self._answer(request)
-            if reply is not None:
-                writer.write(messages.encode(reply))
+    def ask(self, client: Client, request: Any) -> list[Reply]:
+        """Take in a request of a worker: its answer, now or when another request allows it.
 
-    async def _answer(self, request: Any) -> messages.Message | None:
+        Raises:
+            Refused: if it is no request to a rendezvous.
+        """
         if not isinstance(request, (Put, Get, Exchange)):
             raise messages.Refused(f"unexpected {type(request).__name__} in a rendezvous")
         if request.generation != self._generation:
-            return None if isinstance(request, Put) else Superseded(request.generation)
+            return [] if isinstance(request, Put) else [Reply(client, Superseded(request.generation))]
         if isinstance(request, Put):
-            self._resolve(f"key/{request.key}", request.value)
-            return None
-        try:
-            if isinstance(request, Get):
-                return Value(await asyncio.shield(self._future(f"key/{request.key}")))
-            return Exchanged(await asyncio.shield(self._arrive(request)))
-        except asyncio.CancelledError:
-            if request.generation == self._generation:
-                raise  # the server itself is being shut down
-            return Superseded(request.generation)
+            return self._resolve(f"key/{request.key}", Value(request.value))
+        if isinstance(request, Get):
+            return self._wait(client, f"key/{request.key}")
+        return [*self._arrive(request), *self._wait(client, f"exchange/{request.name}")]
 
-    def _arrive(self, request: Exchange) -> asyncio.Future[Any]:
+    def forget(self, client: Client) -> None:
+        """A client hung up."""
+        for clients in self._waiting.values():
+            if client in clients:
+                clients.remove(client)
+
+    def _arrive(self, request: Exchange) -> list[Reply]:
         arrived = self._arrived.setdefault(request.name, {})
         arrived[request.rank] = request.value
-        if len(arrived) == self._world:
-            self._resolve(f"exchange/{request.name}", tuple(arrived[rank] for rank in range(self._world)))
-        return self._future(f"exchange/{request.name}")
+        if len(arrived) < self._world:
+            return []
+        return self._resolve(f"exchange/{request.name}", Exchanged(_by_rank(arrived.items())))
 
-    def _future(self, key: str) -> asyncio.Future[Any]:
-        if key not in self._futures:
-            self._futures[key] = asyncio.get_running_loop().create_future()
-        return self._futures[key]
+    def _resolve(self, key: str, value: messages.Message) -> list[Reply]:
+        value = self._values.setdefault(key, value)
+        return [Reply(client, value) for client in self._waiting.pop(key, ())]
 
-    def _resolve(self, key: str, value: Any) -> None:
-        future = self._future(key)
-        if not future.done():
-            future.set_result(value)
+    def _wait(self, client: Client, key: str) -> list[Reply]:
+        if key in self._values:
+            return [Reply(client, self._values[key])]
+        self._waiting[key].append(client)
+        return []
+
+
+def _by_rank(arrived: Iterable[tuple[int, bytes]]) -> tuple[bytes, ...]:
+    return tuple(value for _, value in sorted(arrived))

@@ -20,7 +20,7 @@ from chaoskit.config import RunConfig, require_free_port
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError
-from chaoskit.messages import Message, ObserverHello, Trigger
+from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
 from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
@@ -121,6 +121,7 @@ class LocalCluster:
         self._substrate, self._observer = substrate, observer
         self.address, self.token = address, token
         self._pids = pids
+        self.coordinator_pid = pids[0]
         self._workers: dict[int, int | None] = {}  # pid -> start time
         self._splitter = messages.Splitter()
         self._over = False  # agents are ending by themselves, and write down how their workers ended
@@ -133,24 +134,48 @@ class LocalCluster:
             readable, _, _ = select.select([self._observer], [], [], max(0.0, deadline_s - time.monotonic()))
             if not readable:
                 return None
-            data = self._observer.recv(65536)
-            if not data:
+            if data := self._hear():
+                self._inbox += self._splitter.feed(data)
+            elif self._over:
                 raise ConnectionError("the coordinator is gone")
-            self._inbox += self._splitter.feed(data)
+            else:
+                self._attach()
         message = self._inbox.pop(0)
         self._note(message)
         return message
 
+    def _hear(self) -> bytes:
+        try:
+            return self._observer.recv(65536)
+        except ConnectionError:
+            return b""
+
+    def _attach(self) -> None:
+        """Find the coordinator that takes over; its port stays open meanwhile."""
+        self._observer.close()
+        self._splitter = messages.Splitter()
+        try:
+            self._observer = messages.connect(self.address, self.token)
+            messages.send(self._observer, ObserverHello())
+        except (OSError, messages.Refused) as error:
+            raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
+
     def _note(self, message: Any) -> None:
-        if isinstance(message, messages.WorkerReady):
+        if isinstance(message, Welcome):
+            self.coordinator_pid = message.pid
+        elif isinstance(message, messages.WorkerReady):
             pid = message.endpoint.pid
             self._workers[pid] = start_ticks(pid)
         elif isinstance(message, messages.EndJob):
             self._over = True
 
     def send(self, message: Message) -> None:
-        """Speak to the coordinator."""
-        messages.send(self._observer, message)
+        """Speak to the coordinator, the next one if this one has ended."""
+        try:
+            messages.send(self._observer, message)
+        except ConnectionError:
+            self._attach()
+            messages.send(self._observer, message)
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a worker, which must still be the process that it was when it reported for duty."""
@@ -171,7 +196,7 @@ class LocalCluster:
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""
-        return _identify(self._pids[0])
+        return _identify(self.coordinator_pid)
 
     def signal_process(self, process: Process, signum: int) -> None:
         """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""

@@ -13,17 +13,20 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from chaoskit.control.agent import AgentSpec, run_agent
-from chaoskit.control.coordinator import CoordinatorSpec, run_coordinator
+from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec, run_coordinator
 from chaoskit.osprocess import adopt_orphans, children, set_name
 from chaoskit.runtime import zygote
 
 _REQUEST_BYTES_MAX = 2**20
 _END_S = 5.0
+_RESTARTS_MAX = 16
 
 
 class StartAgent(msgspec.Struct, frozen=True, tag=True):
@@ -31,7 +34,8 @@ class StartAgent(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartCoordinator(msgspec.Struct, frozen=True, tag=True):
-    """Carries one descriptor: the listening socket."""
+    """Carries one descriptor: the listening socket. It stays open while the job runs: a coordinator that ends before
+    the job does is started again on it, and whoever connects meanwhile just waits."""
 
     spec: CoordinatorSpec
 
@@ -46,43 +50,108 @@ class EndProcesses(msgspec.Struct, frozen=True, tag=True):
 _request_decoder = msgspec.json.Decoder(StartAgent | StartCoordinator | EndProcesses)
 
 
-def _serve(connection: socket.socket) -> None:
-    while True:
-        readable, _, _ = select.select([connection], [], [], 1.0)
-        _reap()
-        if not readable:
-            continue
-        data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 1)
+@dataclass
+class _Coordinator:
+    """The coordinator of one run, whichever process that is by now."""
+
+    request: StartCoordinator
+    listener: int
+    pid: int
+    pidfd: int
+    restarts: int = 0
+
+
+class _Nursery:
+    """Forks agents and coordinators, and keeps the coordinators going. The first pid of each is its name."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._coordinators: dict[int, _Coordinator] = {}
+
+    def serve(self) -> None:
+        """Until the launcher goes away."""
+        while True:
+            sources: list[Any] = [self._connection, *(coordinator.pidfd for coordinator in self._coordinators.values())]
+            readable, _, _ = select.select(sources, [], [], 1.0)
+            self._restart_coordinators(_reap())
+            if self._connection in readable and not self._obey():
+                return
+
+    def _obey(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, 1)
         if not data:
-            return
+            return False
         request = _request_decoder.decode(data)
         if isinstance(request, EndProcesses):
-            _end(request.pids, request.patience_s)
-            connection.send(b"0")
+            _end(tuple(self._dismiss(pid) for pid in request.pids), request.patience_s)
+            reply = 0
+        elif isinstance(request, StartCoordinator):
+            reply = self._start_coordinator(request, descriptors[0])
         else:
-            connection.send(str(_fork(connection, request, descriptors)).encode())
+            reply = self._fork(request)
+        self._connection.send(str(reply).encode())
         for descriptor in descriptors:
             os.close(descriptor)
+        return True
 
+    # -- coordinators ---------------------------------------------------------------------------------------------
 
-def _fork(connection: socket.socket, request: StartAgent | StartCoordinator, descriptors: list[int]) -> int:
-    me = os.getpid()
-    pid = os.fork()
-    if pid:
+    def _start_coordinator(self, request: StartCoordinator, listener: int) -> int:
+        kept = os.dup(listener)
+        pid = self._fork(request, kept)
+        self._coordinators[pid] = _Coordinator(request, kept, pid, os.pidfd_open(pid))
         return pid
-    try:
-        connection.close()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        name = request.spec.node if isinstance(request, StartAgent) else "coordinator"
-        _redirect(Path(request.spec.run_directory) / "log", name)
-        if isinstance(request, StartAgent):
-            run_agent(request.spec, me)
-        else:
-            run_coordinator(request.spec, socket.socket(fileno=descriptors[0]), me)
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+
+    def _restart_coordinators(self, ended: dict[int, int]) -> None:
+        """Start the next process of each that has ended before its job did."""
+        for first_pid, coordinator in list(self._coordinators.items()):
+            if coordinator.pid not in ended:
+                continue
+            if ended[coordinator.pid] == EXIT_OVER or coordinator.restarts >= _RESTARTS_MAX:
+                self._dismiss(first_pid)
+                continue
+            coordinator.pid = self._fork(coordinator.request, coordinator.listener)
+            os.close(coordinator.pidfd)
+            coordinator.pidfd = os.pidfd_open(coordinator.pid)
+            coordinator.restarts += 1
+
+    def _dismiss(self, first_pid: int) -> int:
+        """Do not start this process again, if it is a coordinator. Gives the pid that stands for it now."""
+        coordinator = self._coordinators.pop(first_pid, None)
+        if coordinator is None:
+            return first_pid
+        os.close(coordinator.pidfd)
+        os.close(coordinator.listener)
+        return coordinator.pid
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def _fork(self, request: StartAgent | StartCoordinator, listener: int = -1) -> int:
+        me = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._forget(listener)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            name = request.spec.node if isinstance(request, StartAgent) else "coordinator"
+            _redirect(Path(request.spec.run_directory) / "log", name)
+            if isinstance(request, StartAgent):
+                run_agent(request.spec, me)
+            else:
+                run_coordinator(request.spec, socket.socket(fileno=listener), me)
+        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _forget(self, listener: int) -> None:
+        """In a child: a port must close when its coordinator is given up."""
+        self._connection.close()
+        for coordinator in self._coordinators.values():
+            os.close(coordinator.pidfd)
+            if coordinator.listener != listener:
+                os.close(coordinator.listener)
 
 
 def _redirect(directory: Path, name: str) -> None:
@@ -126,14 +195,17 @@ def _await_end(handles: list[int], limit_s: float) -> None:
         os.close(handle)
 
 
-def _reap() -> None:
+def _reap() -> dict[int, int]:
+    """Children that have ended, with their exit codes; negative: killed by this signal."""
+    ended: dict[int, int] = {}
     while True:
         try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return ended
         if pid == 0:
-            return
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def main() -> None:
@@ -148,7 +220,7 @@ def main() -> None:
         if "--cold" not in sys.argv:
             zygote.preload()
         connection.send(b"ready")
-        _serve(connection)
+        _Nursery(connection).serve()
     finally:
         _end(tuple(children(os.getpid())))
         os._exit(0)

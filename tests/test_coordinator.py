@@ -1,0 +1,289 @@
+"""The coordinator is killed, at any moment: training goes on, and the next one knows what this one had decided."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control import membership
+from chaoskit.control.plane import ControlPlane, Remember
+from chaoskit.control.record import Fenced, Record
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record as JournalRecord
+from chaoskit.journal import read_journals
+from chaoskit.messages import (
+    AgentHello,
+    EndJob,
+    Formed,
+    GroupBroken,
+    Healed,
+    Heartbeat,
+    Plan,
+    Welcome,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Verdict
+from faults import Kill
+
+PLAIN = "jobs/troubled.py:plain"
+
+
+def journal(outcome: Outcome, *events: Event) -> list[JournalRecord]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+class Regicide:
+    """Kills the coordinator whenever ``moment`` says so, at most ``times`` times; shown every message."""
+
+    def __init__(self, moment: Callable[[Regicide, Any], bool], times: int = 1) -> None:
+        self._moment, self._times = moment, times
+        self.pid = 0
+        self.kills = 0
+        self.committed = 0
+        self.plans: list[Plan] = []
+        self.over = False
+
+    def __call__(self, message: Any) -> None:
+        match message:
+            case Welcome(pid=pid):
+                self.pid = pid
+            case Plan():
+                self.plans.append(message)
+            case Heartbeat(_, beats):
+                self.committed = max([self.committed, *(beat.step for beat in beats)])
+            case EndJob():
+                self.over = True
+        if self.kills < self._times and not self.over and self._moment(self, message):
+            self.kills += 1
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def regicide(
+    chaos: Chaos, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
+) -> tuple[Outcome, Regicide]:
+    """A run that must pass every check although its coordinator is killed."""
+    assassin = Regicide(moment, times)
+    settings = {"nodes": 3, "spares": 1, "steps": 30, "options": {"step_s": 0.02}, "deadline_s": 60.0} | plan
+    outcome = chaos.run(PLAIN, watch=assassin, **settings)
+    assert assassin.kills == times, outcome.directory
+    resumed = journal(outcome, Event.RESUMED)
+    assert [record["term"] for record in resumed] == list(range(2, times + 2)), outcome.directory
+    generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
+    assert generations == sorted(set(generations)), "a generation came twice, or went down"
+    return outcome, assassin
+
+
+# -- real runs ----------------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_without_a_coordinator(chaos: Chaos) -> None:
+    """No rank is lost, so no membership changes: nobody even regroups."""
+    outcome, _ = regicide(chaos, lambda assassin, message: assassin.committed >= 5)
+    assert len(journal(outcome, Event.PLAN)) == 1
+    assert outcome.false_alarms == 0
+
+
+def test_killed_again_and_again(chaos: Chaos) -> None:
+    moments = iter(range(4, 24, 4))
+    due = [next(moments)]
+
+    def moment(assassin: Regicide, message: Any) -> bool:
+        if assassin.committed < due[0]:
+            return False
+        due[0] = next(moments, 10**9)
+        return True
+
+    outcome, _ = regicide(chaos, moment, times=5)
+    assert len(journal(outcome, Event.PLAN)) == 1
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("kind", [WorkerLost, Plan, Formed, Healed, GroupBroken])
+def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, kind: type, spares: int) -> None:
+    """The moment it hears of a loss, has published a plan, hears that a group is formed ..."""
+
+    def moment(assassin: Regicide, message: Any) -> bool:
+        return assassin.committed >= 3 and isinstance(message, kind)
+
+    faults = [Kill(rank=1, at_step=8, phase="reduce")]
+    outcome, _ = regicide(chaos, moment, spares=spares, faults=faults, steps=60)
+    assert outcome.steps[-1].world == 3 or spares == 0
+
+
+def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos) -> None:
+    """Both at once: whoever comes next hears of the loss from the agent."""
+
+    def moment(assassin: Regicide, message: Any) -> bool:
+        if assassin.committed < 5:
+            return False
+        os.kill(assassin.plans[0].members[2].endpoint.pid, signal.SIGKILL)
+        return True
+
+    assassin = Regicide(moment)
+    outcome = chaos.run(
+        PLAIN, nodes=3, spares=1, steps=30, options={"step_s": 0.02}, deadline_s=60.0, watch=assassin, check=False
+    )
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert [check.name for check in problems] == ["no false alarm"], outcome.directory
+    assert journal(outcome, Event.RESUMED)
+
+
+def test_killed_before_anybody_is_ready(chaos: Chaos) -> None:
+    """Nothing is decided yet: the nodes come again, and the run begins."""
+    regicide(chaos, lambda assassin, message: isinstance(message, Welcome), steps=10)
+
+
+def test_killed_before_the_first_plan(chaos: Chaos) -> None:
+    regicide(chaos, lambda assassin, message: isinstance(message, WorkerReady), steps=10)
+
+
+def test_killed_when_a_rank_is_done(chaos: Chaos) -> None:
+    regicide(chaos, lambda assassin, message: isinstance(message, WorkerDone), steps=10)
+
+
+def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:
+    """A coordinator that cannot live is not started for ever."""
+    assassin = Regicide(lambda assassin, message: isinstance(message, Welcome), times=100)
+    with pytest.raises(Exception, match="coordinator"):
+        chaos.run(PLAIN, nodes=2, spares=0, steps=10, watch=assassin, deadline_s=60.0, twin=False)
+    assert 10 < assassin.kills < 100
+
+
+# -- the record ---------------------------------------------------------------------------------------------------
+
+JOINED = Remember(membership.NodeJoined("node0"), 1.0)
+
+
+def test_a_record_is_read_by_the_next_term(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    first = Record(path)
+    first.append([JOINED, Remember(membership.GenerationSeen(7), 2.0)])
+    second = Record(path)
+    assert (first.term, second.term) == (1, 2)
+    assert second.memory == [JOINED, Remember(membership.GenerationSeen(7), 2.0)]
+
+
+def test_a_coordinator_that_was_only_asleep_is_fenced(tmp_path: Path) -> None:
+    """It must not decide anything after another one has taken over."""
+    path = tmp_path / "record"
+    asleep, awake = Record(path), Record(path)
+    with pytest.raises(Fenced):
+        asleep.append([JOINED])
+    awake.append([JOINED])
+    assert Record(path).memory == [JOINED]
+
+
+def test_a_torn_line_was_never_decided(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    Record(path).append([JOINED, JOINED])
+    path.write_bytes(path.read_bytes()[:-7])
+    assert Record(path).memory == [JOINED]
+
+
+# -- what a new coordinator makes of it ---------------------------------------------------------------------------
+
+
+def plane(memory: list[Remember] | None = None) -> ControlPlane:
+    return ControlPlane(RunConfig(job=JobSpec("job.py"), nodes=1, spares=0), memory or [], 100.0)
+
+
+def test_a_lost_record_does_not_bring_a_generation_back() -> None:
+    """The nodes know which generations there were."""
+    fresh = plane()
+    outputs = fresh.attach(AgentHello("node0", "host", 1, generation=41), 100.0)
+    remembered = [output.event for output in outputs if isinstance(output, Remember)]
+    assert remembered[0] == membership.GenerationSeen(41)
+
+
+# -- zombies and bad nodes ----------------------------------------------------------------------------------------
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Chaos) -> None:
+    """Its agent was stopped for longer than its lease: its rank is given away, and its worker may not go on."""
+    stopped: list[int] = []
+    seen: dict[str, Any] = {"lost": None, "thawed": False, "committed": 0}
+
+    def act(message: Any) -> None:
+        match message:
+            case Plan(generation=1):
+                worker = message.members[1].endpoint.pid
+                stopped[:] = [_parent(_parent(worker)), worker]  # its agent, and itself
+            case WorkerLost(cause="node lost"):
+                seen["lost"] = message.worker
+            case Heartbeat(_, beats):
+                seen["committed"] = max([seen["committed"], *(beat.step for beat in beats)])
+        if seen["committed"] >= 4 and len(stopped) == 2 and "frozen" not in seen:
+            seen["frozen"] = seen["committed"]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        if seen["lost"] and seen["committed"] >= seen["frozen"] + 6 and not seen["thawed"]:
+            seen["thawed"] = True
+            for pid in reversed(stopped):
+                os.kill(pid, signal.SIGCONT)
+
+    try:
+        outcome = chaos.run(
+            PLAIN,
+            nodes=3,
+            spares=1,
+            steps=60,
+            options={"step_s": 0.02},
+            watch=act,
+            check=False,
+            deadline_s=60.0,
+        )
+    finally:
+        for pid in stopped:
+            _continue(pid)
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert [check.name for check in problems] == ["no false alarm"], outcome.directory
+    assert seen["thawed"], outcome.directory
+    zombie = seen["lost"]
+    fenced_ns = next(record.t_ns for record in journal(outcome, Event.DETECTED) if record["worker"] == zombie)
+    commits = [record for record in journal(outcome, Event.COMMIT) if record.source == zombie]
+    assert all(record.t_ns < fenced_ns for record in commits), "a zombie has committed"
+    assert [record["worker"] for record in journal(outcome, Event.WORKER_EXITED)].count(zombie) == 1
+
+
+def _continue(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass  # it ended with the run
+
+
+def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos) -> None:
+    """Whatever is started there dies; the others take over its share, and the run ends well."""
+    pids: dict[str, int] = {}
+    killed: list[str] = []
+    training = False
+
+    def watch(message: Any) -> None:
+        nonlocal training
+        if isinstance(message, WorkerReady) and message.node == "node1":
+            pids[message.worker] = message.endpoint.pid
+        training |= isinstance(message, Heartbeat) and any(beat.step >= 4 for beat in message.beats)
+        for worker in pids.keys() - killed if training else ():
+            killed.append(worker)
+            os.kill(pids[worker], signal.SIGKILL)
+
+    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 150, "options": {"step_s": 0.03}, "strikes_max": 3}
+    outcome = chaos.run(PLAIN, watch=watch, check=False, deadline_s=90.0, **settings)
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert [check.name for check in problems] == ["no false alarm"], outcome.directory
+    assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
+    assert len(killed) == 3, killed
+    assert outcome.steps[-1].world == 3, "the other nodes were not given its share"
