@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from faults import (
 )
 
 PLAIN = "jobs/troubled.py:plain"
+WAIT_S = 10.0
 
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
@@ -121,7 +123,11 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
 
     def stop_the_agent(message: Any) -> None:
         if isinstance(message, HookReached) and message.worker == "node1.0":
-            os.kill(_parent(_parent(message.pid)), signal.SIGSTOP)
+            agent = _parent(_parent(message.pid))
+            os.kill(agent, signal.SIGSTOP)
+            deadline_s = time.monotonic() + WAIT_S
+            while osprocess.state(agent) != "T" and time.monotonic() < deadline_s:
+                time.sleep(0.001)  # of two signals that wait, SIGTERM would be the first
 
     outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=0.3), watch=stop_the_agent, steps=60)
     left = int(effective(outcome).partition("gone, ")[2].split()[0])
