@@ -98,7 +98,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
-    memory_copies: int = 2
+    memory_copies: int = 1
     fork: bool = True
 
     @property

@@ -94,17 +94,28 @@ class Plan(Message, frozen=True):
         """The place of ``worker`` in this membership, if it has one."""
         return next((member for member in self.members if member.worker == worker), None)
 
+    @property
+    def heaviest(self) -> int:
+        """The rank with most shards; the lowest of them on a tie."""
+        return max(self.members, key=lambda member: (len(member.shards), -member.rank)).rank
+
 
 # -- faults inside a worker ---------------------------------------------------------------------------------------
 
 
 class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The moment at which a rank stops and waits for its fault. ``rank`` -1 matches any rank."""
+    """The moment at which a rank stops and waits for its fault.
+
+    ``rank`` and ``step`` -1 match any. ``phase``: of a step or a recovery, or ``load``. ``generation``: the least one.
+    ``role`` "most_shards" matches the rank that has most of them; "healer" stops the rank that is about to pull.
+    """
 
     fault: str
     rank: int
     step: int
     phase: str
+    generation: int = 0
+    role: str = ""
 
 
 class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +198,8 @@ class WorkerLost(Message, frozen=True):
 
 
 class HookReached(Message, frozen=True):
+    """A worker waits at a trigger; said again until it is released. ``peer``: whom it is about to pull from."""
+
     worker: str
     fault: str
     rank: int
@@ -194,6 +207,18 @@ class HookReached(Message, frozen=True):
     phase: str
     pid: int
     tid: int
+    peer: str = ""
+
+
+class Arm(Message, frozen=True):
+    """Stop ``worker`` at a trigger that was not planned before the start.
+
+    ``worker`` "": stop those that ``node`` starts from now on.
+    """
+
+    node: str
+    worker: str
+    trigger: Trigger
 
 
 class Release(Message, frozen=True):
@@ -378,6 +403,7 @@ AnyMessage = (
     | WorkerReady
     | WorkerLost
     | HookReached
+    | Arm
     | Release
     | LeverPulled
     | Accuse

@@ -142,6 +142,22 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def descendants(pid: int) -> list[int]:
+    """Pids of all processes below a process, the nearest first."""
+    below = children(pid)
+    for child in below:
+        below += children(child)  # the list grows while it is walked
+    return below
+
+
+def process_name(pid: int) -> str:
+    """What ``ps`` calls a process; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
     """Send a signal through a pidfd, only if ``pid`` still is the process that started at ``ticks``."""
     try:

@@ -28,6 +28,12 @@ class Phase(IntEnum):
 #: Phases in which a step or phase trigger can stop a rank.
 TRIGGER_PHASES = ("forward", "backward", "reduce", "optimizer")
 
+#: Phases of a recovery in which a fault can strike. In all but ``detection`` a rank is stopped there.
+STRIKE_PHASES = ("detection", "regroup", "restore", "recommit")
+
+#: The phase of a worker that has yet to load its job, for faults of replacements.
+LOAD = "load"
+
 #: Phases in which a rank waits for others, so that it cannot be the one that hangs.
 WAITING_PHASES = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.START})
 

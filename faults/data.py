@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import Trigger
+from chaoskit.messages import HookReached, Lever, Trigger
 from faults.base import Fault, Target
 
 VALUES = ("nan", "inf", "-inf")
@@ -69,7 +69,6 @@ class BadBatch(_DataFault):
     shard: int = 0
     value: str = "nan"
 
-    everywhere: ClassVar[bool] = True
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
     stands_for: ClassVar[str] = "broken records and loss spikes: ByteRobust's NaN incidents (148, 0.3 %)"
@@ -82,9 +81,17 @@ class BadBatch(_DataFault):
         if self.value not in VALUES:
             raise BadInput("value", self.value, f"use one of {', '.join(VALUES)}")
 
-    def trigger(self, fault_id: str) -> Trigger:
+    def trigger(self, fault_id: str) -> Trigger | None:
         """Every rank stops at it."""
-        return msgspec.structs.replace(super().trigger(fault_id), rank=-1)
+        trigger = super().trigger(fault_id)
+        return None if trigger is None else msgspec.structs.replace(trigger, rank=-1, role="")
 
     def inject(self, target: Target) -> None:
         target.pull("bad_batch", shard=self.shard, value=self.value)
+
+    def again(self, target: Target, message: Any) -> bool:
+        """Every rank that comes to this step reads the same bad data."""
+        if not isinstance(message, HookReached) or message.fault != target.fault_id:
+            return False
+        target.release(message.worker, Lever("bad_batch", {"shard": self.shard, "value": self.value}))
+        return True

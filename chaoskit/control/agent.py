@@ -25,6 +25,7 @@ from chaoskit.control.uplink import Uplink
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Heartbeat,
@@ -136,6 +137,10 @@ class Agent:
             case Recall():
                 self._spawn(self._recall())
             case Release(worker=worker) | Ping(worker=worker):
+                self._pass_on(worker, message)
+            case Arm(worker=""):  # for those that are started from now on
+                self._triggers = (*self._triggers, message.trigger)
+            case Arm(worker=worker):
                 self._pass_on(worker, message)
             case StartWorker(worker):
                 if worker not in self._charges:  # an order may come twice, from two coordinators

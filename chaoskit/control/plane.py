@@ -26,6 +26,7 @@ from chaoskit.control.results import Results
 from chaoskit.messages import (
     Accuse,
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Formed,
@@ -288,6 +289,8 @@ class ControlPlane:
                 return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
             case Release(worker=worker) | Ping(worker=worker):
                 return [Send(self._hosts.get(worker, ""), message)]
+            case Arm(node):
+                return [Send(node, message)]
             case EndJob(ok, reason):
                 return self._finish(ok, reason)
             case HookReached() | LeverPulled() | Pong():

@@ -193,7 +193,12 @@ class Trainer:
         """Show the phase, and let a fault strike that waits for it."""
         self._worker.board.enter(phase)
         if self._counts:
-            self._worker.hooks.reach(phase, self.step, self.rank, self.replica)
+            self._stop_for_fault(phase.label, self._formation)
+
+    def _stop_for_fault(self, phase: str, formation: Formation | None, peer: str = "") -> None:
+        """Wait here if a fault is planned for this moment."""
+        assert formation is not None
+        self._worker.hooks.reach(phase, self.step, formation.plan, formation.me, self.replica, peer)
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
@@ -253,6 +258,7 @@ class Trainer:
 
     def _pull(self, formation: Formation, source: Source) -> Pulled:
         """Replace the state by that of ``source``; no newer generation hears of a step that is just changing."""
+        self._stop_for_fault("restore", formation, source.name)
         worker, replica = self._worker, self.replica
         with worker.regrouper.advance(formation):
             self._forget_step()
@@ -305,7 +311,7 @@ class Trainer:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
-        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica)
+        self._stop_for_fault(Phase.REDUCE.label, formation)
         self._announce_contribution(formation)
         try:
             group = worker.regrouper.group(formation)
@@ -371,7 +377,9 @@ class Trainer:
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
-        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica)
+        self._stop_for_fault(Phase.OPTIMIZER.label, formation)
+        if formation.plan.generation > 1:
+            self._stop_for_fault("recommit", formation)
         loss = self._loss(formation, reduced)
 
         def write_down() -> None:

@@ -27,6 +27,7 @@ from chaoskit.config import JobSpec, RunConfig
 from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch
 from chaoskit.journal import Journal
 from chaoskit.messages import (
+    Arm,
     EndJob,
     Endpoint,
     Formed,
@@ -52,7 +53,7 @@ from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
-from chaoskit.vocabulary import Event, Phase
+from chaoskit.vocabulary import LOAD, Event, Phase
 
 _LAST_WORD_S = 5.0
 _NICENESS = 5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
@@ -80,7 +81,7 @@ class Control:
         self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
         self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
         self.regrouper = Regrouper(
-            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed
+            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
         )
         self._connection = connection
         self._send_lock = threading.Lock()
@@ -108,6 +109,8 @@ class Control:
             self.regrouper.offer(message)
         elif isinstance(message, Release):
             self.hooks.release(message)
+        elif isinstance(message, Arm):
+            self.hooks.arm(message.trigger)
         elif isinstance(message, Ping):
             self.send(Pong(self.spec.worker, message.number))
         elif isinstance(message, EndJob):
@@ -128,6 +131,9 @@ class Control:
             address=self.spec.host,
             timeout_s=config.collective_timeout_s,
         )
+
+    def _met(self, plan: Plan, me: Member) -> None:
+        self.hooks.reach("regroup", self.regrouper.step, plan, me)
 
     def _formed(self, generation: int) -> None:
         self.send(Formed(self.spec.worker, generation))
@@ -219,6 +225,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         token=spec.token,
     )
     trainer = Trainer(context)
+    control.hooks.reach(LOAD)
     try:
         load_job(spec.config.job)(trainer, **spec.config.job.options)
     except TrainingOver:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from chaoskit.errors import ChaoskitError
 from chaoskit.runtime.collective import Group
 from chaoskit.runtime.replica import Replica
-from chaoskit.vocabulary import Phase
 
 Report = Callable[[bool, str], None]
 Fetch = Callable[[], Any]
@@ -30,13 +30,13 @@ class Rig:
         on_received: called with the reduced gradients, one a trained parameter, before anybody has read them.
     """
 
-    on_phase: list[Callable[[Phase, int], None]] = field(default_factory=list)
+    on_phase: list[Callable[[str, int], None]] = field(default_factory=list)
     around_fetch: list[Callable[[Fetch, int, int], Fetch]] = field(default_factory=list)
     on_loss: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     on_reduction: list[Callable[[Group], None]] = field(default_factory=list)
     on_received: list[Callable[[list[Tensor]], None]] = field(default_factory=list)
 
-    def enter(self, phase: Phase, step: int) -> None:
+    def enter(self, phase: str, step: int) -> None:
         """The training thread enters a phase."""
         for act in list(self.on_phase):
             act(phase, step)
@@ -71,8 +71,15 @@ class Bench:
     ``report(effective, observed)`` may be called from any thread.
     """
 
-    replica: Replica
+    live: Replica | None
     rig: Rig
     report: Report
-    phase: Phase
+    phase: str
     step: int
+
+    @property
+    def replica(self) -> Replica:
+        """Raises ChaoskitError in a worker that has not begun to train."""
+        if self.live is None:
+            raise ChaoskitError("this lever needs a worker that trains")
+        return self.live

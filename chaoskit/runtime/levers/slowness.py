@@ -9,7 +9,6 @@ from typing import Any
 from chaoskit.osprocess import set_name
 from chaoskit.runtime.levers.rig import Bench
 from chaoskit.runtime.levers.waiting import STILL_S, watch
-from chaoskit.vocabulary import Phase
 
 _DUTY_PERIOD_S = 0.01
 
@@ -19,7 +18,7 @@ def delay(bench: Bench, options: dict[str, Any]) -> None:
     delay_s, end = options["delay_ms"] / 1000, bench.step + options["steps"]
     delays_s: list[float] = []
 
-    def act(phase: Phase, step: int) -> None:
+    def act(phase: str, step: int) -> None:
         if step >= end:
             bench.rig.on_phase.remove(act)
             return
@@ -28,7 +27,7 @@ def delay(bench: Bench, options: dict[str, Any]) -> None:
         delays_s.append(time.monotonic() - begun_s)
         if len(delays_s) == 1:
             late = delays_s[0] >= delay_s
-            bench.report(late, f"{phase.label} of step {step} began {delays_s[0] * 1000:.1f} ms late")
+            bench.report(late, f"{phase} of step {step} began {delays_s[0] * 1000:.1f} ms late")
 
     bench.rig.on_phase.append(act)
     if delay_s > 2 * STILL_S:
@@ -40,7 +39,7 @@ def burn(bench: Bench, options: dict[str, Any]) -> None:
     """Have a thread of the given ``name`` burn ``cpu_fraction`` of a CPU, in turns with rests, for ``steps`` steps."""
     over, end = threading.Event(), bench.step + options["steps"]
 
-    def act(phase: Phase, step: int) -> None:
+    def act(phase: str, step: int) -> None:
         if step >= end:
             bench.rig.on_phase.remove(act)
             over.set()
