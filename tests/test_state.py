@@ -25,13 +25,13 @@ from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from chaoskit import messages
+from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
 from chaoskit.runtime import peer as peer_module
 from chaoskit.runtime.peer import PeerLost, Pulled, StateServer, pull
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.state import Arena, Slot, decode_index, plain
 
 TOKEN = "a token of this test"
 WAIT_S = 60.0

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.config import require_writable
+from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.run import RawRun, Watch, execute
+from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import Twin, TwinCache
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -11,10 +12,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named, plain
 from chaoskit.errors import BadInput
 from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
 from chaoskit.runtime.buffers import MovingBuffers
-from chaoskit.runtime.state import Arena, Slot, aligned, decode_index, dtype_named, plain
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -104,9 +105,13 @@ class Replica:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state, under a path that is the same on all ranks."""
+        """Every tensor of the state, as it was committed, under a path that is the same on all ranks."""
         yield from self._model_tensors()
         yield from self._optimizer_tensors()
+
+    def scalars_checksum(self) -> int:
+        """Of learning rates, the scheduler's and the optimizer's numbers."""
+        return zlib.crc32(self._scalars())
 
     def _scalars(self) -> bytes:
         groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
@@ -182,6 +187,11 @@ class Replica:
             yield
         finally:
             self._updating = False
+
+    def stand_in(self, generation: int) -> None:
+        """Mark the state as the one that ``generation`` trains on."""
+        if self.arena is not None:
+            self.arena.stand_in(generation)
 
     @property
     def sequence(self) -> int:

@@ -5,7 +5,7 @@ A contribution is the differences of the buffers that move, then the gradients o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sampling import Sampler
 from chaoskit.runtime.sidecar import SidecarLayout, digest
+from chaoskit.runtime.voting import Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class ShardWork:
         self._frozen = digest(bytes(self._trainable))
         self._flags_seen = self._trainable
         self._buffers = replica.buffers
-        self._news = SidecarLayout(config.shard_count, len(self._parameters))
+        self._news = SidecarLayout(config.shard_count, len(self._parameters), len(Seal._fields))
         self.overlap: Overlap | None = None
         self._lay_out()
         self._overlapping = False
@@ -200,22 +201,37 @@ class ShardWork:
         """Samples of computed shards, one shard after the other."""
         return [sample for shard in shards for sample in self._samples[shard]]
 
-    def sidecar(self, shards: Iterable[int], vote: int) -> Tensor:
+    def sidecar(self, shards: Iterable[int], vote: int, seal: Seal) -> Tensor:
         """This rank's news for all others. ``vote``: the newest generation it knows."""
         losses, present, integers = {}, 0, b""
         for shard in shards:
             losses[shard] = float(self._losses[shard])
             present |= self._present[shard]
             integers = self._integers_of(shard)
-        return self._news.write(losses, frozen=self._frozen, integers=digest(integers), present=present, vote=vote)
+        marks = {"frozen": self._frozen, "integers": digest(integers), "present": present}
+        return self._news.write(losses, **marks, vote=vote, seal=seal)
 
     def _integers_of(self, shard: int) -> bytes:
         """The integer buffers that a shard left, which those of this rank must agree on."""
         values = [value.cpu().contiguous().numpy().tobytes() for value in self._integers.get(shard, ())]
         return b"|".join(values)
 
-    def reduce(self, sidecar: Tensor) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost; the contribution is kept."""
+    def lowest_vote(self, sidecars: Tensor) -> int:
+        """The newest generation that every rank knows."""
+        return self._news.lowest_vote(sidecars)
+
+    def seals(self, sidecars: Tensor) -> list[Seal]:
+        """Of all ranks."""
+        return [Seal(*words) for words in self._news.seals(sidecars)]
+
+    def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
+        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept.
+
+        Args:
+            arrived: is shown the parameters' reduced gradients before anybody reads them.
+        """
+        moving = len(self._buffers.floating)
+        self.reducer.verify, self.reducer.arrived = verify, lambda views: arrived(views[moving:])
         if self.overlap is not None:
             self.overlap.check()
         return self.reducer.reduce(sidecar)
