@@ -363,7 +363,7 @@ def trained(seed: int, steps: int) -> Replica:
         with replica.update():
             for parameter in replica.parameters:
                 parameter.grad = torch.randn(parameter.shape)
-            replica.optimizer.step()
+            replica.advance()
     return replica
 
 

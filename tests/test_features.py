@@ -11,7 +11,7 @@ from chaoskit.pytest_plugin import Chaos
 from faults import Kill
 
 JOBS = "jobs/features.py"
-RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "steps": 24, "deadline_s": 60.0}
+RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "steps": 24, "deadline_s": 120.0}
 
 
 def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:

@@ -22,7 +22,7 @@ from faults import Fault, Hang, Kill, NaN
 
 
 def broken(chaos: Chaos, job: str, faults: list[Fault], **plan: Any) -> Outcome:
-    settings: dict[str, Any] = {"nodes": 2, "spares": 1, "shards": 4, "deadline_s": 90.0}
+    settings: dict[str, Any] = {"nodes": 2, "spares": 1, "shards": 4, "deadline_s": 180.0}
     outcome = chaos.run(job, faults=faults, **settings | plan)
     assert outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()

@@ -17,8 +17,8 @@ class Overlap:
     An error of the process group must not surface inside autograd: it is kept, and raised by :meth:`check`.
 
     Args:
-        contribution: everything that the layout names, of the shard under way; the last ones are the gradients of
-            ``parameters``. What comes before these is there when :meth:`end` is called.
+        contribution: by number, what the layout names, of the shard under way; the last ones are the gradients of
+            ``parameters``. What comes before these is asked for in :meth:`end`.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Overlap:
         parameters: Sequence[Tensor],
         local: LocalGradients,
         reducer: Reducer,
-        contribution: Callable[[], Sequence[Tensor | None]],
+        contribution: Callable[[int], Tensor | None],
     ) -> None:
         self._local, self._reducer, self._contribution = local, reducer, contribution
         first = len(local.layout.shapes) - len(parameters)
@@ -90,5 +90,4 @@ class Overlap:
             self._error = error
 
     def _gradients(self, bucket: int) -> list[Tensor | None]:
-        contribution = self._contribution()
-        return [contribution[number] for number in self._buckets[bucket].parameters]
+        return [self._contribution(number) for number in self._buckets[bucket].parameters]

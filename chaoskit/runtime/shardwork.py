@@ -79,7 +79,7 @@ class ShardWork:
         self._local = LocalGradients(layout, config.shard_count)
         self.reducer = make_reducer(config.reduction, self._local, sidecar_size=self._news.size)
         if config.buckets > 1:
-            self.overlap = Overlap(self._parameters, self._local, self.reducer, lambda: self.contribution)
+            self.overlap = Overlap(self._parameters, self._local, self.reducer, self._part)
 
     def sampler(self, size: int, batch_size: int) -> Sampler:
         """The order in which a dataset of ``size`` samples is dealt."""
@@ -136,6 +136,11 @@ class ShardWork:
     def contribution(self) -> list[Tensor | None]:
         """Of the shard that was computed last: differences of the moving buffers, then a gradient a parameter."""
         return [*self._moved.differences, *(parameter.grad for parameter in self._parameters)]
+
+    def _part(self, number: int) -> Tensor | None:
+        """One of the contribution; gradients are there before the differences are."""
+        moving = len(self._buffers.floating)
+        return self._moved.differences[number] if number < moving else self._parameters[number - moving].grad
 
     def _flags(self) -> list[bool]:
         return [parameter.requires_grad for _, parameter in self._all]

@@ -110,7 +110,8 @@ class BitFlipper:
         return self._state() if self._where == "optimizer" else self._parameter.data
 
     def _state(self) -> Tensor:
-        state = self._replica.optimizer.state.get(self._parameter, {})
+        states = [optimizer.state.get(self._parameter, {}) for optimizer in self._replica.optimizers]
+        state = next((found for found in states if found), {})
         found = state.get(self._key)
         if not isinstance(found, Tensor):
             there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
