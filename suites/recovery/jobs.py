@@ -1,0 +1,110 @@
+"""Small jobs for this suite: one that is easy to break, and healthy ones that are easy to mistake for broken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
+_BATCH = 48  # a multiple of 2, 3 and 4 shards
+
+
+class _Net(nn.Module):
+    """All that a restore may forget: running statistics, dropout, and what the optimizer remembers of each weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.1))
+        self.head = nn.Linear(24, 1)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(batch))
+        return found
+
+
+def _train(
+    trainer: Any,
+    steps: int,
+    *,
+    outside: Callable[[nn.Module], None] = lambda model: None,
+    delay_s: Callable[[], float] = lambda: 0.0,
+) -> None:
+    torch.manual_seed(trainer.seed)
+    model = _Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.8)
+    trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.5)
+    while trainer.step < steps:
+        outside(model)
+        with trainer.transaction() as step:
+            time.sleep(delay_s())
+            for shard in step.shards(_DATA, batch_size=_BATCH):
+                target = shard.batch.sum(1, keepdim=True).sin()
+                step.backward(nn.functional.mse_loss(model(shard.batch), target))
+
+
+def steady(trainer: Any, *, steps: int, step_s: float = 0.015) -> None:
+    """Steps of about the same length."""
+    _train(trainer, steps, delay_s=lambda: step_s)
+
+
+def evaluating(trainer: Any, *, steps: int, seconds: float) -> None:
+    """Rank 1 evaluates for long, twice, and declares it."""
+
+    def outside(model: nn.Module) -> None:
+        if trainer.rank == 1 and trainer.step in (6, 12):
+            with trainer.long_phase("evaluation"), torch.no_grad():
+                model.eval()
+                model(_DATA)
+                time.sleep(seconds)
+                model.train()
+
+    _train(trainer, steps, outside=outside, delay_s=lambda: 0.01)
+
+
+def saving(trainer: Any, *, steps: int, seconds: float) -> None:
+    """Rank 0 does something between two steps, for long, and declares nothing."""
+
+    def outside(model: nn.Module) -> None:
+        if trainer.rank == 0 and trainer.step == 10:
+            time.sleep(seconds)
+
+    _train(trainer, steps, outside=outside, delay_s=lambda: 0.01)
+
+
+def compiling(trainer: Any, *, steps: int, seconds: float) -> None:
+    """The last rank compiles a function in the middle of a step, and its compiler takes long."""
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        time.sleep(seconds)
+        return graph.forward
+
+    measure = torch.compile(lambda batch: batch.sin().sum(), backend=backend)
+
+    def delay_s() -> float:
+        if trainer.took_part and trainer.step == 10 and trainer.rank == trainer.world - 1:
+            measure(_DATA)
+        return 0.01
+
+    _train(trainer, steps, delay_s=delay_s)
+
+
+def starting_slowly(trainer: Any, *, steps: int, seconds: float) -> None:
+    """Rank 1's process needs long until it can train."""
+    if trainer._worker.name == "node1.0":
+        time.sleep(seconds)
+    _train(trainer, steps, delay_s=lambda: 0.01)
+
+
+def uneven(trainer: Any, *, steps: int) -> None:
+    """No step is like the one before, and no rank like another: up to five times the shortest."""
+    _train(trainer, steps, delay_s=lambda: 0.02 * (1 + (3 * trainer.step + 2 * trainer.rank) % 5))
+
+
+def growing(trainer: Any, *, steps: int) -> None:
+    """Every step is a little longer than the one before, in the end four times the first."""
+    _train(trainer, steps, delay_s=lambda: 0.02 * (1 + 3 * trainer.step / steps))

@@ -1,0 +1,53 @@
+"""Two faults in the same step, in the next one, and on the same rank again."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, survives, victim
+from faults import Exit, Fault, Hang, Kill, KillNode, NaN, Raise, at_rate
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Kill(rank=0, at_step=AT), Kill(rank=3, at_step=AT)),
+        (Kill(rank=1, at_step=AT, phase="optimizer"), Exit(rank=2, at_step=AT, phase="optimizer")),
+        (Hang(rank=1, at_step=AT, phase="backward", how="spin"), Kill(rank=2, at_step=AT, phase="reduce")),
+        (NaN(rank=1, at_step=AT, parameter="head.weight"), Raise(rank=3, at_step=AT, phase="reduce")),
+        (KillNode(rank=2, at_step=AT, phase="reduce"), Hang(rank=0, at_step=AT)),
+    ],
+    ids=lambda faults: "+".join(fault.kind for fault in faults),
+)
+def test_two_ranks_in_the_same_step(chaos: Chaos, faults: tuple[Fault, ...]) -> None:
+    """The second loss finds the first one not yet answered."""
+    outcome = survives(chaos, *faults, nodes=4, spares=2)
+    assert len(outcome.recoveries) == 2
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("spares", [0, 2])
+def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -> None:
+    """The second loss strikes while the first one's replacement is still on its way, or has just come."""
+    faults = [Kill(rank=1, at_step=AT, phase="reduce"), Kill(rank=0, at_step=AT + 1, phase="backward")]
+    survives(chaos, *faults, nodes=world, spares=spares)
+
+
+def test_the_same_rank_twice(chaos: Chaos) -> None:
+    """Its replacement is lost as well, one step later."""
+    outcome = survives(chaos, Kill(rank=1, at_step=AT), Exit(rank=1, at_step=AT + 1), nodes=2, spares=2)
+    assert victim(outcome, 0) != victim(outcome, 1)
+
+
+@pytest.mark.parametrize("role", ["minority", "majority", "all_but_one"])
+def test_many_at_once(chaos: Chaos, role: str) -> None:
+    """Whoever is left has all that is needed."""
+    survives(chaos, Kill(rank=role, at_step=AT, phase="reduce"), nodes=4, spares=2, steps=60)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_losses_at_a_rate(chaos: Chaos, world: int) -> None:
+    """A rank is lost every ten steps or so, at random, as machines fail."""
+    faults = at_rate(Kill(rank="any"), mtbf_steps=10, steps=40, seed=world)
+    survives(chaos, *faults, nodes=world, spares=2, steps=50)

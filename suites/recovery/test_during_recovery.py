@@ -1,0 +1,60 @@
+"""Faults that strike while the run recovers from another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, journal, survives, victim
+from chaoskit.vocabulary import Event
+from faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode, Raise
+
+FIRST = Kill(rank=1, at_step=AT)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Kill(rank=2, during="detection"),
+        KillNode(rank=0, during="detection"),
+        Kill(rank=2, during="regroup"),
+        KillAgent(rank=0, during="regroup"),
+        Hang(rank=2, during="regroup"),
+        Kill(rank=1, during="restore"),
+        Raise(rank=1, during="restore"),
+        Hang(rank=1, during="restore"),
+        Kill(rank=0, during="recommit"),
+        Exit(rank=1, during="recommit"),
+        Hang(rank=2, during="recommit", how="spin"),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.during}-rank{fault.rank}",
+)
+def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
+    """A half-made recovery is superseded, or begun again: nothing that it did is done twice."""
+    outcome = survives(chaos, FIRST, fault, nodes=3, spares=2, steps=60)
+    assert victim(outcome, 0) != victim(outcome, 1)
+
+
+@pytest.mark.parametrize("during", ["detection", "regroup", "restore", "recommit"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, during: str) -> None:
+    """The next coordinator finishes what this one had decided, and no generation comes twice."""
+    rank = 1 if during == "restore" else 0
+    outcome = survives(chaos, FIRST, KillCoordinator(rank=rank, during=during), nodes=world, steps=60)
+    generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
+    assert generations == sorted(set(generations))
+    assert journal(outcome, Event.RESUMED)
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
+    """The rank from which a newcomer takes its state is lost; the newcomer takes it from another one."""
+    outcome = survives(chaos, FIRST, Kill(rank="healer", during="restore"), nodes=world, spares=2, steps=60)
+    assert victim(outcome, 1) not in {record["source"] for record in journal(outcome, Event.RESTORED)}
+
+
+def test_one_loss_in_each_of_three_recoveries(chaos: Chaos) -> None:
+    """Each fault waits for the recovery from the one before."""
+    faults = [FIRST, Kill(rank=2, during="regroup"), Hang(rank=0, during="recommit", recovery=2)]
+    outcome = survives(chaos, *faults, nodes=3, spares=2, steps=60)
+    assert len({victim(outcome, number) for number in range(3)}) == 3

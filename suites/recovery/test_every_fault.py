@@ -1,0 +1,163 @@
+"""Every fault of the catalogue, in every phase of a step, in worlds of two, three and four ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, WORLDS, is_left_alone, survives
+from faults import (
+    CATALOGUE,
+    BadBatch,
+    BitFlip,
+    ClockJump,
+    CrashLoop,
+    DataStall,
+    Deadlock,
+    Exit,
+    FailLoad,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    KillAgent,
+    KillCoordinator,
+    KillNode,
+    NaN,
+    OutOfMemory,
+    Preempt,
+    Raise,
+    Straggle,
+)
+
+GPT = "gpt"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A fault, and in which phases it can strike.
+
+    Attributes:
+        make: the fault, for a rank and a phase.
+        job: a node that leaves in peace and a coordinator that comes back need more time than ``gpt`` takes.
+    """
+
+    make: Callable[[int, str], Fault]
+    phases: tuple[str, ...] = PHASES
+    job: str = STEADY
+
+
+#: Faults that take somebody out.
+LOSSES = {
+    "Kill": Recipe(lambda rank, phase: Kill(rank=rank, at_step=AT, phase=phase), job=GPT),
+    "Exit": Recipe(lambda rank, phase: Exit(rank=rank, at_step=AT, phase=phase), job=GPT),
+    "Raise": Recipe(lambda rank, phase: Raise(rank=rank, at_step=AT, phase=phase), job=GPT),
+    "MemoryError": Recipe(lambda rank, phase: OutOfMemory(rank=rank, at_step=AT, phase=phase, how="error"), job=GPT),
+    "OutOfMemory": Recipe(lambda rank, phase: OutOfMemory(rank=rank, at_step=AT, phase=phase)),
+    "Hang stop": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase), job=GPT),
+    "Hang gil": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase, how="gil")),
+    "Hang spin": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase, how="spin")),
+    "Deadlock lock": Recipe(lambda rank, phase: Deadlock(rank=rank, at_step=AT, phase=phase)),
+    "NaN weight": Recipe(
+        lambda rank, phase: NaN(rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="weight"),
+        ("forward",),  # later in the step it would reach no gradient any more
+        GPT,
+    ),
+    "NaN gradient": Recipe(
+        lambda rank, phase: NaN(rank=rank, at_step=AT, phase=phase, parameter="head.weight"),
+        ("forward", "backward"),
+        GPT,
+    ),
+    "NaN activation": Recipe(
+        lambda rank, phase: NaN(rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="activation"),
+        ("forward",),
+        GPT,
+    ),
+    "KillAgent": Recipe(lambda rank, phase: KillAgent(rank=rank, at_step=AT, phase=phase)),
+    "KillNode": Recipe(lambda rank, phase: KillNode(rank=rank, at_step=AT, phase=phase)),
+    "Preempt": Recipe(lambda rank, phase: Preempt(rank=rank, at_step=AT, phase=phase, grace_s=0.2)),
+    "FreezeNode": Recipe(lambda rank, phase: FreezeNode(rank=rank, at_step=AT, phase=phase, thaw_after_s=0.6)),
+}
+
+#: Faults that nobody may be given up for.
+NUISANCES = {
+    "KillCoordinator": Recipe(lambda rank, phase: KillCoordinator(rank=rank, at_step=AT, phase=phase)),
+    "ClockJump": Recipe(
+        lambda rank, phase: ClockJump(rank=rank, at_step=AT, phase=phase, seconds=3600.0 * (1 - 2 * (rank % 2)))
+    ),
+    "Straggle": Recipe(lambda rank, phase: Straggle(rank=rank, at_step=AT, phase=phase, delay_ms=10, steps=4)),
+    "DataStall": Recipe(lambda rank, phase: DataStall(rank=rank, at_step=AT, stall_ms=60), ("forward",)),
+}
+
+#: Their moments are not phases of a step, or they need settings of their own.
+ELSEWHERE: dict[type[Fault], str] = {
+    BitFlip: "test_corruption.py",
+    BadBatch: "test_corruption.py",
+    CrashLoop: "test_bad_replacements.py",
+    FailLoad: "test_bad_replacements.py",
+}
+
+
+def covering(recipes: dict[str, Recipe]) -> list[tuple[str, str, int, int]]:
+    """Name, phase, world and rank, so that every pair of two of (fault, phase, world) occurs: pairwise coverage.
+
+    The n-th fault meets each of its phases once, in the world that is n places further; one with fewer phases than
+    there are worlds comes again. Random draws would need three times as many runs for the same pairs.
+    """
+    found = []
+    for place, (name, recipe) in enumerate(recipes.items()):
+        for turn in range(max(len(recipe.phases), len(WORLDS))):
+            world = WORLDS[(place + turn) % len(WORLDS)]
+            found.append((name, recipe.phases[turn % len(recipe.phases)], world, (place + 2 * turn) % world))
+    return found
+
+
+def _id(value: object) -> str:
+    return str(value).replace(" ", "-")
+
+
+@pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(LOSSES), ids=_id)
+def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
+    """Whoever is lost, and whatever it was doing, the step is repeated and all numbers stay the same."""
+    recipe = LOSSES[name]
+    fault = recipe.make(rank, phase)
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+    plan = {"steps": 24, "options": {"size": "tiny"}} if recipe.job == GPT else {}
+    outcome = survives(chaos, fault, job=recipe.job, nodes=world, **plan)
+    assert len(outcome.recoveries) == 1
+
+
+@pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(NUISANCES), ids=_id)
+def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
+    """A dead coordinator, a wrong clock, a slow rank, a late batch: nobody is given up, nobody regroups."""
+    is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rank_that_skips_a_collective_is_waited_for_by_all(chaos: Chaos, world: int, phase: str) -> None:
+    """All wait for each other and nobody can be blamed: the same ranks begin the reduction anew."""
+    outcome = survives(chaos, Deadlock(rank=world - 1, at_step=AT, phase=phase, how="skip"), nodes=world)
+    assert outcome.recoveries == []
+
+
+def test_the_catalogue_is_covered() -> None:
+    """A fault that is added must be put to the test, too."""
+    tested = {type(recipe.make(1, recipe.phases[0])) for recipe in (LOSSES | NUISANCES).values()}
+    assert tested | set(ELSEWHERE) == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("recipes", [LOSSES, NUISANCES], ids=["losses", "nuisances"])
+def test_the_selection_covers_every_pair(recipes: dict[str, Recipe]) -> None:
+    """Each fault in each of its phases and in each world, and each phase in each world."""
+    chosen = covering(recipes)
+    assert {(name, phase) for name, phase, _, _ in chosen} == {
+        (name, phase) for name, recipe in recipes.items() for phase in recipe.phases
+    }
+    assert {(name, world) for name, _, world, _ in chosen} == {(name, world) for name in recipes for world in WORLDS}
+    assert {(phase, world) for _, phase, world, _ in chosen} == {(phase, world) for phase in PHASES for world in WORLDS}
+    assert all(0 <= rank < world for _, _, world, rank in chosen)

@@ -1,0 +1,58 @@
+"""Losses of whole nodes, of every worker at once, and of the coordinator again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, PHASES, WORLDS, is_left_alone, journal, survives
+from chaoskit.vocabulary import Event
+from faults import Kill, KillCoordinator, KillNode
+
+
+@pytest.mark.parametrize(("world", "phase"), [(2, "forward"), (3, "backward"), (4, "reduce"), (2, "optimizer")])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int) -> None:
+    """Nobody alive has the state: it is taken from the memory of the agents, and at most the step in flight is lost."""
+    outcome = survives(chaos, Kill(rank="all", at_step=AT, phase=phase), nodes=world, spares=spares)
+    assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
+
+
+def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
+    """The second time the copies are those of workers that were restored from copies."""
+    faults = [Kill(rank="all", at_step=AT), Kill(rank="all", at_step=AT + 12)]
+    survives(chaos, *faults, nodes=3, steps=60)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
+    """A node that has taken over a second rank is lost with both."""
+    outcome = survives(chaos, Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24), nodes=world, steps=60)
+    lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
+    assert len({record["rank"] for record in lost}) == 2
+
+
+def test_two_nodes_at_once(chaos: Chaos) -> None:
+    """Half of four nodes, at the same moment."""
+    faults = [KillNode(rank=rank, at_step=AT, phase="reduce") for rank in (1, 2)]
+    survives(chaos, *faults, nodes=4, steps=60)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
+    """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
+    faults = [KillCoordinator(rank=0, at_step=AT, phase=phase), Kill(rank=1, at_step=AT, phase=phase)]
+    survives(chaos, *faults, nodes=3, steps=60)
+
+
+def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
+    """Four deaths, and nobody regroups: training needs no coordinator while nobody is lost."""
+    faults = [KillCoordinator(rank=0, at_step=step) for step in (0, 6, 14, 22)]
+    outcome = is_left_alone(chaos, *faults, nodes=3)
+    assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
+def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
+    """Wherever the ranks are just then."""
+    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, steps=60)

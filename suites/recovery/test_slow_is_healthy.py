@@ -1,0 +1,95 @@
+"""Negative tests: slow but healthy jobs. Nobody may be given up, and nobody may regroup."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from chaoskit.osprocess import die_with_parent
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.cgroup import unavailable
+from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone
+from faults import Straggle
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
+    """Nothing is injected."""
+    is_left_alone(chaos, nodes=world)
+
+
+def test_a_long_evaluation(chaos: Chaos) -> None:
+    """One rank evaluates for a hundred steps' time, and has declared it; the others wait."""
+    is_left_alone(chaos, job=f"{JOBS}:evaluating", steps=20, options={"seconds": 1.2}, twin=False)
+
+
+def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
+    """Saving, logging, thinking: outside of a step the limits are wide."""
+    is_left_alone(chaos, job=f"{JOBS}:saving", steps=20, options={"seconds": 1.2}, twin=False)
+
+
+def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
+    """One rank compiles, as torch does when something is new to it."""
+    is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=16, options={"seconds": 1.2}, twin=False)
+
+
+def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
+    """The others wait for it before the first step, and do not begin without it."""
+    outcome = is_left_alone(
+        chaos, job=f"{JOBS}:starting_slowly", steps=16, options={"seconds": 1.2}, spares=0, twin=False
+    )
+    assert {point.world for point in outcome.steps} == {3}
+
+
+@pytest.mark.parametrize("job", ["uneven", "growing"])
+def test_steps_of_different_length(chaos: Chaos, job: str) -> None:
+    """What is long for one step may be usual for the next."""
+    is_left_alone(chaos, job=f"{JOBS}:{job}", steps=24, twin=False)
+
+
+def test_a_rank_that_is_slow_within_the_limit(chaos: Chaos) -> None:
+    """Every phase of one rank begins late, for four steps."""
+    is_left_alone(chaos, Straggle(rank=1, at_step=AT, delay_ms=40, steps=4))
+
+
+def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
+    """Another thread of the process takes half of a CPU for itself."""
+    is_left_alone(chaos, Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=12))
+
+
+@pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
+def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
+    """The kernel lets the process run for a part of each tenth of a second only."""
+    fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.15, steps=10)
+    is_left_alone(chaos, fault, job="gpt", nodes=2, spares=0, steps=24, options={"size": "tiny"})
+
+
+@contextmanager
+def crowd(count: int) -> Iterator[None]:
+    """As many processes that do nothing but use a core."""
+    me = os.getpid()
+    loops = [
+        subprocess.Popen(
+            [sys.executable, "-c", "while True: pass"],
+            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.faces.suite
+        )
+        for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_crowded_machine(chaos: Chaos, world: int) -> None:
+    """Twice as many processes as cores compete with the ranks: waiting for a CPU is no hang."""
+    with crowd(2 * (os.cpu_count() or 1)):
+        is_left_alone(chaos, job="gpt", nodes=world, steps=24, options={"size": "tiny"}, twin=False)
