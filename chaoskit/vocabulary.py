@@ -45,14 +45,14 @@ class Event(StrEnum):
     """Kinds of journal records. Everything that is asserted is computed from them."""
 
     # worker
-    READY = "ready"  # the worker can take a rank
+    READY = "ready"  # the worker can take a rank: fingerprint
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
     QUIESCED = "quiesced"  # out of the old generation's collective
     REGROUPED = "regrouped"  # the new process group can be used
-    RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source
+    RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source, checksum
     QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
     NONFINITE = "nonfinite"  # step, shards, owner
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -66,7 +67,10 @@ class History:
 
     def _loss(self, number: int) -> float | None:
         step = self.steps.get(number)
-        return None if step is None or step.skipped else float(step.finishers[0]["loss"])
+        if step is None or step.skipped:
+            return None
+        loss = step.finishers[0]["loss"]
+        return math.nan if loss is None else float(loss)  # JSON has no NaN
 
     def points(self, started_ns: int) -> list[StepPoint]:
         """One point a step; a step is finished when the last rank has finished it."""
@@ -115,6 +119,10 @@ class History:
         return sum(
             in_flight[old] != number or self._has_survivors(self.steps[number]) for number, old in repeated.items()
         )
+
+    def repeated_beside_survivors(self) -> list[int]:
+        """Steps that were computed again although somebody who had committed them was still there."""
+        return [number for number, step in self.steps.items() if _thrown_away(step) and self._has_survivors(step)]
 
     def _has_survivors(self, step: Step) -> bool:
         committers = [r.source for g, records in step.commits.items() if g < step.generation for r in records]

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
+from chaoskit.experiment.properties import Trace, check_properties, summary
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import Incident, Timeline
 from chaoskit.experiment.twin import Twin
@@ -37,6 +38,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     if twin is not None:
         checks.append(_losses(history, twin, config.reduction))
         checks.append(_weights(digests, twin, config.reduction))
+    checks += summary(check_properties(Trace(run, history, recoveries), checks))
     verdict = Verdict.worst([check.verdict for check in checks])
     return Outcome(
         name=run.experiment.name,

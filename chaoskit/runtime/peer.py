@@ -51,11 +51,12 @@ _offers = msgspec.msgpack.Decoder(_Offer)
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What was received: the step of the state, its size, and by which way it came."""
+    """What was received: the step of the state, its size, by which way it came, and its checksum if it was sealed."""
 
     step: int
     size_bytes: int
     transport: str
+    checksum: str = ""
 
 
 class StateServer:
@@ -162,10 +163,10 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None
         _read_all(view, target)
         if view.sequence != sequence:
             return None
-        _verify(sealed, step, index, scalars, target)
+        found = _verify(sealed, step, index, scalars, target)
         replica.load_scalars(scalars, step)
         _publish(replica, scalars)
-        return Pulled(step, size_bytes, "shared memory")
+        return Pulled(step, size_bytes, "shared memory", found)
     finally:
         view.close()
         os.close(fd)
@@ -177,9 +178,12 @@ def _read_all(view: ArenaView, target: memoryview) -> None:
         done += view.read_into(target[done : done + CHUNK_BYTES], done)
 
 
-def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryview) -> None:
-    if sealed and (found := checksum(step, index, scalars, data)) != sealed:
+def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryview) -> str:
+    """The checksum of what was read; "" if it is not sealed."""
+    found = checksum(step, index, scalars, data) if sealed else ""
+    if found != sealed:
         raise Corrupt(f"checksum {found}, sealed as {sealed}")
+    return found
 
 
 def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pulled | None:
@@ -198,7 +202,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
             reown(connection.fileno())
     if sequence != offer.sequence:
         return None
-    _verify(sealed, offer.step, offer.index, offer.scalars, target)
+    found = _verify(sealed, offer.step, offer.index, offer.scalars, target)
     if replica.arena is None:
         replica.begin_write()
         replica.unpack(offer.index, packed)
@@ -206,7 +210,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
         _receive_into(replica, offer.index, offer.size_bytes)[:] = packed
     replica.load_scalars(offer.scalars, offer.step)
     _publish(replica, offer.scalars)
-    return Pulled(offer.step, offer.size_bytes, "tcp")
+    return Pulled(offer.step, offer.size_bytes, "tcp", found)
 
 
 def _fill(target: memoryview, connection: socket.socket) -> None:

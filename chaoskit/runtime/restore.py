@@ -73,6 +73,7 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
             size_bytes=pulled.size_bytes,
             transport=pulled.transport,
             source=source.name,
+            checksum=pulled.checksum,
         )
         worker.journal.write(Event.ADOPT, step=pulled.step, generation=generation, source=source.name)
         return True

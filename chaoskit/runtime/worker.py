@@ -149,8 +149,8 @@ class Control:
 
     def ready(self, endpoint: Endpoint) -> None:
         """Warm, and able to take a rank."""
-        self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid())
         mark = fingerprint(_sources[self.spec.config.job.path], this_device(self.spec.config.device))
+        self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid(), fingerprint=mark)
         self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
@@ -9,7 +11,10 @@ from chaoskit.suites.recovery.expect import AT, journal, survives, victim
 from chaoskit.vocabulary import Event
 from faults import CrashLoop, FailLoad, FreezeNode, Kill
 
-LONG = {"options": {"step_s": 0.025}, "steps": 120}  # replacements must have the time to come, and to fail
+LONG: dict[str, Any] = {
+    "options": {"step_s": 0.025},
+    "steps": 120,
+}  # replacements must have the time to come, and to fail
 
 
 @pytest.mark.parametrize("times", [1, 2])

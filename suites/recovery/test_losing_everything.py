@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import AT, PHASES, WORLDS, is_left_alone, journal, survives
+from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, journal, survives
 from chaoskit.vocabulary import Event
 from faults import Kill, KillCoordinator, KillNode
 
@@ -24,7 +24,7 @@ def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
     survives(chaos, *faults, nodes=3, steps=60)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [3, 4])
 def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     """A node that has taken over a second rank is lost with both."""
     outcome = survives(chaos, Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24), nodes=world, steps=60)

@@ -1,0 +1,133 @@
+"""What a property is, and what it is computed from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+from chaoskit.config import RunConfig
+from chaoskit.experiment.conductor import Strike
+from chaoskit.experiment.history import History
+from chaoskit.experiment.outcome import Recovery
+from chaoskit.experiment.run import RawRun
+from chaoskit.journal import Record
+from chaoskit.vocabulary import Event
+
+Kind = Literal["safety", "liveness"]
+
+#: Added to every bound: how long processes of a crowded machine may wait for a CPU without being broken.
+SLACK_S = 10.0
+
+
+class Trace:
+    """One run as its journals tell it."""
+
+    def __init__(self, run: RawRun, history: History, recoveries: list[Recovery]) -> None:
+        self.run, self.history, self.recoveries = run, history, recoveries
+        self.config: RunConfig = run.experiment.config
+        self._by_event: dict[str, list[Record]] = defaultdict(list)
+        for record in run.records:
+            self._by_event[record.event].append(record)
+
+    def of(self, *events: Event) -> list[Record]:
+        """The records of these events, by time."""
+        found = [record for event in events for record in self._by_event[event]]
+        return found if len(events) == 1 else sorted(found, key=lambda record: record.t_ns)
+
+    def first(self, event: Event, after_ns: int = 0) -> Record | None:
+        """The first record of ``event`` that is not before ``after_ns``."""
+        return next((record for record in self._by_event[event] if record.t_ns >= after_ns), None)
+
+    @cached_property
+    def members(self) -> dict[int, dict[str, int]]:
+        """Generation -> worker -> rank."""
+        return {
+            plan["generation"]: {member["worker"]: member["rank"] for member in plan["members"]}
+            for plan in self.of(Event.PLAN)
+        }
+
+    @cached_property
+    def lost_ns(self) -> dict[str, int]:
+        """Worker -> when it was given up."""
+        return {record["worker"]: record.t_ns for record in reversed(self.of(Event.DETECTED))}
+
+    @cached_property
+    def settled_ns(self) -> dict[int, int]:
+        """Generation -> when all of its members had its group."""
+        return {record["generation"]: record.t_ns for record in self.of(Event.SETTLED)}
+
+    @property
+    def end_ns(self) -> int:
+        """When the job ended; else the run."""
+        ended = self.first(Event.JOB_ENDED)
+        return ended.t_ns if ended else self.run.ended_ns
+
+    @cached_property
+    def commits(self) -> dict[tuple[int, int], list[Record]]:
+        """(Step, generation) -> the commits of its ranks."""
+        found: dict[tuple[int, int], list[Record]] = defaultdict(list)
+        for record in self.of(Event.COMMIT):
+            found[record["step"], record["generation"]].append(record)
+        return found
+
+    def confirmed(self, *kinds: str) -> list[Strike]:
+        """The faults of these kinds that took effect."""
+        return [one for one in self.run.strikes if one.fault.kind in kinds and one.effective_ns is not None]
+
+    def struck_by(self, worker: str) -> list[str]:
+        """Kinds of the faults that acted on ``worker``."""
+        struck = [strike for strike in self.run.strikes if strike.target is not None and worker in strike.target.claims]
+        return [strike.fault.kind for strike in struck]
+
+    @cached_property
+    def usual_step_s(self) -> float:
+        """Nine of ten steps that no recovery fell into took no longer: one that waited for minutes is not usual."""
+        points = self.history.points(self.run.started_ns)
+        quiet = sorted(later.seconds for earlier, later in pairwise(points) if earlier.generation == later.generation)
+        return quiet[len(quiet) * 9 // 10] if quiet else 0.0
+
+    @property
+    def hang_limit_s(self) -> float:
+        """How long a phase may last before its rank is called hung."""
+        return max(self.config.hang_floor_ms / 1000, self.config.hang_steps * self.usual_step_s)
+
+
+#: What violates a property, in words; None: it says nothing about this run.
+Finding = list[str] | None
+
+
+@dataclass(frozen=True)
+class Property:
+    """One row of the table of partial failures.
+
+    Attributes:
+        number: of the row.
+        kind: safety must never be violated; liveness must come true within ``bound``.
+        name: of the check.
+        sentence: what holds.
+        find: what violates it in a run.
+        shown_by: the check of the judge that is the same thing, where there is one; then ``find`` is not asked.
+        bound: of liveness, and where it comes from.
+    """
+
+    number: int
+    kind: Kind
+    name: str
+    sentence: str
+    find: Callable[[Trace], Finding] = lambda trace: None
+    shown_by: str = ""
+    bound: str = ""
+
+    @property
+    def label(self) -> str:
+        """Short and unique, as ``9S``."""
+        return f"{self.number}{self.kind[0].upper()}"
+
+    @property
+    def title(self) -> str:
+        """Name of the check in an outcome."""
+        return self.shown_by or f"property {self.label}: {self.name}"

@@ -1,0 +1,116 @@
+"""Properties of who is in: generations, terms, strikes, budgets, replacements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from chaoskit.control.membership import PAUSE_MAX_S, PAUSE_S
+from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.vocabulary import Event
+
+
+def convicts(trace: Trace) -> Finding:
+    """Whom the job's own numbers convict is given up, however well its process and its node look."""
+    guilty = {record["worker"] for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"}
+    for record in trace.of(Event.ATTRIBUTED):
+        if record["verdict"] == "rank":
+            ranks = {rank: worker for worker, rank in trace.members.get(record["generation"], {}).items()}
+            guilty |= {ranks[rank] for rank in record["ranks"] if rank in ranks}
+    if not guilty:
+        return None
+    return [f"{worker} was found guilty, and goes on" for worker in sorted(guilty) if worker not in trace.lost_ns]
+
+
+def generations(trace: Trace) -> Finding:
+    """Generations strictly increase, over all coordinators."""
+    numbers = [plan["generation"] for plan in trace.of(Event.PLAN)]
+    if not numbers:
+        return None
+    return [f"generation {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
+
+
+def terms(trace: Trace) -> Finding:
+    """Each coordinator has a higher term than the one before it, and knows of every generation of that."""
+    resumed = trace.of(Event.RESUMED)
+    if not resumed:
+        return None
+    numbers = [1, *(record["term"] for record in resumed)]
+    found = [f"term {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
+    for record in resumed:
+        known = [plan["generation"] for plan in trace.of(Event.PLAN) if plan.t_ns < record.t_ns]
+        if record["generation"] < max(known, default=0):
+            found.append(f"term {record['term']} began with generation {record['generation']} of {max(known)}")
+    return found
+
+
+def strikes(trace: Trace) -> Finding:
+    """A node with too many strikes within the window is set aside, and started no worker on from then on."""
+    limit, window_ns = trace.config.strikes_max, trace.config.strike_window_s * 1e9
+    struck: dict[str, list[int]] = defaultdict(list)
+    for record in trace.of(Event.DETECTED):
+        if record["cause"] != "node lost":  # that is one strike, however many workers were on it
+            struck[record["worker"].rpartition(".")[0]].append(record.t_ns)
+    aside = {record["node"]: record.t_ns for record in trace.of(Event.SET_ASIDE)}
+    due = {
+        node: times[limit - 1]
+        for node, times in struck.items()
+        if limit and len(times) >= limit and times[limit - 1] - times[0] <= window_ns
+    }
+    if not due and not aside:
+        return None
+    found = [f"{node} has {limit} strikes, and is not set aside" for node in due if node not in aside]
+    for record in trace.of(Event.WORKER_STARTED):
+        after_ns = aside.get(record.source)
+        others = {started.source for started in trace.of(Event.WORKER_STARTED)} - set(aside)
+        if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and others:
+            found.append(f"{record['worker']} was started on {record.source}, which is set aside")
+    return found
+
+
+def budget(trace: Trace) -> Finding:
+    """A job that has lost more workers than it may is not called a success."""
+    ready = {record.source for record in trace.of(Event.READY)}
+    lost = [worker for worker, t_ns in trace.lost_ns.items() if worker in ready and t_ns < trace.end_ns]
+    ended = trace.first(Event.JOB_ENDED)
+    if ended is None or not lost:
+        return None
+    limit = trace.config.max_failures
+    return [f"{len(lost)} workers were lost, max_failures={limit}"] if ended["ok"] and len(lost) > limit else []
+
+
+def rehearsed(trace: Trace) -> Finding:
+    """Nobody gets a rank who has not shown that it can train a step."""
+    ready_ns = {record.source: record.t_ns for record in trace.of(Event.READY)}
+    return [
+        f"{member['worker']} got rank {member['rank']} in generation {plan['generation']} before it was ready"
+        for plan in trace.of(Event.PLAN)
+        for member in plan["members"]
+        if ready_ns.get(member["worker"], plan.t_ns + 1) > plan.t_ns
+    ]
+
+
+def second_replacement(trace: Trace) -> Finding:
+    """When a replacement fails, the next one is started within the pause that the failures in a row ask for."""
+    ranked = {worker for members in trace.members.values() for worker in members}
+    failed = [record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked and not record["rank"]]
+    started = [record.t_ns for record in trace.of(Event.WORKER_STARTED)]
+    if not failed:
+        return None
+    found = []
+    for number, record in enumerate(failed):
+        pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**number)
+        due_ns = record.t_ns + int((pause_s + SLACK_S) * 1e9)
+        if due_ns < trace.end_ns and not any(record.t_ns < t_ns <= due_ns for t_ns in started):
+            found.append(f"nobody was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed")
+    return found
+
+
+def fingerprints(trace: Trace) -> Finding:
+    """All who ever had a rank compute with the same code, versions and numeric switches."""
+    marks = {record.source: record.get("fingerprint", "") for record in trace.of(Event.READY)}
+    ranked = {worker for members in trace.members.values() for worker in members}
+    different = {marks[worker] for worker in ranked if worker in marks}
+    if len(marks) < 2:
+        return None
+    return [f"ranks had {len(different)} different fingerprints"] if len(different) > 1 else []

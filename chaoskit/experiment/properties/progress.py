@@ -1,0 +1,205 @@
+"""Properties of time: what must be noticed, borne, or over within a bound."""
+
+from __future__ import annotations
+
+from chaoskit.control.membership import HEALING_S
+from chaoskit.control.muster import FOLLOW_S
+from chaoskit.control.plane import REATTACH_S
+from chaoskit.control.revival import GATHER_S, RECALL_S
+from chaoskit.experiment.conductor import Strike
+from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.vocabulary import Event
+from faults.base import Target
+
+_SETTLED_STEPS = 5  # before so many steps no step time is known, and a hang is found by the start-up limit only
+_REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
+
+
+def abort(trace: Trace) -> Finding:
+    """When a rank is lost, all others leave their collective long before it would time out by itself."""
+    limit_s = trace.config.collective_timeout_s / 4
+    found, seen = [], False
+    for plan in trace.of(Event.PLAN):
+        generation = plan["generation"]
+        survivors = trace.members.get(generation - 1, {}).keys() & trace.members[generation].keys()
+        if not plan["abort"] or generation == 1 or not survivors:
+            continue
+        seen = True
+        due_ns = plan.t_ns + int(limit_s * 1e9)
+        if due_ns > trace.end_ns:
+            continue
+        left = {
+            record.source
+            for record in trace.of(Event.REGROUPED)
+            if record["generation"] >= generation and record.t_ns <= due_ns
+        }
+        gone = {worker for worker, t_ns in trace.lost_ns.items() if t_ns <= due_ns}
+        found += [
+            f"{worker} was not in generation {generation} after {limit_s:g} s" for worker in survivors - left - gone
+        ]
+    return found if seen else None
+
+
+def lease(trace: Trace) -> Finding:
+    """A rank that makes no progress is given up within a few step times, however alive its process is."""
+    hung = [one for one in trace.confirmed("Hang", "Deadlock") if getattr(one.fault, "how", "") != "skip"]
+    if not hung:
+        return None
+    found = []
+    for strike in hung:
+        target = _target(strike)
+        limit_s = trace.hang_limit_s + FOLLOW_S + SLACK_S
+        limit_s += trace.config.startup_s if target.step < _SETTLED_STEPS else 0.0
+        lost_ns = trace.lost_ns.get(target.worker)
+        if (trace.end_ns if lost_ns is None else lost_ns) - target.injected_ns > limit_s * 1e9:
+            found.append(f"{target.worker} did not move, and was not given up within {limit_s:.1f} s")
+    return found
+
+
+def slow_ranks(trace: Trace) -> Finding:
+    """A rank that is slow within the limit is not given up for it."""
+    floor_ms = trace.config.hang_floor_ms
+    slow = [
+        strike
+        for strike in trace.confirmed("Straggle", "DataStall")
+        if max(getattr(strike.fault, "delay_ms", 0.0), getattr(strike.fault, "stall_ms", 0.0)) < floor_ms / 2
+    ]
+    return _kept(trace, slow, ("hung",))
+
+
+def wall_clock(trace: Trace) -> Finding:
+    """A wall clock that jumps has no consequence for its rank."""
+    return _kept(trace, trace.confirmed("ClockJump"), ())
+
+
+def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Finding:
+    """Whoever nothing else has struck is not given up (for one of ``causes``, where some are named)."""
+    if not strikes:
+        return None
+    found = []
+    for strike in strikes:
+        worker = _target(strike).worker
+        lost = [
+            record
+            for record in trace.of(Event.DETECTED)
+            if record["worker"] == worker
+            and (not causes or record["cause"] in causes)
+            and strike.target is not None
+            and strike.target.injected_ns < record.t_ns < trace.end_ns
+        ]
+        if lost and trace.struck_by(worker) == [strike.fault.kind] and not _on_struck_node(trace, worker):
+            found.append(f"{worker} was only struck by {strike.fault}, and given up: {lost[0]['cause']}")
+    return found
+
+
+def _on_struck_node(trace: Trace, worker: str) -> bool:
+    struck = {one.target.node for one in trace.run.strikes if one.target is not None and one.fault.whole_node}
+    return worker.rpartition(".")[0] in struck
+
+
+def settles(trace: Trace) -> Finding:
+    """Every membership that is not replaced by a newer one has all its groups within a time linear in its ranks."""
+    plans = trace.of(Event.PLAN)
+    found = []
+    for number, plan in enumerate(plans):
+        over_ns = plans[number + 1].t_ns if number + 1 < len(plans) else trace.end_ns
+        settled_ns = min(trace.settled_ns.get(plan["generation"], over_ns), over_ns)
+        limit_s = SLACK_S + _REGROUP_S * len(plan["members"])
+        if plan["abort"] and settled_ns - plan.t_ns > limit_s * 1e9:
+            found.append(f"generation {plan['generation']} did not settle within {limit_s:g} s")
+    return found if plans else None
+
+
+def coordinator_returns(trace: Trace) -> Finding:
+    """When the coordinator is lost another one takes over before anybody gives up waiting for it."""
+    killed = trace.confirmed("KillCoordinator")
+    if not killed:
+        return None
+    found = []
+    for strike in killed:
+        acted_ns = _killed_ns(strike)
+        due_ns = acted_ns + int(trace.config.coordinator_outage_s * 1e9)
+        resumed = trace.first(Event.RESUMED, acted_ns)
+        if (resumed.t_ns if resumed else trace.end_ns) > due_ns:
+            found.append(f"no coordinator took over within {trace.config.coordinator_outage_s:g} s")
+        if resumed is None and trace.run.end is None:
+            found.append("no coordinator took over, and the run did not end")
+    return found
+
+
+def _killed_ns(strike: Strike) -> int:
+    """The act came no earlier: the rank was released first."""
+    return _target(strike).injected_ns
+
+
+def blind(trace: Trace) -> Finding:
+    """Ranks commit steps while nobody watches them."""
+    killed = trace.confirmed("KillCoordinator")
+    if not killed or len(trace.members) > 1:
+        return None  # who loses a rank must wait for a coordinator
+    found = []
+    limit_ns = int((trace.hang_limit_s + SLACK_S) * 1e9)
+    times_ns = sorted(record.t_ns for record in trace.of(Event.COMMIT, Event.FINISHED))
+    for strike in killed:
+        acted_ns = _killed_ns(strike)
+        after_ns = next((t_ns for t_ns in times_ns if t_ns > acted_ns), trace.end_ns)
+        if after_ns - acted_ns > limit_ns:
+            found.append(f"no step was committed for {(after_ns - acted_ns) / 1e9:.1f} s after {strike.fault}")
+    return found
+
+
+def recovery_limit_s(trace: Trace) -> float:
+    """The limits that a recovery may run into, one after the other."""
+    config = trace.config
+    lease_s = config.heartbeat_ms * config.lease_beats / 1000
+    return trace.hang_limit_s + lease_s + FOLLOW_S + REATTACH_S + HEALING_S + RECALL_S + GATHER_S + SLACK_S
+
+
+def cost(trace: Trace) -> Finding:
+    """However faults fall into the recoveries from other faults, k of them cost at most k times the bound."""
+    if not trace.recoveries:
+        return None
+    spans = sorted((one.injected_s, one.injected_s + one.seconds) for one in trace.recoveries)
+    total_s, until_s = 0.0, 0.0
+    for start_s, end_s in spans:
+        total_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    early = any(one.target is not None and one.target.step < _SETTLED_STEPS for one in trace.run.strikes)
+    limit_s = len(spans) * (recovery_limit_s(trace) + trace.config.startup_s * early)
+    return [f"{len(spans)} losses cost {total_s:.1f} s, limit {limit_s:.1f} s"] if total_s > limit_s else []
+
+
+def corruption(trace: Trace) -> Finding:
+    """A flipped bit of the state, or of what was received, is found within the steps that the settings promise."""
+    found, seen = [], False
+    last = max(trace.history.steps, default=-1)
+    for strike in trace.confirmed("BitFlip"):
+        target, within = _target(strike), _promised_steps(trace, str(getattr(strike.fault, "where", "")))
+        if within is None or target.step + within > last:
+            continue
+        seen = True
+        if trace.lost_ns.get(target.worker):
+            continue
+        named = [
+            record
+            for record in trace.of(Event.CORRUPT)
+            if target.worker in (record["worker"], *record["sources"])
+            and target.step <= record["step"] <= target.step + within
+        ]
+        if not named:
+            found.append(f"{strike.fault} was not found by step {target.step + within}")
+    return found if seen else None
+
+
+def _promised_steps(trace: Trace, where: str) -> int | None:
+    config = trace.config
+    if where in ("weight", "optimizer") and config.state_hash_steps:
+        return config.state_hash_steps
+    if where == "received" and config.hash_every == 1 and config.nodes > 1:
+        return 0 if config.reduction == "exact" else 1
+    return None
+
+
+def _target(strike: Strike) -> Target:
+    assert strike.target is not None, "a fault that took effect has a target"
+    return strike.target

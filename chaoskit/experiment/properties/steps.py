@@ -1,0 +1,156 @@
+"""Properties of what is committed: contributions, generations, samples, numbers, copies of the state."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from chaoskit.experiment.properties.base import Finding, Trace
+from chaoskit.journal import Record
+from chaoskit.vocabulary import Event
+
+
+def contributions(trace: Trace) -> Finding:
+    """Each commit had every shard, once, from members of its generation."""
+    found = []
+    for step, generation in trace.commits:
+        given = trace.history.steps[step].contributions[generation].values()
+        shards = Counter(shard for record in given for shard in record["shards"])
+        wrong = [shard for shard in range(trace.config.shard_count) if shards[shard] != 1]
+        if wrong:
+            found.append(f"step {step} was committed in generation {generation} without exactly one of shards {wrong}")
+    return found
+
+
+def fencing(trace: Trace) -> Finding:
+    """Nobody contributes to a generation that it is no member of; none is committed in after a newer one settled.
+
+    A commit that had all contributions before is the end of an old decision, whoever wakes up to carry it out.
+    """
+    if len(trace.members) < 2:
+        return None
+    found = [
+        f"{record.source} contributed to generation {record['generation']}, and is no member of it"
+        for record in trace.of(Event.REDUCE)
+        if record.source not in trace.members.get(record["generation"], {})
+    ]
+    for record in trace.of(Event.COMMIT, Event.SKIP):
+        newer_ns = [t_ns for generation, t_ns in trace.settled_ns.items() if generation > record["generation"]]
+        if newer_ns and record.t_ns > min(newer_ns) and not _was_decided(trace, record, min(newer_ns)):
+            found.append(f"{record.source} committed step {record['step']} in generation {record['generation']}, late")
+    return found
+
+
+def _was_decided(trace: Trace, commit: Record, before_ns: int) -> bool:
+    """Whether all members had contributed to the step of ``commit`` before that time."""
+    step, generation = commit["step"], commit["generation"]
+    given = {
+        record.source
+        for record in trace.history.steps[step].contributions[generation].values()
+        if record.t_ns < before_ns
+    }
+    return given.issuperset(trace.members.get(generation, {}))
+
+
+def one_copy(trace: Trace) -> Finding:
+    """All members of a generation that begin with copies begin with the same step."""
+    steps: dict[int, set[int]] = {}
+    for record in _from_copies(trace):
+        steps.setdefault(record["generation"], set()).add(record["step"])
+    mixed = [
+        f"generation {generation} began with copies of steps {sorted(found)}"
+        for generation, found in steps.items()
+        if len(found) > 1
+    ]
+    return mixed if steps else None
+
+
+def _from_copies(trace: Trace) -> list[Record]:
+    return [record for record in trace.of(Event.RESTORED) if " of " in record["source"]]
+
+
+def sealed_copies(trace: Trace) -> Finding:
+    """What is loaded from a copy has the checksum with which that step was sealed; never one that was found corrupt."""
+    if not _from_copies(trace) and not trace.of(Event.QUARANTINED):
+        return None
+    seals = {(record["step"], record["checksum"]) for record in trace.of(Event.SEALED)}
+    return [
+        f"{record.source} loaded {record['source']}, step {record['step']}, which nobody has sealed like this"
+        for record in _from_copies(trace)
+        if (record["step"], record.get("checksum")) not in seals
+    ]
+
+
+def suspects(trace: Trace) -> Finding:
+    """A step in which a rank was convicted by all others is not committed in that generation."""
+    convicted = [
+        record for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank" and record["what"] != "transfer"
+    ]
+    if not convicted:
+        return None
+    found = []
+    for record in convicted:
+        commits = trace.commits.get((record["step"], record["generation"]), [])
+        if any(commit.source == record["worker"] for commit in commits):
+            found.append(f"{record['worker']} was convicted in step {record['step']}, and committed it")
+    return found
+
+
+def finite(trace: Trace) -> Finding:
+    """No committed loss is infinite or no number, and a bad batch is written down as skipped."""
+    found = []
+    for (step, _), commits in trace.commits.items():
+        if any(record["loss"] is None or not math.isfinite(record["loss"]) for record in commits):
+            found.append(f"step {step} was committed with a loss that is not finite")
+    skipped = {record["step"] for record in trace.of(Event.SKIP)}
+    for record in trace.of(Event.ATTRIBUTED):
+        step = record["step"]
+        if record["verdict"] == "batch" and step in trace.history.steps and step not in skipped:
+            found.append(f"the batch of step {step} was found bad, and is not written down as skipped")
+    return found
+
+
+def inventory(trace: Trace) -> Finding:
+    """Who took over a state has all of it: in the end every rank has the same, the optimizer's part included."""
+    ends = trace.of(Event.FINISHED)
+    if len(ends) < 2 or not trace.of(Event.RESTORED):
+        return None
+    digests = {record["state_digest"] for record in ends}
+    return [f"ranks ended with {len(digests)} different states"] if len(digests) > 1 else []
+
+
+def batch_size(trace: Trace) -> Finding:
+    """Every step has as many samples as the first one, at every world size."""
+    sizes = {
+        number: sum(len(record["samples"]) for record in step.contributions[step.generation].values())
+        for number, step in trace.history.steps.items()
+    }
+    if not sizes:
+        return None
+    first = sizes[min(sizes)]
+    return [f"step {number} has {size} samples instead of {first}" for number, size in sizes.items() if size != first]
+
+
+def boundaries(trace: Trace) -> Finding:
+    """A generation that only adds ranks begins after the last step of those before it: no step belongs to both."""
+    grown = [plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]]
+    found, seen = [], False
+    for plan in grown:
+        generation = plan["generation"]
+        settled_ns = trace.settled_ns.get(generation)
+        if settled_ns is None or any(plan.t_ns < t_ns < settled_ns for t_ns in trace.lost_ns.values()):
+            continue  # a loss came first: there was no boundary to wait for
+        seen = True
+        mine = {step for step, one in trace.commits if one == generation}
+        before = {step for step, one in trace.commits if one < generation}
+        if mine and before and min(mine) <= max(before):
+            found.append(f"step {min(mine)} was committed by a grown world, and step {max(before)} by the one before")
+    return found if seen else None
+
+
+def committed_work(trace: Trace) -> Finding:
+    """As long as one who has committed a step goes on, the step is never computed again."""
+    if not trace.of(Event.DETECTED):
+        return None
+    repeated = trace.history.repeated_beside_survivors()
+    return [f"step {step} was committed, and computed again" for step in repeated]
