@@ -60,6 +60,10 @@ def vandal(message: Any) -> None:
                 memory.write(bytes([value ^ 1]))
 
 
+def _kind(fault: Fault) -> str:
+    return fault.kind
+
+
 @dataclass(frozen=True)
 class Sabotage:
     """A run that violates ``labels``. ``how``: the function of the job, or which protection is off."""
@@ -81,7 +85,7 @@ SABOTAGED = {
         ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 18.0, "nodes": 2}
     ),
     "declares nothing": Sabotage(("3S",), "evaluates"),
-    "is slandered": Sabotage(("4S",), "is_slandered", (Straggle(rank=1, at_step=AT, delay_ms=10, steps=2),)),
+    "is slandered": Sabotage(("4S",), "is_slandered", (Straggle(rank=1, at_step=AT - 1, delay_ms=10, steps=2),)),
     "spares the guilty": Sabotage(
         ("6L",), "spares_the_guilty", (NaN(rank=1, at_step=AT, parameter=WEIGHT, where="weight"),), {"deadline_s": 5.0}
     ),
@@ -144,6 +148,19 @@ def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
         run.directory,
     )
     assert outcome.verdict == Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    "faults",
+    {sabotage.faults: None for sabotage in SABOTAGED.values()},
+    ids=lambda faults: "+".join(map(_kind, faults)),
+)
+def test_the_same_faults_without_sabotage_violate_nothing(chaos: Chaos, faults: tuple[Fault, ...]) -> None:
+    """What was caught above is the sabotage, and not the fault."""
+    plan = {"nodes": 2} if any(fault.rank == "all" for fault in faults) else {}
+    run, outcome = execute(chaos, Sabotage((), "none", faults, plan | {"state_hash_steps": 1}, twin=True))
+    assert outcome.verdict == Verdict.PASSED, (outcome.reasons, run.directory)
+    assert set(verdicts(run, outcome).values()) == {Verdict.PASSED}
 
 
 # -- journals that were doctored ----------------------------------------------------------------------------------
@@ -334,7 +351,7 @@ def page() -> str:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """Print the tables with ``python -m tests.test_properties`` in mind: they are those of :func:`page`."""
+    """After a change, copy the tables from what :func:`page` gives."""
     written = PAGE.read_text()
     tables = [line for line in written.splitlines() if re.match(r"\|", line)]
     assert tables == [line for line in page().splitlines() if line]

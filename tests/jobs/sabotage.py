@@ -195,8 +195,8 @@ def believes_the_clock(trainer: Any) -> None:
 
 
 def is_slandered(trainer: Any) -> None:
-    """Rank 1 really hangs in the step in which a fault makes it a little slow."""
-    trainer.delay_s = lambda: 3.0 * (trainer.took_part and trainer.rank == 1 and trainer.step == AT)
+    """Rank 1 really hangs in the step after the one in which a fault made it a little slow."""
+    trainer.delay_s = lambda: 3.0 * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
 
 
 def evaluates(trainer: Any) -> None:
