@@ -101,6 +101,18 @@ SABOTAGED = {
         (BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=23, where="optimizer"),),
         {"state_hash_steps": 1},
     ),
+    "does not hear its verdict": Sabotage(
+        ("21S",),
+        "does_not_hear_its_verdict",
+        (BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=23, where="optimizer"),),
+        {"state_hash_steps": 1},
+    ),
+    "goes back a step": Sabotage(
+        ("35S",),
+        "goes_back_a_step",
+        (Kill(rank=1, at_step=AT, phase="reduce"),),
+        {**_UNGUARDED, "spares": 0, "deadline_s": 20.0},
+    ),
     "commits what it likes": Sabotage(("22S",), "commits_what_it_likes"),
     "does not look at numbers": Sabotage(
         ("23S",), "does_not_look_at_numbers", (NaN(rank=1, at_step=AT, parameter=WEIGHT),), _UNGUARDED
@@ -226,14 +238,6 @@ def another_took_an_older_copy(restored: list[Record]) -> list[Record]:
     return [*restored, changed(restored[0], step=restored[0]["step"] - 1)]
 
 
-def convict_commits(run: RawRun) -> RawRun:
-    convicted = next(record for record in run.records if record.event == Event.CORRUPT)
-    commit = next(record for record in run.records if record.event == Event.COMMIT)
-    fields = {"step": convicted["step"], "generation": convicted["generation"]}
-    again = msgspec.structs.replace(changed(commit, **fields), source=convicted["worker"], t_ns=convicted.t_ns + 1)
-    return rewritten(run, [*run.records, again])
-
-
 def fewer_losses_were_allowed(run: RawRun) -> RawRun:
     config = msgspec.structs.replace(run.experiment.config, max_failures=1)
     return dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, config=config))
@@ -265,12 +269,6 @@ def _commits(run: RawRun, generation: int, step: int | None = None) -> list[Reco
     ]
 
 
-def committed_step_is_repeated(run: RawRun) -> RawRun:
-    survivor = _commits(run, 2)[0]
-    old = next(record for record in _commits(run, 1) if record.source == survivor.source)
-    return rewritten(run, [*run.records, changed(survivor, step=old["step"])])
-
-
 #: Name -> (what is violated, the healthy run, what is written into its journals).
 DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
     "a generation comes again": ("8S", BAD_NODE, edit(Event.PLAN, last_generation_is_the_first)),
@@ -288,10 +286,8 @@ DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
     "a recovery of minutes": ("16L", CONVICTED, late(lambda record: record.event == Event.CORRUPT, 200.0)),
     "a bad node is not set aside": ("17L", BAD_NODE, edit(Event.SET_ASIDE, lambda records: [])),
     "more losses than allowed": ("17S", BAD_NODE, fewer_losses_were_allowed),
-    "the convict commits": ("21S", CONVICTED, convict_commits),
     "nobody is started again": ("32L", BAD_SPARE, nobody_was_started_again),
     "a joiner enters too early": ("33S", BAD_NODE, joiner_entered_too_early),
-    "a committed step is repeated": ("35S", BAD_NODE, committed_step_is_repeated),
     "a group that takes minutes": (
         "36L",
         CONVICTED,

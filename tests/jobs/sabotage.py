@@ -146,6 +146,26 @@ def does_not_compare(trainer: Any) -> None:
     trainer._inquiry.objects = lambda formation, seals: False
 
 
+def does_not_hear_its_verdict(trainer: Any) -> None:
+    """Rank 1 commits whatever the others say of its numbers."""
+    objects = trainer._inquiry.objects
+    trainer._inquiry.objects = lambda formation, seals: trainer.rank != 1 and objects(formation, seals)
+
+
+def goes_back_a_step(trainer: Any) -> None:
+    """Who survives a loss forgets that it has committed the last step, and does it again."""
+    regrouper = trainer._worker.regrouper
+    offer = regrouper.offer
+
+    def forgetful(plan: Any) -> None:
+        if plan.generation == 2:
+            regrouper.step -= 1
+            trainer.replica.step -= 1
+        offer(plan)
+
+    regrouper.offer = forgetful
+
+
 def spares_the_guilty(trainer: Any) -> None:
     """Whoever is found guilty is not named to the coordinator; so all wait for a plan that never comes."""
     trainer._inquiry.accuse = lambda *given, **more: None

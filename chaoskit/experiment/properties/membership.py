@@ -49,7 +49,8 @@ def strikes(trace: Trace) -> Finding:
     limit, window_ns = trace.config.strikes_max, trace.config.strike_window_s * 1e9
     struck: dict[str, list[int]] = defaultdict(list)
     for record in trace.of(Event.DETECTED):
-        if record["cause"] != "node lost":  # that is one strike, however many workers were on it
+        # the loss of a node is one strike, however many workers were on it
+        if record["cause"] != "node lost" and record.t_ns < trace.end_ns:
             struck[record["worker"].rpartition(".")[0]].append(record.t_ns)
     aside = {record["node"]: record.t_ns for record in trace.of(Event.SET_ASIDE)}
     due = {
@@ -60,9 +61,12 @@ def strikes(trace: Trace) -> Finding:
     if not due and not aside:
         return None
     found = [f"{node} has {limit} strikes, and is not set aside" for node in due if node not in aside]
+    lost = {
+        record["worker"].rpartition(".")[0] for record in trace.of(Event.DETECTED) if record["cause"] == "node lost"
+    }
+    others = {started.source for started in trace.of(Event.WORKER_STARTED)} - set(aside) - lost
     for record in trace.of(Event.WORKER_STARTED):
         after_ns = aside.get(record.source)
-        others = {started.source for started in trace.of(Event.WORKER_STARTED)} - set(aside)
         if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and others:
             found.append(f"{record['worker']} was started on {record.source}, which is set aside")
     return found
@@ -93,7 +97,7 @@ def rehearsed(trace: Trace) -> Finding:
 def second_replacement(trace: Trace) -> Finding:
     """When a replacement fails, the next one is started within the pause that the failures in a row ask for."""
     ranked = {worker for members in trace.members.values() for worker in members}
-    failed = [record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked and not record["rank"]]
+    failed = [record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked]
     started = [record.t_ns for record in trace.of(Event.WORKER_STARTED)]
     if not failed:
         return None

@@ -83,9 +83,7 @@ def sealed_copies(trace: Trace) -> Finding:
 
 def suspects(trace: Trace) -> Finding:
     """A step in which a rank was convicted by all others is not committed in that generation."""
-    convicted = [
-        record for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank" and record["what"] != "transfer"
-    ]
+    convicted = [record for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"]
     if not convicted:
         return None
     found = []
@@ -103,7 +101,8 @@ def finite(trace: Trace) -> Finding:
         if any(record["loss"] is None or not math.isfinite(record["loss"]) for record in commits):
             found.append(f"step {step} was committed with a loss that is not finite")
     skipped = {record["step"] for record in trace.of(Event.SKIP)}
-    for record in trace.of(Event.ATTRIBUTED):
+    attributed = trace.of(Event.ATTRIBUTED) if trace.config.nonfinite == "skip" else []
+    for record in attributed:
         step = record["step"]
         if record["verdict"] == "batch" and step in trace.history.steps and step not in skipped:
             found.append(f"the batch of step {step} was found bad, and is not written down as skipped")
