@@ -266,17 +266,51 @@ def report(
 
 
 @app.command()
-def faults(machine: Json = False) -> None:
-    """List what can be broken: effect, evidence, parameters.
+def faults(
+    name: Annotated[str | None, typer.Argument(help="One fault, such as Kill: everything about it.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/faults.md.")] = False,
+    machine: Json = False,
+) -> None:
+    """List what can be broken, and what of it this machine can do.
 
-    Example: [cyan]chaoskit faults --json[/]
+    With a name: what it does, its parameters, moments and roles, the evidence at
+    each level, the real incidents that it stands for, and a line to paste.
+
+    Example: [cyan]chaoskit faults Hang[/]
     """
-    from chaoskit.faces.catalogue import catalogue, render_catalogue
+    from chaoskit.faces import catalogue as face
+    from chaoskit.faces.faults_page import render_page
 
-    if machine:
-        print_json({"faults": catalogue()})
+    if markdown and (name or machine):
+        raise BadInput("markdown", markdown, "use it alone: the page holds all faults")
+    kind = face.find(name) if name else None
+    if markdown:
+        sys.stdout.write(render_page())
+    elif machine:
+        told = face.catalogue()
+        print_json({"faults": [one for one in told if kind is None or one["name"] == kind.__name__]})
     else:
-        _console(machine).print(render_catalogue())
+        _console(machine).print(face.render_fault(kind) if kind else face.render_catalogue())
+
+
+@app.command()
+def doctor(machine: Json = False) -> int:
+    """Say what this machine can do and what not, why, and what would help.
+
+    It looks, and changes nothing: one child process is started and ends at once.
+
+    Exit code 0: training, recovery and most faults can run here, 1: they cannot.
+
+    Example: [cyan]chaoskit doctor[/]
+    """
+    from chaoskit.faces import doctor as face
+
+    findings = face.examine()
+    if machine:
+        print_json(face.plain(findings))
+    else:
+        _console(machine).print(face.render(findings))
+    return 0 if face.can_run(findings) else _EXIT_FAILED
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Why large training runs stop in the real world: two published tables, and the only place where their numbers stand.
 
-Faults name the rows that they stand for (``Fault.counted``); shares are as printed in the sources, and not recomputed. The
-printed shares of the first table add up to 94.9 %, and its first row (148 of 419, printed as 30.1 %) does not fit its own
-count: use counts or shares, never both together.
+Faults name the rows that they stand for (``Fault.counted``). Shares are as printed in the sources, and not recomputed:
+those of the first table add up to 94.9 %, and its first row (148 of 419, printed as 30.1 %) does not fit its own count.
+Use counts or shares, never both together.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Incident:
     def share(self) -> str:
         """The printed share in words."""
         if not self.together:
-            return f"{self.percent:g} %"
+            return f"{self.percent:.1f} %"
         rows = sum(one.together and one.study == self.study for one in INCIDENTS)
-        return f"{self.percent:g} % for {rows} rows together"
+        return f"{self.percent:.1f} % for {rows} rows together"
 
     def __str__(self) -> str:
         return f"{self.study.name}: {self.name}, {self.count:,} ({self.share})"

@@ -266,7 +266,7 @@ def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place
 
 
 def test_a_machine_without_control_groups_says_so() -> None:
-    """In a mount namespace of its own, with no hierarchy left, two forms are refused before anything starts; others are not."""
+    """In a mount namespace of its own, with no hierarchy left: two forms are refused before anything starts."""
     code = (
         "from faults import OutOfMemory, Straggle\n"
         "from chaoskit.errors import BadInput\n"
