@@ -17,7 +17,8 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
-from chaoskit.report.summary import bounded, duration, number, spans_to_first_step
+from chaoskit.report.statistics import Estimate
+from chaoskit.report.summary import bounded, duration, interval_words, number, percentage, spans_to_first_step
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Colours by role: on a light and on a dark page.
@@ -202,6 +203,26 @@ def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height
         vertical(bound, y - 3, y + height + 3, "ink", stroke_width=1.5),
     ]
     return tag("g", *parts)
+
+
+def interval(estimate: Estimate) -> Markup:
+    """A probability on a line from 0 to 1: pale where it may lie, a tick where it was measured."""
+    if estimate.probability is None:
+        return Markup("")
+    words = f"{percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
+    low, high, at = (100 * share for share in (estimate.low, estimate.high, estimate.probability))
+    return tag(
+        "svg",
+        tag("title", words),
+        bar(0, 100, 6, 2, colour("grid")),
+        bar(low, high, 3, 8, colour("run"), rx=2, fill_opacity=0.35),
+        vertical(at, 0, 14, "run", stroke_width=2.5),
+        width="100%",
+        height=14,
+        overflow="visible",
+        role="img",
+        aria_label=words,
+    )
 
 
 def timeline(recovery: Recovery, scale: Scale) -> Markup:
