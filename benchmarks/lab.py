@@ -11,9 +11,13 @@ from typing import Any
 from bars import intervals
 
 from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.run import RawRun, Watch, execute
 from chaoskit.journal import Record, read_journals
 from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import Fault
 
@@ -38,6 +42,8 @@ class Lab:
         self.size = "tiny" if smoke else "10m"
         self._substrate = LocalSubstrate()
         self._harness = Harness(self._substrate)
+        self._undo = UndoLog()
+        self._watched = 0
 
     def __enter__(self) -> Lab:
         self._substrate.warm_up()
@@ -47,6 +53,7 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._harness.close()
+        self._undo.close()
         self._substrate.close()
 
     def repeats(self, count: int) -> int:
@@ -61,6 +68,17 @@ class Lab:
         outcome = self._harness.run("gpt", faults=faults, twin=twin, steps=steps, options=options, **settings)
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
+
+    def watch(
+        self, watch: Watch, *, steps: int, size: str, twin: bool = True, **settings: Any
+    ) -> tuple[RawRun, Outcome]:
+        """A run without planned faults, whose messages ``watch`` sees: the run itself, and what the judge says."""
+        experiment = plan_experiment("gpt", steps=steps, options={"size": size}, **settings)
+        reference = self._harness.twin(experiment) if twin else None
+        self._watched += 1
+        directory = self._harness.directory / f"watched-{self._watched}"
+        run = execute(experiment, self._substrate, self._undo, directory, watch=watch)
+        return run, judge(run, reference, self._substrate.name)
 
 
 def records(outcome: Outcome) -> list[Record]:
