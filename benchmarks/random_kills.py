@@ -227,8 +227,8 @@ def explain(size: str, ways: Sequence[Recovered]) -> str:
         f"The longest of gpt {size}: {duration(longest.seconds)}, {duration(beyond)} beyond the median. Rank "
         f"{longest.rank} was killed {longest.place}; under way: {', '.join(longest.under_way) or 'nothing else'}. "
         f'Phases: {phases}. Most of the excess is in "{worst}" ({duration(excess[worst])}). '
-        f"Meanwhile a survivor's main thread had to wait for a CPU for up to {duration(longest.starved_s)}; a step took "
-        f"{duration(longest.step_s)} before."
+        f"Meanwhile a survivor's main thread had to wait for a CPU for up to {duration(longest.starved_s)}; a step "
+        f"took {duration(longest.step_s)} before."
     )
 
 

@@ -307,6 +307,25 @@ def test_the_load_is_there_and_then_it_is_gone() -> None:
     assert (wind.bursts, wind.problem) == (1, "")
 
 
+def test_the_load_ends_with_a_benchmark_that_is_killed() -> None:
+    script = f"""if True:
+        import sys, time
+        sys.path.insert(0, {str(BENCHMARKS)!r})
+        from weather import Burst, Weather
+        with Weather("own", iter([Burst(600.0, 1, 1)])):
+            time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", script]) as benchmark:
+        deadline_s = time.monotonic() + 30
+        load: list[psutil.Process] = []
+        while len(load) < 2 and time.monotonic() < deadline_s:
+            load = psutil.Process(benchmark.pid).children()
+            time.sleep(0.05)
+        benchmark.kill()
+    assert len(load) == 2
+    assert psutil.wait_procs(load, timeout=20)[1] == []
+
+
 def test_a_load_that_ends_by_itself_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     weather = importlib.import_module("weather")
     monkeypatch.setattr(weather, "_SPIN", "import sys; sys.exit('no more')")
