@@ -2,7 +2,7 @@
 
 Writes results/latest.json (with every sample) and results/latest.md. Exit status 1 if a bar is not met. On a busy
 machine durations are reported as noisy, and not judged. What takes long has a script of its own, with the same kind of
-result: random_kills.py, false_alarms.py, integrity.py.
+result: random_kills.py, false_alarms.py, vary.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
 from elastic import experiments, resize, throughput
+from integrity import integrity
 from lab import Lab, say
 from overhead import overhead
 from recovery import hang, kill, nan
@@ -28,6 +29,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "hang": hang,
     "nan": nan,
     "overhead": overhead,
+    "integrity": integrity,
     "resize": resize,
     "throughput": throughput,
     "experiments": experiments,
