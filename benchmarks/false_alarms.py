@@ -36,6 +36,8 @@ from chaoskit.vocabulary import Event, Verdict
 
 STEPS = {"10m": 120, "tiny": 1500}
 NODES, SPARES = 4, 1
+#: Nothing of this belongs into healthy training.
+NOTICES = frozenset({Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.SET_ASIDE})
 DEADLINE_S = 1800.0  # of one run: on a machine this busy only a run that stands still needs it
 
 _TELL_S = 15.0
@@ -95,10 +97,14 @@ def look(size: str, run: RawRun, outcome: Outcome) -> Calm:
 
 
 def alarms(records: Sequence[Record]) -> tuple[list[str], int]:
-    """Every detection before the end of the job, spares included, in words; and the number of memberships."""
+    """Everything that was noticed before the end of the job, spares included, in words; and how many memberships."""
     end_ns = min((r.t_ns for r in records if r.event == Event.JOB_ENDED), default=None)
     during = [record for record in records if end_ns is None or record.t_ns <= end_ns]
-    detections = [f"{r['worker']}: {r['cause']} ({r['detail']})" for r in during if r.event == Event.DETECTED]
+    detections = [
+        f"{record.get('worker')}: {record.get('cause', record.event)} ({record.get('detail', 'see the journals')})"
+        for record in during
+        if record.event in NOTICES
+    ]
     return detections, sum(record.event == Event.PLAN for record in during)
 
 

@@ -1,8 +1,8 @@
 """What a setting costs in step time: ``python benchmarks/vary.py [--vary FIELD=A,B ...] [--size 10m] [--quick]``.
 
 Trains unbroken with the values A and B of a field of RunConfig, in turns, so that what else happens on the machine
-meets both, and compares the median steps. Without --vary: audits and
-copies in memory, off and on. Writes results/vary.json and .md. Exit status 1 if a setting costs more than --limit.
+meets both, and compares the median steps. Without --vary: audits and copies in memory, off and on. Writes
+results/vary.json and .md. Exit status 1 if a setting costs more than --limit allows.
 """
 
 from __future__ import annotations

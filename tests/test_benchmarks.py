@@ -368,10 +368,11 @@ def test_what_counts_as_an_alarm() -> None:
         record(1, "coordinator", Event.PLAN, generation=1),
         record(2, "coordinator", Event.DETECTED, **lost),
         record(3, "coordinator", Event.PLAN, generation=2),
+        record(3, "node1.1", Event.NONFINITE, worker="node1.1", step=8),
         record(4, "coordinator", Event.JOB_ENDED, ok=True),
         record(5, "coordinator", Event.DETECTED, **lost),  # ended with the job
     ]
-    assert alarms.alarms(records) == (["node1.1: hung (step 7)"], 2)
+    assert alarms.alarms(records) == (["node1.1: hung (step 7)", "node1.1: nonfinite (see the journals)"], 2)
 
 
 # -- the cost of a setting ----------------------------------------------------------------------------------------
