@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from bars import Bar, Report, choose, look_at_machine, quantile, save, show, spread
+from bars import Bar, Report, choose, look_at_machine, save, show, spread
 from hunter import Hunter, Shot
 from lab import Lab, say
 from pictures import histogram
@@ -32,6 +32,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import Incident, Timeline
 from chaoskit.journal import Record
+from chaoskit.report.statistics import quantile
 from chaoskit.report.summary import duration
 from chaoskit.vocabulary import RECOVERY_PHASES, Event, Verdict
 
