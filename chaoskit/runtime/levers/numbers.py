@@ -111,7 +111,7 @@ class BitFlipper:
 
     def _state(self) -> Tensor:
         states = [optimizer.state.get(self._parameter, {}) for optimizer in self._replica.optimizers]
-        state = next((found for found in states if found), {})
+        state: dict[str, Any] = next((state for state in states if state), {})
         found = state.get(self._key)
         if not isinstance(found, Tensor):
             there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
