@@ -147,11 +147,11 @@ def _effect(size: str, runs: Sequence[Calm]) -> str:
     return f"gpt {size}: {sum(run.steps for run in runs)} steps, {duration(typical)}, {duration(longest)}"
 
 
-def measure(minutes: float, sizes: Sequence[str], load: str, seed: int) -> Report:
+def measure(minutes: float, sizes: Sequence[str], load: str, seed: int, journals: Path | None) -> Report:
     """Train until there were so many minutes of it."""
     machine = look_at_machine()
     runs: list[Calm] = []
-    with Lab(smoke=False) as lab, Weather(load, bursts(seed, machine.cores)) as weather:
+    with Lab(smoke=False, directory=journals) as lab, Weather(load, bursts(seed, machine.cores)) as weather:
         for number, size in enumerate(itertools.cycle(sizes), 1):
             trained_s = sum(run.trained_s for run in runs)
             if trained_s >= minutes * 60:
@@ -174,11 +174,12 @@ def main() -> int:
     parser.add_argument("--sizes", type=sizes_of, default=list(STEPS), metavar="SIZES", help="trained by turns")
     parser.add_argument("--load", choices=LOADS, default="stress-ng", help="own: busy processes of Python")
     parser.add_argument("--seed", type=int, default=0, help="of the bursts")
+    parser.add_argument("--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY")
     options = parser.parse_args()
     try:
         require_load(options.load)
-        report = measure(options.minutes, options.sizes, options.load, options.seed)
+        report = measure(options.minutes, options.sizes, options.load, options.seed, options.journals)
     except BadInput as error:
         parser.error(str(error))
     save(report, options.results, "false_alarms")

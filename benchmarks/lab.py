@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -35,15 +36,15 @@ class Lab:
 
     Args:
         smoke: use the tiny job and as few repeats as show that everything works.
+        directory: where journals stay; without one they go when the lab is closed.
     """
 
-    def __init__(self, *, smoke: bool) -> None:
+    def __init__(self, *, smoke: bool, directory: Path | None = None) -> None:
         self.smoke = smoke
         self.size = "tiny" if smoke else "10m"
         self._substrate = LocalSubstrate()
-        self._harness = Harness(self._substrate)
+        self._harness = Harness(self._substrate, directory)
         self._undo = UndoLog()
-        self._watched = 0
 
     def __enter__(self) -> Lab:
         self._substrate.warm_up()
@@ -61,7 +62,7 @@ class Lab:
         return 1 if self.smoke else count
 
     def run(self, *faults: Fault, steps: int, size: str = "", twin: bool = False, **settings: Any) -> Outcome:
-        """One experiment; its journals stay until the lab is closed."""
+        """One experiment; its journals stay at least until the lab is closed."""
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
         options = {"size": size or self.size}
@@ -75,8 +76,8 @@ class Lab:
         """A run without planned faults, whose messages ``watch`` sees: the run itself, and what the judge says."""
         experiment = plan_experiment("gpt", steps=steps, options={"size": size}, **settings)
         reference = self._harness.twin(experiment) if twin else None
-        self._watched += 1
-        directory = self._harness.directory / f"watched-{self._watched}"
+        number = next(n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists())
+        directory = self._harness.directory / f"watched-{number}"
         run = execute(experiment, self._substrate, self._undo, directory, watch=watch)
         return run, judge(run, reference, self._substrate.name)
 

@@ -233,13 +233,15 @@ def explain(size: str, ways: Sequence[Recovered]) -> str:
     )
 
 
-def measure(sizes: Sequence[str], kills: int, seed: int, *, smoke: bool) -> tuple[Report, dict[str, list[float]]]:
+def measure(
+    sizes: Sequence[str], kills: int, seed: int, journals: Path | None, *, smoke: bool
+) -> tuple[Report, dict[str, list[float]]]:
     """Hunt each size. Also the seconds of each, for the picture."""
     machine = look_at_machine()
     bars: list[Bar] = []
     notes: list[str] = []
     seconds: dict[str, list[float]] = {}
-    with Lab(smoke=smoke) as lab:
+    with Lab(smoke=smoke, directory=journals) as lab:
         for size in sizes:
             ways, problems = hunt(lab, size, kills, seed)
             bars += claim(size, ways, kills, problems)
@@ -256,10 +258,11 @@ def main() -> int:
     parser.add_argument("--sizes", type=sizes_of, default=list(ROUNDS), metavar="SIZES", help=", ".join(ROUNDS))
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
     parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, a few kills, no claims")
+    parser.add_argument("--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY")
     options = parser.parse_args()
     sizes, kills = (["tiny"], min(options.kills, 5)) if options.quick else (options.sizes, options.kills)
-    report, seconds = measure(sizes, kills, options.seed, smoke=options.quick)
+    report, seconds = measure(sizes, kills, options.seed, options.journals, smoke=options.quick)
     save(report, options.results, "random_kills")
     title = "Time from a SIGKILL at a random moment to every rank's next step"
     (options.results / "random_kills.svg").write_text(histogram(title, seconds, RATIO), encoding="utf-8")
