@@ -76,7 +76,7 @@ def entry(kind: type[Fault]) -> dict[str, Any]:
         "unlisted": kind.unlisted,
         "undo": kind.undo,
         "substrates": list(kind.substrates),
-        "example": kind.example.format(fault=kind(**kind.sample)),
+        "example": _example(kind),
     }
 
 
@@ -88,6 +88,11 @@ def _plain(one: Moments) -> dict[str, Any]:
 def _armed(kind: type[Fault]) -> str:
     from_outside = any(kind(**{**kind.sample, **form}).from_outside for form in kind.forms)
     return f"{_STANDS}; at a time, its process was alive" if from_outside else _STANDS
+
+
+def _example(kind: type[Fault]) -> str:
+    """With the quotes that formatters want."""
+    return kind.example.format(fault=str(kind(**kind.sample)).replace("'", '"'))
 
 
 def _description(kind: type[Fault]) -> str:
