@@ -131,7 +131,7 @@ class FreezeNode(NodeFault):
     effect: ClassVar[str] = "one node stands still without a word, and returns when nobody counts on it any more"
     evidence: ClassVar[str] = "the kernel reports every process of the node stopped, all at the same time"
     stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR, incidents.HANG)
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR,)
     impact: ClassVar[str] = (
         "the lease of the node ends, and its workers are given up; nobody listens to them when they return"
     )

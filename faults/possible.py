@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from chaoskit.errors import BadInput
@@ -45,12 +45,14 @@ def _moments(kind: type[Fault], form: Mapping[str, Any]) -> Moments:
         return _is_accepted(kind(**fixed | place))
 
     places: list[dict[str, Any]] = [{"at_step": 20}, *({"during": phase} for phase in STRIKE_PHASES)]
+    of_type = {item.name: item.type for item in fields(kind)}["rank"]
+    roles = () if of_type == "int" else (*DRAWN_ROLES, *LIVE_ROLES)  # of a number: the rank means nothing to it
     return Moments(
         form,
         phases=tuple(phase for phase in TRIGGER_PHASES if takes(at_step=20, phase=phase)),
         times=takes(after_s=1.0),
         recoveries=tuple(phase for phase in STRIKE_PHASES if takes(during=phase)),
-        roles=tuple(role for role in (*DRAWN_ROLES, *LIVE_ROLES) if any(takes(rank=role, **at) for at in places)),
+        roles=tuple(role for role in roles if any(takes(rank=role, **at) for at in places)),
     )
 
 

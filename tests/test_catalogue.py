@@ -18,7 +18,7 @@ from chaoskit.faces.catalogue import catalogue, entry, find, moments_in_words
 from chaoskit.faces.faults_page import render_page
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
-from faults import CATALOGUE, Fault, Hang, Kill, NaN
+from faults import CATALOGUE, BadBatch, Fault, Hang, Kill, NaN
 from faults.base import FAMILIES, LIVE_ROLES
 from faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3
 from faults.possible import moments
@@ -68,6 +68,7 @@ def test_moments_are_those_that_the_checks_allow() -> None:
     assert gil.recoveries == ("restore", "recommit")
     assert "healer" in stop.roles
     assert "healer" not in gil.roles
+    assert moments(BadBatch)[0].roles == ()
     activation = next(one for one in moments(NaN) if one.form["where"] == "activation")
     assert (activation.phases, activation.times, activation.recoveries) == (("forward",), True, ())
     assert set(LIVE_ROLES) <= set(moments(Kill)[0].roles)

@@ -172,7 +172,7 @@ def render_fault(kind: type[Fault]) -> RenderableType:
     table.add_row("stands for", stands_for)
     for said in moments_in_words(kind):
         table.add_row("moments", said)
-    table.add_row("roles", ", ".join(sorted_roles(kind)))
+    table.add_row("roles", ", ".join(sorted_roles(kind)) or "none")
     table.add_row("undo", told["undo"])
     table.add_row("substrate", ", ".join(told["substrates"]))
     table.add_row("here", ": ".join(filter(None, found.values())))
