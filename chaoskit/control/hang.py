@@ -146,7 +146,9 @@ class HangDetector:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
-        return self._config.startup_s if beat.phase in TIMED_PHASES else math.inf  # the first steps may compile
+        if beat.phase in TIMED_PHASES or beat.phase == Phase.RESTORE:
+            return self._config.startup_s  # the first steps may compile; a state may be large
+        return math.inf
 
 
 def _age_s(beat: Beat) -> float:

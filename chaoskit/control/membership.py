@@ -36,7 +36,10 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeJoined(Event, frozen=True):
+    """``incarnation``: which agent speaks for the node; its workers live as long as it does."""
+
     node: str
+    incarnation: str = ""
 
 
 class NodeLost(Event, frozen=True):

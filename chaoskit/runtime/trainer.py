@@ -238,6 +238,8 @@ class Trainer:
             try:
                 pulled = self._pull(formation, healer)
             except GenerationSuperseded:
+                worker.board.enter(Phase.REGROUP)
+                worker.regrouper.wait_newer(formation)  # it may have broken before there is a plan that says so
                 return False
             except PeerLost:
                 continue

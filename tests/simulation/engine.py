@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any
 
+#: A history with more events than this goes in circles.
+EVENTS_MAX = 200_000
 #: What a strand may wait for: some seconds, or until a condition holds.
 Wish = float | Callable[[], bool]
 Work = Generator[Wish, None, Any]
@@ -38,7 +40,7 @@ class Engine:
         queue, pop = self._queue, heapq.heappop
         while queue and not over():
             self.now_s, _, act, arguments = pop(queue)
-            if self.now_s > until_s:
+            if self.now_s > until_s or self._count > EVENTS_MAX:
                 return False
             act(*arguments)
         return over()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chaoskit.messages import EndJob
 from simulation.faults import Faults
 from simulation.laws import Violation
 from simulation.world import World
@@ -42,7 +43,7 @@ def run(seed: int, *, trace: bool = False) -> History:
         world.laws.judge(finished)
     except Violation as violation:
         broken = str(violation)
-    end = world.laws.end
+    end = world.laws.end or next((said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None)
     return History(
         seed,
         tuple(faults.done),

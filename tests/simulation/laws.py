@@ -43,7 +43,6 @@ class Laws:
         self.settled: set[int] = set()
         self.end: EndJob | None = None
         self.high = 0  # steps that some rank has committed
-        self._publisher: dict[int, Coordinator] = {}
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
         self._twin = [GENESIS]
@@ -84,7 +83,7 @@ class Laws:
         """Decisions leave a coordinator here."""
         if isinstance(message, Plan):
             self._require(self.end is None, f"generation {message.generation} was published after the end")
-            if self._publisher.get(message.generation) is not coordinator:
+            if message != self.plans.get(max(self.plans, default=0)):  # else it is only said again
                 self._published(coordinator, message)
         elif isinstance(message, StartWorker):
             self._require(self.end is None, f"{message.worker} was started after the end")
@@ -104,7 +103,7 @@ class Laws:
         self._require(not self.lost_s.keys() & set(workers), f"generation {generation} has a lost worker: {workers}")
         if newest:
             self._needed(self.plans[newest], plan)
-        self.plans[generation], self._publisher[generation] = plan, coordinator
+        self.plans[generation] = plan
 
     def _needed(self, before: Plan, plan: Plan) -> None:
         """The end of a coordinator is no reason to regroup; nor is what was said of another generation."""
@@ -141,7 +140,7 @@ class Laws:
         """The members of a generation know each other's steps: nothing that one rank committed alone can be lost."""
         target, generation = formation.target.step, formation.plan.generation
         self._require(
-            target >= self.high - 1 or not self.settled,
+            target >= self.high - 1 or generation < max(self.settled, default=generation + 1),
             f"generation {generation} goes back to step {target} from {self.high}",
         )
 

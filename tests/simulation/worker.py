@@ -202,6 +202,8 @@ class Worker(Process):
             try:
                 yield from self._pull(formation, healer.worker)
             except Superseded:
+                self.enter(Phase.REGROUP)
+                yield lambda: self.regrouper.current is not formation
                 return False
             except PeerLost:
                 continue
