@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, JobFailed
 from chaoskit.messages import GroupBroken, Healed, Member
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
@@ -216,6 +216,8 @@ class Trainer:
                 continue
             if formation.target.done:
                 raise TrainingOver
+            if formation.target.step < 0:
+                raise JobFailed("nobody has the state any more: the last rank that had it ended while it was copied")
             self._enter(formation)
             return formation
 

@@ -100,7 +100,9 @@ class Laws:
         shards = sorted(shard for member in plan.members for shard in member.shards)
         self._require(shards == list(range(self._world.config.shard_count)), f"generation {generation}: {shards}")
         self._require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
-        self._require(not self.lost_s.keys() & set(workers), f"generation {generation} has a lost worker: {workers}")
+        now_s = self._world.engine.now_s  # of two that are lost at once, the first leads to a plan with the second
+        gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
+        self._require(not gone, f"generation {generation} has lost workers: {gone}")
         if newest:
             self._needed(self.plans[newest], plan)
         self.plans[generation] = plan
@@ -192,8 +194,11 @@ class Laws:
         elif "every replica was lost" in reason:
             self._require(world.haven == "", f"{world.haven} has the state: {reason}")
         elif "in a row" in reason:
-            self._require(world.barren, f"nobody failed to start: {reason}")
+            self._require(bool(world.barren), f"nobody failed to start: {reason}")
         elif "start-up" in reason:
-            self._require(world.barren, f"nobody failed to start: {reason}")
+            struck = self.excused | self.excused_nodes | world.barren.keys()
+            self._require(bool(struck), f"nobody failed to start: {reason}")
+        elif "nobody has the state" in reason:
+            self._require(self.high <= 1, f"a survivor's state was lost: {reason}")
         else:
             self._require(reason == world.stopped, f"unexpected end: {reason}")

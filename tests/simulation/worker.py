@@ -42,6 +42,10 @@ class TrainingOver(Exception):
     """As in ``trainer.py``."""
 
 
+class StateLost(Exception):
+    """``JobFailed``, where every member of a generation lost its state to a copy that broke off."""
+
+
 class PeerLost(Exception):
     """As in ``peer.py``."""
 
@@ -108,12 +112,12 @@ class Worker(Process):
         """Whether its main thread is stuck for ever."""
         return self._main.hung
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, *, fatal: bool = False) -> None:
         """The user's code raises: ``_report_failure``."""
         self.engine.note(f"{self.name} raises {error}")
         self._main.hung = True
         self.world.laws.excused.add(self.name)
-        self.send(WorkerFailed(self.name, error, fatal=False))
+        self.send(WorkerFailed(self.name, error, fatal))
 
     # -- the main thread ------------------------------------------------------------------------------------------
 
@@ -133,6 +137,9 @@ class Worker(Process):
             pass
         except PeerLost as error:
             self.fail(f"PeerLost: {error}")
+            return
+        except StateLost as error:
+            self.fail(f"JobFailed: {error}", fatal=True)
             return
         self.enter(Phase.DONE)
         self.over = self.regrouper.done = True
@@ -186,6 +193,8 @@ class Worker(Process):
                     continue
             if target.done:
                 raise TrainingOver
+            if target.step < 0:
+                raise StateLost("nobody has the state any more")
             self._formation = formation
             self._work = {shard: sums for shard, sums in self._work.items() if shard in formation.me.shards}
             if formation.plan.generation > 1:
@@ -222,7 +231,8 @@ class Worker(Process):
             try:
                 if not healer.alive:
                     raise PeerLost(name)
-                self.step = -1
+                if self.step <= 0:
+                    self.step = -1  # copied in place; a survivor keeps its state until it has all of the other
                 self.world.healing(self, healer)
                 yield self.engine.uniform(0.002, 0.06)
                 if not healer.alive or healer.step < 0:
