@@ -117,7 +117,8 @@ class HangDetector:
         """
         patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
-        placed = [beat for beat in self._beats if beat.generation > 0]  # the others wait for a step boundary of these
+        # who has no generation yet waits for a step boundary of these, and who is done for the end of all
+        placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
         found = bool(placed) and all(
             beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in placed
         )

@@ -101,6 +101,10 @@ class Coordinator(Process):
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        if self.term != self.record.term:  # ``Record.check``
+            self.engine.note(f"{self.name} is fenced")
+            self.kill()
+            return
         self.carry_out(self.plane.tick(self.engine.now_s, {}))
         self.after(TICK_S, self._tick)
 
@@ -153,7 +157,6 @@ class Coordinator(Process):
         try:
             self.record.append(self.term, entries[:whole])
         except Fenced:
-            self.over = False
             self.engine.note(f"{self.name} is fenced")
             self.kill()
             return False

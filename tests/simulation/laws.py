@@ -142,7 +142,9 @@ class Laws:
         """The members of a generation know each other's steps: nothing that one rank committed alone can be lost."""
         target, generation = formation.target.step, formation.plan.generation
         self._require(
-            target >= self.high - 1 or generation < max(self.settled, default=generation + 1),
+            target >= self.high - 1
+            or generation < max(self.settled, default=generation + 1)  # a zombie hears of the past
+            or (target < 0 and self.high == 1),  # a copy in place broke off; ends with a clear failure
             f"generation {generation} goes back to step {target} from {self.high}",
         )
 
