@@ -110,7 +110,7 @@ class HangDetector:
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
     def stalled(self, now_s: float) -> bool:
-        """Whether every member has been waiting in the reduction for so long that no end is to be expected.
+        """Whether every member has been waiting for the others for so long that no end is to be expected.
 
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
@@ -119,8 +119,9 @@ class HangDetector:
         since_s = now_s - self._observed_s
         # who has no generation yet waits for a step boundary of these, and who is done for the end of all
         placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
-        found = bool(placed) and all(
-            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in placed
+        # one that is stuck on its way to the newest generation shows REGROUP, and the others wait for it
+        found = any(beat.phase == Phase.REDUCE for beat in placed) and all(
+            beat.phase in (Phase.REDUCE, Phase.REGROUP) and _age_s(beat) + since_s > patience_s for beat in placed
         )
         self._stalls += found
         return found
