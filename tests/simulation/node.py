@@ -115,6 +115,7 @@ class Agent(Process):
             self._try_again(attempt)
             return
         self.term, self._line = term, line
+        self._attempt += 1  # its time to answer is no more of interest
         self.quiet_since_s = self.engine.now_s
         line.bind(CLIENT, self._obey, lambda: self._bereft(line))
         for message in self.facts.tell():
