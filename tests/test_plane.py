@@ -73,6 +73,13 @@ class Bench:
         self.now_s += seconds
         return self.do(self.plane.tick(self.now_s, {}))
 
+    def go_on(self, seconds: float, *nodes: str) -> list[Any]:
+        """Time passes in which ``nodes`` beat."""
+        sent = []
+        for _ in range(round(seconds / 0.05)):
+            sent += self.hear(*(messages.Heartbeat(node, ()) for node in nodes)) + self.wait(0.05)
+        return sent
+
     def successor(self) -> Bench:
         """The coordinator dies; the next one reads its record."""
         return Bench(self.config, self.record, self.now_s + 50.0)
@@ -129,9 +136,7 @@ def test_when_nothing_has_happened_nothing_is_done() -> None:
     heir = Bench().begin().successor()
     sent = heir.attach(back("a"), back("b"))
     sent += heir.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
-    for _ in range(20):
-        sent += heir.wait(0.01)
-    assert sent == []
+    assert sent + heir.go_on(1.0, "a", "b") == []
     assert heir.plane.membership.settled
 
 
@@ -150,7 +155,7 @@ def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> Non
     heir.attach(back("a"))
     sent = heir.attach(hello("b", pid=2))
     assert ("b", StartWorker("b.0")) not in sent
-    assert ("b", StartWorker("b.1")) in [*sent, *heir.wait(3.0), *heir.hear(messages.Heartbeat("a", ()))]
+    assert ("b", StartWorker("b.1")) in [*sent, *heir.go_on(3.0, "a", "b")]
     assert heir.plane.membership.members == ("a.0",)
 
 
@@ -190,9 +195,7 @@ def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
 def test_a_node_that_does_not_come_back_is_lost() -> None:
     heir = Bench().begin().successor()
     heir.attach(back("a"))
-    for _ in range(round(REATTACH_S / 0.05) + 10):
-        heir.hear(messages.Heartbeat("a", ()))
-        heir.wait(0.05)
+    heir.go_on(REATTACH_S + 0.5, "a")
     assert heir.plane.membership.members == ("a.0",)
 
 

@@ -176,7 +176,7 @@ class Membership:
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
         self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
-        self._start_after_s = 0.0
+        self._start_after_s = -math.inf  # a clock may read anything, also less than 0
         self._orphaned_s = math.inf  # since when no holder is left
         self._failure = ""
         self._deadline_s = math.inf
