@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from bars import QUIET_LOAD, Bar, Report, look_at_machine, render_markdown, verdict_label
 from elastic import resize, throughput
+from integrity import integrity
 from lab import Lab, say
 from overhead import overhead
 from recovery import hang, kill, nan
@@ -32,6 +33,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "hang": hang,
     "nan": nan,
     "overhead": overhead,
+    "integrity": integrity,
     "resize": resize,
     "throughput": throughput,
 }

@@ -167,6 +167,48 @@ def run(
 
 
 @app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote.")],
+    times: Annotated[int, typer.Option(help="How often to run it.")] = 1,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Look for the smallest plan that fails in the same way.")
+    ] = False,
+    budget_s: Annotated[float, typer.Option("--budget-s", help="Time for --shrink, in seconds.")] = 120.0,
+    twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")] = True,
+    report: Annotated[Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")] = None,
+    machine: Json = False,
+) -> int:
+    """Run a plan of faults again, exactly as it was.
+
+    Every run of a test leaves its plan beside its journals, as [bold]plan.json[/]: the
+    job, all settings and the seed, and each fault with its moment. A plan that
+    fails only now and then: [bold]--times 20[/] says how often, with a 95 % interval.
+    [bold]--shrink[/] leaves out faults, nodes and steps while it still fails.
+
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error. Of
+    several runs, the worst counts.
+
+    Example: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/]
+    """
+    from chaoskit.faces import launch as launching
+    from chaoskit.faces import replay as face
+
+    experiment = face.open_plan(file, times=times, budget_s=budget_s)
+    directory = report or launching.fresh_directory(None, "replay")
+    console = _console(machine)
+    if shrink:
+        shrunk = face.shrink(experiment, console, directory, budget_s=budget_s, twin=twin)
+        if machine:
+            print_json(face.plain_shrunk(shrunk, directory))
+        return face.shrunk_verdict(shrunk).exit_code
+    result = face.replay(experiment, console, directory, times=times, twin=twin)
+    face.print_replay(result, directory, console)
+    if machine:
+        print_json(face.plain(result))
+    return result.verdict.exit_code
+
+
+@app.command()
 def janitor(machine: Json = False) -> None:
     """Put back what killed launchers left broken, and touch nothing else.
 

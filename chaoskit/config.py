@@ -52,6 +52,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
         nonfinite: what a batch does whose gradients are not finite on any rank.
         nonfinite_retries: attempts of policy ``retry`` before it stops.
+        hash_every: steps between checks that every rank received the same reduced gradient. 0: never.
+        state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
+            slice in each of them. 0: never.
+        audit_every: steps between two audits, in which a second rank computes a shard, and bits are compared. 0: never.
         max_failures: workers that may be lost before the run is given up.
         strikes_max: losses of workers within ``strike_window_s`` after which a node is given no more of them; 0: never.
         strike_window_s: how long such a loss counts.
@@ -64,6 +68,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
+        memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
     """
 
@@ -78,6 +83,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     buckets: int = 1
     nonfinite: NonFinitePolicy = "skip"
     nonfinite_retries: int = 3
+    hash_every: int = 1
+    state_hash_steps: int = 16
+    audit_every: int = 0
     max_failures: int = 32
     strikes_max: int = 8
     strike_window_s: float = 60.0
@@ -90,6 +98,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
+    memory_copies: int = 1
     fork: bool = True
 
     @property
@@ -111,6 +120,9 @@ def validate(config: RunConfig) -> None:
         ("shards", 0),
         ("buckets", 1),
         ("nonfinite_retries", 0),
+        ("hash_every", 0),
+        ("state_hash_steps", 0),
+        ("audit_every", 0),
         ("max_failures", 0),
         ("strikes_max", 0),
         ("strike_window_s", 0.001),
@@ -122,6 +134,7 @@ def validate(config: RunConfig) -> None:
         ("outside_limit_s", 0.001),
         ("startup_s", 0.001),
         ("collective_timeout_s", 0.001),
+        ("memory_copies", 0),
     ]
     for field, least in minimums:
         if not getattr(config, field) >= least:  # NaN is not, either

@@ -58,32 +58,68 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[int, ...]
 
 
+class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete copy of the state of the training, sealed: what ``endpoint`` offers counts only with this checksum.
+
+    ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was.
+    """
+
+    node: str
+    worker: str
+    step: int  # committed steps
+    generation: int  # the one that trained on it last
+    size_bytes: int
+    checksum: str
+    endpoint: Endpoint
+    tier: str = "memory"
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Grows with every step and generation: of two snapshots the newer one has the larger age."""
+        return self.step, self.generation
+
+
 class Plan(Message, frozen=True):
-    """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary."""
+    """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary.
+
+    ``restore``: where the state can be read when no member has it, the newest first.
+    """
 
     generation: int
     members: tuple[Member, ...]  # by rank
     abort: bool
+    restore: tuple[Snapshot, ...] = ()
 
     def member(self, worker: str) -> Member | None:
         """The place of ``worker`` in this membership, if it has one."""
         return next((member for member in self.members if member.worker == worker), None)
+
+    @property
+    def heaviest(self) -> int:
+        """The rank with most shards; the lowest of them on a tie."""
+        return max(self.members, key=lambda member: (len(member.shards), -member.rank)).rank
 
 
 # -- faults inside a worker ---------------------------------------------------------------------------------------
 
 
 class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The moment at which a rank stops and waits for its fault. ``rank`` -1 matches any rank."""
+    """The moment at which a rank stops and waits for its fault.
+
+    ``rank`` and ``step`` -1 match any. ``phase``: of a step or a recovery, or ``load``. ``generation``: the least one.
+    ``role`` "most_shards" matches the rank that has most of them; "healer" stops the rank that is about to pull.
+    """
 
     fault: str
     rank: int
     step: int
     phase: str
+    generation: int = 0
+    role: str = ""
 
 
 class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An act that a worker does to itself on order: ``none``, ``nan``, ``raise``, ``hold_gil`` or ``spin``."""
+    """An act that a worker does to itself on order, by its name in :mod:`chaoskit.runtime.levers`."""
 
     act: str
     options: dict[str, Any] = {}
@@ -121,7 +157,10 @@ class Welcome(Message, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU."""
+    """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
+
+    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known.
+    """
 
     worker: str
     generation: int
@@ -132,6 +171,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     starved_ms: float
     commits: int
     loss: float
+    rehearsal_ms: float = 0.0
 
 
 class Heartbeat(Message, frozen=True):
@@ -140,15 +180,19 @@ class Heartbeat(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A worker has built its model, is warm, and can take a rank."""
+    """A worker has built its model, is warm, and can take a rank.
+
+    ``fingerprint``: what its numbers depend on; the same on all who train together.
+    """
 
     worker: str
     node: str
     endpoint: Endpoint
+    fingerprint: str = ""
 
 
 class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, nonfinite, node lost. ``detail`` is for people."""
+    """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
 
     worker: str
     node: str
@@ -158,6 +202,8 @@ class WorkerLost(Message, frozen=True):
 
 
 class HookReached(Message, frozen=True):
+    """A worker waits at a trigger; said again until it is released. ``peer``: whom it is about to pull from."""
+
     worker: str
     fault: str
     rank: int
@@ -165,6 +211,18 @@ class HookReached(Message, frozen=True):
     phase: str
     pid: int
     tid: int
+    peer: str = ""
+
+
+class Arm(Message, frozen=True):
+    """Stop ``worker`` at a trigger that was not planned before the start.
+
+    ``worker`` "": stop those that ``node`` starts from now on.
+    """
+
+    node: str
+    worker: str
+    trigger: Trigger
 
 
 class Release(Message, frozen=True):
@@ -225,6 +283,26 @@ class Healed(Message, frozen=True):
 
     worker: str
     generation: int
+
+
+class Recall(Message, frozen=True):
+    """No live worker has the state of the training: asks an agent for what is left of it on its node."""
+
+
+class Sealed(Message, frozen=True):
+    """Answers :class:`Recall`: what can be read on ``node``; nothing, if every state was torn."""
+
+    node: str
+    snapshots: tuple[Snapshot, ...]
+
+
+class SourceFailed(Message, frozen=True):
+    """``snapshot`` could not be restored. ``corrupt``: it was read, and is not what was sealed."""
+
+    worker: str
+    snapshot: Snapshot
+    corrupt: bool
+    detail: str
 
 
 class GroupBroken(Message, frozen=True):
@@ -329,6 +407,7 @@ AnyMessage = (
     | WorkerReady
     | WorkerLost
     | HookReached
+    | Arm
     | Release
     | LeverPulled
     | Accuse
@@ -336,6 +415,9 @@ AnyMessage = (
     | WorkerFailed
     | Formed
     | Healed
+    | Recall
+    | Sealed
+    | SourceFailed
     | GroupBroken
     | StartWorker
     | StopWorker

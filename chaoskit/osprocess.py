@@ -85,6 +85,25 @@ def cpu_ticks(pid: int, tid: int) -> int | None:
     return int(fields[11]) + int(fields[12])
 
 
+def switches(pid: int, tid: int) -> int | None:
+    """How often the kernel has switched a thread off a CPU so far; None if it is gone. Constant while it sleeps."""
+    try:
+        lines = Path(f"/proc/{pid}/task/{tid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches:" in line)
+
+
+def threads(pid: int) -> dict[int, str]:
+    """Names of the threads of a process, by tid; empty if it is gone."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found[int(tid)] = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+    return found
+
+
 class Starvation:
     """How long a thread was ready to run but had no CPU. Keeps its /proc file open: it is read many times a second."""
 
@@ -121,6 +140,22 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all processes below a process, the nearest first."""
+    below = children(pid)
+    for child in below:
+        below += children(child)  # the list grows while it is walked
+    return below
+
+
+def process_name(pid: int) -> str:
+    """What ``ps`` calls a process; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:

@@ -28,6 +28,12 @@ class Phase(IntEnum):
 #: Phases in which a step or phase trigger can stop a rank.
 TRIGGER_PHASES = ("forward", "backward", "reduce", "optimizer")
 
+#: Phases of a recovery in which a fault can strike. In all but ``detection`` a rank is stopped there.
+STRIKE_PHASES = ("detection", "regroup", "restore", "recommit")
+
+#: The phase of a worker that has yet to load its job, for faults of replacements.
+LOAD = "load"
+
 #: Phases in which a rank waits for others, so that it cannot be the one that hangs.
 WAITING_PHASES = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.START})
 
@@ -46,9 +52,11 @@ class Event(StrEnum):
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
     QUIESCED = "quiesced"  # out of the old generation's collective
     REGROUPED = "regrouped"  # the new process group can be used
-    RESTORED = "restored"  # state received from a peer: step, size_bytes, transport
+    RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source
+    QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
     NONFINITE = "nonfinite"  # step, shards, owner
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
+    CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
     FINISHED = "finished"  # step, weights_digest, state_digest
@@ -56,6 +64,8 @@ class Event(StrEnum):
     # agent
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
+    SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
+    COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
     PLAN = "plan"  # generation, members

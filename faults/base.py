@@ -1,34 +1,54 @@
-"""What a fault is: when it strikes, what it does, and how one can see that it took effect.
+"""What a fault is: when and whom it strikes, what it does, and how one can see that it took effect.
 
-A fault is a frozen description. The harness waits until the rank that it aims at stands at the trigger, lets the fault
-act on that :class:`Target`, and then asks it for evidence until there is some. The act and the evidence never come from
-the same source: a signal was sent, the process *is* gone.
+A fault is a frozen description. The harness waits for its moment, lets it act on a :class:`Target`, and then asks it
+for evidence until there is some. The act and the evidence never come from the same source: a signal was sent, the
+process *is* gone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from random import Random
+from typing import Any, ClassVar, Self
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import Beat, Lever, LeverPulled, Ping, Release, Trigger, WorkerLost
+from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, Release, Trigger, WorkerLost
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import TRIGGER_PHASES
+from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
+
+#: Roles that are drawn when a run is planned, with the number of ranks that they stand for.
+DRAWN_ROLES: dict[str, Callable[[int], int]] = {
+    "any": lambda nodes: 1,
+    "minority": lambda nodes: (nodes - 1) // 2,
+    "majority": lambda nodes: nodes // 2 + 1,
+    "all_but_one": lambda nodes: nodes - 1,
+    "all": lambda nodes: nodes,
+}
+#: Roles that are known only at the moment itself.
+LIVE_ROLES = ("most_shards", "healer")
 
 
 @dataclass
 class Target:
-    """A rank that waits at its trigger, and what was heard of it since.
+    """What a fault strikes, and what was heard of it since.
 
     Attributes:
         worker: name of the process that had the rank.
-        lost: the agent's or coordinator's word that it is gone, once there is one.
+        waiting: the worker that stands at the fault's trigger until it is released; "" if none does.
+        lost: the agent's or coordinator's word that ``worker`` is gone, once there is one.
+        losses: the same for every worker that the fault struck.
+        claims: every worker that the fault struck, with the time of the act on it.
+        acted_ns: time of the last act.
         reports: what the worker itself read back after pulling a lever.
         beat: the newest reading of its progress board, with the time it came in.
         pongs: answers of its control thread, by number.
         exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run.
+        notes: what the fault wants to remember.
     """
 
     cluster: Cluster
@@ -42,8 +62,13 @@ class Target:
     pid: int
     tid: int
     ticks: int | None
+    waiting: str = ""
     injected_ns: int = 0
+    acted_ns: int = 0
     lost: WorkerLost | None = None
+    losses: dict[str, WorkerLost] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
+    releases: dict[str, Release] = field(default_factory=dict)
     reports: list[LeverPulled] = field(default_factory=list)
     beat: tuple[float, Beat] | None = None
     node_heard_s: float = 0.0
@@ -56,12 +81,27 @@ class Target:
         self.cluster.signal(self.pid, signum)
 
     def pull(self, act: str, **options: Any) -> None:
-        """Let the worker go on, after doing ``act`` to itself."""
-        self.cluster.send(Release(self.worker, self.fault_id, Lever(act, options)))
+        """Let the worker that waits go on, after doing ``act`` to itself. Nothing, where none waits."""
+        if self.waiting:
+            self.release(self.waiting, Lever(act, options))
+
+    def release(self, worker: str, lever: Lever) -> None:
+        """Let ``worker`` go on. What it is told is kept: it asks again if the answer is lost with a coordinator."""
+        self.releases[worker] = Release(worker, self.fault_id, lever)
+        with contextlib.suppress(OSError):
+            self.cluster.send(self.releases[worker])
 
     def ping(self, number: int) -> None:
         """Ask the worker's control thread for a sign of life."""
         self.cluster.send(Ping(self.worker, number))
+
+    def arm_node(self, phase: str) -> None:
+        """Stop every worker that the node starts from now on when it enters ``phase``."""
+        self.cluster.send(Arm(self.node, "", Trigger(self.fault_id, -1, -1, phase)))
+
+    def claim(self, worker: str) -> None:
+        """Say, before the act, that ``worker`` is struck now: its loss is no false alarm."""
+        self.acted_ns = self.claims[worker] = time.monotonic_ns()
 
     @property
     def seconds_since(self) -> float:
@@ -71,26 +111,65 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Base of all faults.
+    """Base of all faults. Exactly one of ``at_step``, ``after_s`` and ``during`` says when.
 
     Args:
-        rank: the rank to hit; it is hit in whatever process holds it then.
-        at_step: the step during which it strikes, counted from 0.
+        rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank), ``minority``,
+            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (from
+            whom a joiner is about to take its state).
+        at_step: the step during which it strikes, counted from 0. The rank is stopped there until the fault is in.
         phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on entering it.
+        after_s: seconds after the first committed step.
+        during: a phase of a recovery: ``detection`` (a loss that an earlier fault caused became known), ``regroup``
+            (all steps are known, the group is not built), ``restore`` (before the rank takes over state), ``recommit``
+            (in the optimizer of its first step in the new membership).
+        recovery: which one, for ``during``: the first from the n-th change of membership on (generation n + 1, growth
+            counts, too) in which the rank comes to that phase; for ``detection``, the n-th fault that shows as a loss.
     """
 
-    rank: int
-    at_step: int
+    rank: int | str
+    at_step: int | None = None
     phase: str = "forward"
+    after_s: float | None = None
+    during: str | None = None
+    recovery: int = 1
 
     #: One sentence for the catalogue.
     effect: ClassVar[str] = ""
     #: What makes it effective, for the catalogue.
     evidence: ClassVar[str] = ""
+    #: Real incidents that it stands for, with their shares where those are known.
+    stands_for: ClassVar[str] = ""
+    #: What puts back what it leaves behind.
+    undo: ClassVar[str] = "nothing is left behind"
+    #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
+    whole_node: ClassVar[bool] = False
+
+    @classmethod
+    def unavailable(cls) -> str:
+        """Why this machine cannot do it; "" if it can."""
+        return ""
 
     @property
     def kind(self) -> str:
         return type(self).__name__
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether it can strike without the worker's help. Else the rank must stand at a hook of its main thread."""
+        return False
+
+    @property
+    def moment(self) -> str:
+        """When it strikes, in words."""
+        if self.at_step is not None:
+            return f"in {self.phase} of step {self.at_step}"
+        if self.after_s is not None:
+            where = "" if self.from_outside else f", in {self.phase}"
+            return f"{self.after_s:g} s after the first committed step{where}"
+        if self.during == "detection":
+            return f"after detection of loss {self.recovery}"
+        return f"in {self.during} of recovery {self.recovery}"
 
     def __str__(self) -> str:
         shown = [
@@ -100,23 +179,73 @@ class Fault:
         ]
         return f"{self.kind}({', '.join(shown)})"
 
+    # -- before the run -------------------------------------------------------------------------------------------
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         """Refuse what can never strike.
 
         Raises:
             BadInput: naming the field, its value and the remedy.
         """
-        if not 0 <= self.rank < nodes:
-            raise BadInput("rank", self.rank, f"use a rank from 0 to {nodes - 1}: the run has {nodes} nodes")
-        if self.at_step < 0 or (steps is not None and self.at_step >= steps):
+        self._validate_rank(nodes)
+        given = [name for name in ("at_step", "after_s", "during") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise BadInput("at_step", self.at_step, "give exactly one of at_step, after_s and during")
+        if self.at_step is not None and (self.at_step < 0 or (steps is not None and self.at_step >= steps)):
             last = "" if steps is None else f" to {steps - 1}"
             raise BadInput("at_step", self.at_step, f"use a step from 0{last}")
         if self.phase not in TRIGGER_PHASES:
             raise BadInput("phase", self.phase, f"use one of {', '.join(TRIGGER_PHASES)}")
+        if self.after_s is not None and not 0 <= self.after_s < math.inf:
+            raise BadInput("after_s", self.after_s, "use a number of seconds, 0 or more")
+        self._validate_recovery()
 
-    def trigger(self, fault_id: str) -> Trigger:
-        """The moment at which the rank stops and waits."""
-        return Trigger(fault_id, self.rank, self.at_step, self.phase)
+    def _validate_rank(self, nodes: int) -> None:
+        if not isinstance(self.rank, str):
+            if not 0 <= self.rank < nodes:
+                raise BadInput("rank", self.rank, f"use a rank from 0 to {nodes - 1}: the run has {nodes} nodes")
+            return
+        if self.rank not in (*DRAWN_ROLES, *LIVE_ROLES):
+            raise BadInput("rank", self.rank, f"use a rank, or one of {', '.join((*DRAWN_ROLES, *LIVE_ROLES))}")
+        if self.rank in DRAWN_ROLES and DRAWN_ROLES[self.rank](nodes) == 0:
+            raise BadInput("rank", self.rank, f"use another role: of {nodes} ranks that is nobody")
+        if self.rank == "healer" and (self.during != "restore" or not self.from_outside):
+            remedy = "strike it from outside, as Kill does, with during='restore': there is no healer at another time"
+            raise BadInput("rank", self.rank, remedy)
+
+    def _validate_recovery(self) -> None:
+        if self.during is None:
+            if self.recovery != 1:
+                raise BadInput("recovery", self.recovery, "use it with during=... only")
+            return
+        if self.during not in STRIKE_PHASES:
+            raise BadInput("during", self.during, f"use one of {', '.join(STRIKE_PHASES)}")
+        if not self.from_outside and self.during in ("detection", "regroup"):
+            remedy = f"use 'restore' or 'recommit': {self.kind} needs the rank's main thread"
+            raise BadInput("during", self.during, remedy)
+        if self.recovery < 1:
+            raise BadInput("recovery", self.recovery, "use 1 or more")
+        if self.phase != "forward":
+            raise BadInput("phase", self.phase, "leave it out: during=... says where")
+
+    def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
+        """One fault a rank, for a role that stands for ranks drawn by ``chance``; else the fault itself."""
+        if self.rank not in DRAWN_ROLES:
+            return (self,)
+        drawn = sorted(chance.sample(range(nodes), DRAWN_ROLES[str(self.rank)](nodes)))
+        return tuple(replace(self, rank=rank) for rank in drawn)
+
+    def trigger(self, fault_id: str) -> Trigger | None:
+        """Where a rank stops and waits; None if that cannot be said before the run."""
+        rank, role = (-1, self.rank) if isinstance(self.rank, str) else (self.rank, "")
+        if self.at_step is not None:
+            return Trigger(fault_id, rank, self.at_step, self.phase, role=role)
+        if self.during in (None, "detection"):
+            return None
+        assert self.during is not None
+        return Trigger(fault_id, rank, -1, self.during, generation=self.recovery + 1, role=role)
+
+    # -- during the run -------------------------------------------------------------------------------------------
 
     def inject(self, target: Target) -> None:
         """Act. What must be put back later is written to ``target.undo`` first.
@@ -125,6 +254,14 @@ class Fault:
             ProcessLookupError: if the target ended by itself meanwhile.
         """
         raise NotImplementedError
+
+    def again(self, target: Target, message: Any) -> bool:
+        """Act again, on a later message of the coordinator or, with None, as time passes.
+
+        Returns:
+            For a HookReached: whether the fault has answered it.
+        """
+        return False
 
     def observe(self, target: Target) -> str | None:
         """What the target shows of the fault by now, in words; None while it shows nothing. Called again and again."""

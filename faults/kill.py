@@ -23,6 +23,11 @@ class Kill(Fault):
 
     effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
     evidence: ClassVar[str] = "its parent saw it end by this signal"
+    stands_for: ClassVar[str] = "faulty GPUs (Llama 3: 30.1 % of interruptions) and other crashes of one process"
+
+    @property
+    def from_outside(self) -> bool:
+        return True
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

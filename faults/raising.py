@@ -16,6 +16,7 @@ class Raise(Fault):
 
     effect: ClassVar[str] = "the training code of one rank fails with an exception, and its process ends"
     evidence: ClassVar[str] = "the process ended with this exception"
+    stands_for: ClassVar[str] = "software bugs (Llama 3: 12.9 %) and CUDA errors (ByteRobust: 36.1 %)"
 
     def inject(self, target: Target) -> None:
         target.pull("raise", message=self.message)

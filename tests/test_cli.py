@@ -224,6 +224,14 @@ BAD_INPUTS = [
     (["demo", "--report", "/proc/nowhere"], "report='/proc/nowhere'", "choose a directory"),
     (["run", "nosuchsuite"], "suite='nosuchsuite'", "smoke"),
     (["report", "nowhere"], "directory='nowhere'", "outcome.json"),
+    (["replay", "nowhere.json"], "plan='nowhere.json'", "name a plan file that can be read"),
+    (
+        ["replay", "train.py"],
+        r"plan='\nimport time\nimport torch\nfrom torch imp...'",
+        "in train.py, write one JSON object",
+    ),
+    (["replay", "train.py", "--times", "0"], "times=0", "use 1 or more"),
+    (["replay", "train.py", "--shrink", "--budget-s", "-1"], "budget_s=-1.0", "above 0"),
 ]
 
 
@@ -283,6 +291,30 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert (workplace.directory / "junit.xml").is_file()
 
 
+def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
+    """As often as asked for; the exit code is the worst verdict, and every run leaves its plan and outcome."""
+    kill = {"kind": "Kill", "rank": 1, "at_step": 5}
+    plan = {"version": 1, "job": "train.py", "name": "mine", "steps": 15, "settings": {"nodes": 2}, "faults": [kill]}
+    (workplace.directory / "plan.json").write_text(json.dumps(plan))
+    done = workplace.run("replay", "plan.json", "--times", "2", "--json", "--report", "runs")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verdict"], told["runs"], told["failed"]) == ("passed", 2, 0)
+    assert told["failure_interval"][0] == 0.0 < told["failure_interval"][1] < 1.0
+    assert "failed 0 of 2 runs: 0 % (95 % interval 0 % to 65.8 %)" in done.stderr
+    assert all(outcome["faults"][0]["state"] == "confirmed" for outcome in told["outcomes"])
+    plans = list((workplace.directory / "runs").glob("*-mine/plan.json"))
+    assert len(plans) == len(list((workplace.directory / "runs").glob("*-mine/outcome.json"))) == 2
+
+    survived = json.loads(plans[0].read_text())
+    survived["faults"][0]["signum"] = int(signal.SIGURG)
+    plans[0].write_text(json.dumps(survived))
+    done = workplace.run("replay", str(plans[0]))
+    assert done.returncode == 10, done.stderr
+    assert "UNKNOWN" in done.stdout
+    workplace.await_silence()
+
+
 def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
     (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")
     selections = ("one", "two", "no")
@@ -340,7 +372,7 @@ class Story:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.progress = Progress(0.0, steps=100)
-        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), ()))
+        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), (), term=1, pid=1))
 
     def tell(self, message: Any) -> list[str]:
         self.now_s += 1.0

@@ -287,3 +287,15 @@ def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos) -> None:
     assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
     assert len(killed) == 3, killed
     assert outcome.steps[-1].world == 3, "the other nodes were not given its share"
+
+
+def test_a_worker_whose_numbers_would_differ_is_not_let_in(chaos: Chaos, tmp_path: Path) -> None:
+    """A replacement with another numeric setting would train on, plausibly and wrongly."""
+    options = {"marker": str(tmp_path / "trained"), "step_s": 0.03}
+    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 120, "faults": [Kill(rank=1, at_step=6)]}
+    outcome = chaos.run("jobs/troubled.py:late_ones_differ", options=options, twin=False, check=False, **plan)
+    refused = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "differs"]
+    assert [record["detail"] for record in refused] == ["matmul medium instead of matmul highest"], outcome.directory
+    members = {member["worker"] for record in journal(outcome, Event.PLAN) for member in record["members"]}
+    assert refused[0]["worker"] not in members
+    assert outcome.steps[-1].world == 2

@@ -54,6 +54,20 @@ def test_nobody_is_blamed_while_nobody_waits() -> None:
     assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.REDUCE, 9, step=9)) == []
 
 
+def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
+    """No step time is known yet; one shard took 2 s, so that 12 times as much is a hang, and start-up time is not."""
+    waiting = beat("b", Phase.REDUCE, 25, step=0, commits=0)
+    for age_s, found in ((23.0, []), (25.0, ["a"])):
+        fresh = HangDetector(CONFIG)
+        assert blamed(fresh, beat("a", Phase.FORWARD, age_s, step=0, commits=0, rehearsal_ms=2000), waiting) == found
+
+
+def test_a_short_rehearsal_is_no_promise() -> None:
+    fresh, waiting = HangDetector(CONFIG), beat("b", Phase.REDUCE, 9, step=0, commits=0)
+    assert blamed(fresh, beat("a", Phase.FORWARD, 9.0, step=0, commits=0, rehearsal_ms=20), waiting) == []
+    assert blamed(fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting) == ["a"]
+
+
 def test_a_world_of_one_needs_nobody_who_waits() -> None:
     assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7)) == ["a"]
 

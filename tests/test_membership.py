@@ -25,7 +25,10 @@ from chaoskit.control.membership import (
     NodeJoined,
     NodeLost,
     Publish,
+    Recall,
+    Sealed,
     Settled,
+    SourceFailed,
     Stalled,
     StartWorker,
     StopWorker,
@@ -34,7 +37,8 @@ from chaoskit.control.membership import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.messages import Endpoint, Plan
+from chaoskit.control.revival import GATHER_S, RECALL_S
+from chaoskit.messages import Endpoint, Plan, Snapshot
 
 LAST_STEP = 6
 
@@ -70,6 +74,8 @@ class Cluster:
         self.committed = 0
         self.failed_starts = 0  # in a row
         self.finish: Finish | None = None
+        self.asked: list[str] = []  # nodes that owe an answer about their copies
+        self.kept: dict[str, int] = {}  # node -> step of the copy that its agent has
 
     # -- what the machine hears and says --------------------------------------------------------------------------
 
@@ -88,6 +94,10 @@ class Cluster:
                 case Publish(plan):
                     self.check_plan(plan)
                     self.plans.append(plan)
+                case Recall(node):
+                    assert node in self.nodes
+                    assert not self.live(self.holders), "asked for copies while somebody has the state"
+                    self.asked.append(node)
                 case Finish():
                     self.check_finish(action)
                     self.finish = action
@@ -108,7 +118,13 @@ class Cluster:
             assert not process.reported, "published a worker that was reported lost"
             assert (process.node, endpoint(member.worker)) == (member.node, member.endpoint)
         if self.settled:
-            assert self.holders.intersection(workers), "published a plan in which nobody has the state"
+            if not self.live(self.holders):
+                assert plan.restore, "published a plan in which nobody has the state"
+                assert plan.restore[0].step == max(snapshot.step for snapshot in plan.restore)
+                assert {snapshot.node for snapshot in plan.restore} <= set(self.nodes)
+            else:
+                assert not plan.restore
+                assert self.holders.intersection(workers), "published a plan in which nobody has the state"
         if self.plans:
             assert set(self.live(self.members())) <= set(workers), "a live member was sent away"
 
@@ -121,6 +137,7 @@ class Cluster:
             assert lost > self.config.max_failures
         elif "replica" in finish.reason:
             assert not self.live(self.holders)
+            assert "sealed" in finish.reason or not self.readable()
         elif "start-up" in finish.reason:
             assert self.now_s >= self.config.startup_s
             assert not self.plans
@@ -171,8 +188,23 @@ class Cluster:
             actions += self.tell(WorkerLost(worker))
         return actions
 
+    def readable(self) -> list[str]:
+        """Nodes that have a copy and were given the chance to say so."""
+        return [node for node in self.kept if node in self.nodes and node not in self.asked]
+
+    def answer(self, *nodes: str) -> list[Action]:
+        """Agents that were asked say what they have."""
+        actions: list[Action] = []
+        for node in nodes or list(self.asked):
+            if node in self.asked:
+                self.asked.remove(node)
+                actions += self.tell(Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else ()))
+        return actions
+
     def lose_node(self, node: str) -> list[Action]:
         self.nodes.remove(node)
+        self.kept.pop(node, None)
+        self.asked = [one for one in self.asked if one != node]
         for process in self.processes.values():
             process.reported |= process.node == node
         return self.tell(NodeLost(node))
@@ -196,7 +228,8 @@ class Cluster:
             process = self.processes[worker]
             if process.alive and process.generation == len(self.plans) in self.settled:
                 peers = [self.processes[member] for member in self.members()]
-                process.step = max(peer.step for peer in [*peers, process] if peer.alive or peer is process)
+                steps = [peer.step for peer in [*peers, process] if peer.alive or peer is process]
+                process.step = max([*steps, *(snapshot.step for snapshot in self.plans[-1].restore)])
 
     def commit(self) -> None:
         """Every generation that can commit a step does so: its group is whole and its members agree on the step."""
@@ -207,8 +240,12 @@ class Cluster:
                 continue
             if len({process.step for process in group}) > 1 or group[0].step == LAST_STEP:
                 continue
-            assert group[0].step == self.committed, "a step was committed by two generations, or lost"
-            self.committed += 1
+            assert group[0].step == self.committed or self.plans[generation - 1].restore, (
+                "a step was committed by two generations, or lost"
+            )
+            self.committed = group[0].step + 1
+            for node in {process.node for process in group}:
+                self.kept[node] = self.committed
             for process in group:
                 process.step = self.committed
 
@@ -242,6 +279,10 @@ class Cluster:
 
 def endpoint(worker: str) -> Endpoint:
     return Endpoint("host", worker, 1, 2, 3)
+
+
+def snapshot(node: str, step: int, generation: int = 1) -> Snapshot:
+    return Snapshot(node, f"{node}.0", step, generation, 100, f"{step}/{generation}", endpoint(node))
 
 
 def running(nodes: int = 4, spares: int = 1, **changes: Any) -> Cluster:
@@ -412,10 +453,131 @@ def test_before_any_generation_settled_fresh_workers_may_replace_all() -> None:
 
 
 def test_the_job_is_lost_with_its_last_holder_of_state() -> None:
+    """Nobody asked has a copy."""
     cluster = running(nodes=1, spares=1)
-    (finish,) = cluster.lose("a.0")
+    assert not cluster.finish
+    cluster.lose("a.0")
+    (finish,) = cluster.answer("a")
     assert isinstance(finish, Finish)
     assert finish.reason.startswith("every replica was lost")
+
+
+def orphaned(nodes: int = 3, spares: int = 0, **kept: int) -> Cluster:
+    """A cluster that has trained and lost all its members; ``kept``: steps of the copies that agents have."""
+    cluster = running(nodes, spares)
+    cluster.commit()
+    cluster.kept = dict(kept)
+    cluster.lose(*cluster.members())
+    return cluster
+
+
+def test_fresh_workers_begin_with_the_newest_copies() -> None:
+    cluster = orphaned(a=3, b=4, c=4)
+    assert sorted(cluster.asked) == ["a", "b", "c"]
+    cluster.become_ready()
+    assert len(cluster.plans) == 3
+    cluster.answer()
+    assert [one.step for one in cluster.plans[-1].restore] == [4, 4, 3]
+    assert len(cluster.members()) == 3
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
+    cluster = orphaned(a=3, b=4)
+    cluster.become_ready()
+    cluster.answer("a")
+    assert len(cluster.plans) == 3
+    cluster.now_s += 1.01 * RECALL_S
+    cluster.tell(Tick())
+    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+
+
+def test_a_spare_begins_alone_and_replacements_are_gathered() -> None:
+    cluster = running(nodes=2, spares=1)
+    cluster.kept = {"a": 4}
+    cluster.now_s = 10.0
+    cluster.lose("a.0", "b.0")
+    cluster.answer()
+    assert cluster.members() == ["a.1"]
+    cluster = orphaned(nodes=3, a=4)
+    cluster.answer()
+    cluster.become_ready("a.1")
+    assert len(cluster.plans) == 3
+    cluster.now_s += 1.01 * GATHER_S
+    cluster.tell(Tick())
+    assert cluster.members() == ["a.1"]
+
+
+def test_copies_of_a_lost_node_are_not_offered() -> None:
+    cluster = orphaned(a=3, b=4, c=3)
+    cluster.answer()
+    cluster.lose_node("b")
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["a", "c"]
+
+
+def test_when_the_newest_copies_fail_the_next_are_taken_by_all() -> None:
+    """No member may take an older copy than another: so there is a new plan."""
+    cluster = orphaned(a=3, b=4, c=4)
+    cluster.answer()
+    cluster.become_ready()
+    assert cluster.tell(SourceFailed(snapshot("b", 4), True)) == []
+    (publish,) = cluster.tell(SourceFailed(snapshot("c", 4), True))
+    assert isinstance(publish, Publish)
+    assert publish.plan.abort
+    assert [one.node for one in publish.plan.restore] == ["a"]
+    assert len(publish.plan.members) == 3
+
+
+def test_a_corrupt_copy_is_never_taken_again() -> None:
+    cluster = orphaned(a=3, b=4, c=4)
+    cluster.answer()
+    cluster.become_ready()
+    cluster.tell(SourceFailed(snapshot("b", 4), True))
+    cluster.lose(*cluster.members())
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
+    cluster.build()
+    cluster.pull()
+    cluster.heal()
+    cluster.lose(*cluster.members())
+    cluster.answer()
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
+
+
+def test_when_every_copy_fails_the_job_is_lost() -> None:
+    cluster = orphaned(a=3)
+    cluster.answer()
+    cluster.become_ready()
+    del cluster.kept["a"]
+    cluster.tell(SourceFailed(snapshot("a", 3), False))
+    assert not cluster.finish
+    cluster.now_s += 1.01 * HEALING_S
+    cluster.tell(Tick())
+    assert cluster.finish
+    assert cluster.finish.reason.startswith("every replica was lost")
+
+
+def test_a_restored_member_holds_the_state_and_no_copies_are_planned_any_more() -> None:
+    cluster = orphaned(a=3)
+    cluster.answer()
+    cluster.become_ready()
+    cluster.build()
+    cluster.pull("a.1")
+    cluster.holders.add("a.1")
+    cluster.tell(Healed("a.1"))
+    cluster.lose("b.1")
+    assert not cluster.plans[-1].restore
+    assert cluster.members() == ["a.1", "c.1"]
+
+
+def test_replacements_that_never_come_end_the_job() -> None:
+    cluster = orphaned(a=3)
+    cluster.answer()
+    cluster.now_s += cluster.config.startup_s + 1
+    cluster.tell(Tick())
+    assert cluster.finish
+    assert "nobody took over a sealed copy" in cluster.finish.reason
 
 
 @pytest.mark.parametrize("healed", [False, True])
@@ -425,7 +587,9 @@ def test_a_joiner_holds_state_only_once_it_is_healed(healed: bool) -> None:
     cluster.build()
     if healed:
         cluster.advance()
+    cluster.kept = {}
     cluster.lose("a.0")
+    cluster.answer()
     cluster.now_s += 1.01 * HEALING_S
     cluster.tell(Tick())
     assert bool(cluster.finish) is not healed
@@ -436,6 +600,7 @@ def test_a_joiner_that_is_about_to_have_the_state_is_waited_for() -> None:
     cluster.lose("b.0")
     cluster.build()
     assert not any(isinstance(action, Publish) for action in cluster.lose("a.0"))
+    cluster.answer()
     cluster.now_s += 0.99 * HEALING_S
     assert not any(isinstance(action, (Publish, Finish)) for action in cluster.tell(Tick()))
     cluster.holders.add("a.1")
@@ -658,6 +823,20 @@ class Histories(RuleBasedStateMachine):
     def commit(self) -> None:
         self.cluster.commit()
 
+    @rule()
+    def answer(self) -> None:
+        self.cluster.answer()
+
+    @rule(number=Pick, corrupt=st.booleans())
+    def spoil(self, number: int, corrupt: bool) -> None:
+        """A member cannot read one of the copies that it was told of."""
+        cluster = self.cluster
+        restore = cluster.plans[-1].restore if cluster.plans else ()
+        if restore and not cluster.live(cluster.holders):
+            failed = restore[number % len(restore)]
+            cluster.kept.pop(failed.node, None)
+            cluster.tell(SourceFailed(failed, corrupt))
+
     @rule(number=Pick)
     def heal(self, number: int) -> None:
         for worker in self.pick(number, self.cluster.live(self.cluster.members())):
@@ -701,8 +880,11 @@ class Histories(RuleBasedStateMachine):
         cluster.bury()
         cluster.join(*"abcd"[: cluster.config.nodes])
         for _ in range(4):
+            cluster.answer()
             cluster.become_ready()
             cluster.build()
+            cluster.pull()
+            cluster.heal()
             cluster.now_s += PAUSE_MAX_S
             cluster.tell(Tick())
         if not cluster.finish and not cluster.live(cluster.done):

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.distributed import FileStore, ProcessGroupGloo
 
-from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
+from chaoskit.runtime.reduction import CorruptSegment, FlatLayout, LocalGradients, Reduced, make_reducer
 from chaoskit.runtime.tree import Subtree
 
 # Some parameters are in several cache blocks, others are smaller than the alignment, one is empty.
@@ -245,6 +245,44 @@ def test_nonfinite_contributions_are_known_by_rank(kind: Any, tmp_path: Path) ->
         assert reducer.reduce([]).finite
 
     assert on_ranks(3, body) == [0] * 3
+
+
+class Damages(Gloo):
+    """Inverts one bit of a segment of another rank, after it was received."""
+
+    def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        work = super().recv(tensor, rank, tag)
+        if tag != 5:  # V = 4: the finished segments of bucket 0
+            return work
+
+        class Damaged:
+            def wait(self) -> None:
+                work.wait()
+                tensor.view(torch.int32)[-1] ^= 1
+
+        return Damaged()
+
+
+def test_a_segment_that_arrives_damaged_is_told_by_its_checksum(tmp_path: Path) -> None:
+    """On the rank that has it; the other one has the right sum. Without the check the damage passes for the sum."""
+    ownership, expected = [[0, 2], [1, 3]], tree_sum(4)
+
+    def body(rank: int) -> None:
+        make_group = Damages if rank else Gloo
+        reducer = make_reducer("exact", contribution(ownership[rank], 4, buckets=2), len(sidecar(0)))
+        reducer.begin(make_group(tmp_path / "first", rank, 2), ownership)
+        if rank:
+            with pytest.raises(CorruptSegment, match="rank 0") as caught:
+                reducer.reduce(sidecar(rank))
+            assert caught.value.ranks == (0,)
+            assert caught.value.sidecars.numpy().tobytes() == np.array([sidecar(0), sidecar(1)]).tobytes()
+        else:
+            assert bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)
+        reducer.begin(make_group(tmp_path / "second", rank, 2), ownership)
+        reducer.verify = False
+        assert (bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)) == (rank == 0)
+
+    assert on_ranks(2, body) == [0] * 2
 
 
 @pytest.mark.parametrize("kind", ["exact", "fast"])

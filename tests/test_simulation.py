@@ -208,7 +208,7 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     takes_any_agent_for_the_same: "was started twice",
     never_ends_a_lease: "not over",
     is_impatient: "is well and was given up",
-    takes_joiners_for_holders: "goes back to step|nobody has the state",
+    takes_joiners_for_holders: "goes back to step|every replica",
     loses_a_shard: "generation",
     stops_half_way: "not over|is well and was given up",
     goes_on_after_the_end: "after the end|ended twice|not over",

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,17 +21,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from chaoskit import messages
+from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
 from chaoskit.runtime import peer as peer_module
 from chaoskit.runtime.peer import PeerLost, Pulled, StateServer, pull
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.state import Arena, Slot, decode_index, plain
 
 TOKEN = "a token of this test"
 WAIT_S = 60.0
@@ -133,8 +134,8 @@ def train(replica: Replica, steps: int) -> None:
     for _ in range(steps):
         backward(replica.model, replica.step)
         with replica.update():
-            advance(replica.model, replica.optimizer, replica.scheduler)
-        replica.optimizer.zero_grad()
+            advance(replica.model, replica.optimizers[0], next(iter(replica.schedulers), None))
+        replica.optimizers[0].zero_grad()
 
 
 def train_bare(objects: Objects, steps: range) -> None:
@@ -172,7 +173,8 @@ def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, 
 
 def everything_of(replica: Replica) -> dict[str, Any]:
     assert isinstance(replica.model, Small)
-    return everything(replica.model, replica.optimizer, replica.scheduler) | {"step": replica.step}
+    scheduler = next(iter(replica.schedulers), None)
+    return everything(replica.model, replica.optimizers[0], scheduler) | {"step": replica.step}
 
 
 def in_arena(replica: Replica) -> bool:
@@ -228,7 +230,7 @@ def test_readers_are_told_while_the_optimizer_writes() -> None:
         backward(replica.model, step)
         with replica.update():
             assert replica.sequence % 2 == 1
-            replica.optimizer.step()
+            replica.optimizers[0].step()
             seen.append(replica.sequence)
         seen.append(replica.sequence)
     assert [number % 2 for number in seen] == [0, 1, 0, 1, 0, 1, 0]
@@ -239,9 +241,9 @@ def test_state_that_the_user_drops_is_not_shown_any_more() -> None:
     """Momentum that is cleared, once and for all, is in no later copy."""
     replica = Replica(*build("SGD, momentum"))
     train(replica, 2)
-    for group in replica.optimizer.param_groups:
+    for group in replica.optimizers[0].param_groups:
         group.update(momentum=0, nesterov=False)
-    replica.optimizer.state.clear()
+    replica.optimizers[0].state.clear()
     train(replica, 1)
     assert replica.arena is not None
     slots = decode_index(replica.arena.index_bytes(), replica.arena.size_bytes)
@@ -301,7 +303,7 @@ def test_digests_see_every_bit_and_every_name() -> None:
             assert replica.weights_digest() != weights
             flat[0] = kept
         assert replica.weights_digest() == weights
-        moment = replica.optimizer.state[model.scale]["exp_avg"]
+        moment = replica.optimizers[0].state[model.scale]["exp_avg"]
         moment.neg_()
         assert replica.state_digest() != state
         assert replica.weights_digest() == weights
@@ -321,11 +323,15 @@ def refused(field: str, remedy: str, *objects: Any) -> None:
 
 
 def test_models_that_cannot_be_elastic_are_refused() -> None:
-    """BatchNorm's running statistics depend on who saw which sample; a model must have something to train."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    refused("model", "use GroupNorm", model, SGD(model.parameters(), 0.1), None)
-    batchwise = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
-    assert Replica(batchwise, SGD(batchwise.parameters(), 0.1), None).step == 0
+    """SyncBatchNorm's statistics depend on the world; a model must have something to train, of a known shape."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    refused("model", "use BatchNorm", model, SGD(model.parameters(), 0.1), None)
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
+    refused("model", "run one batch through the model first", lazy, SGD(lazy[0].parameters(), 0.1), None)
+    complex_one = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    refused("model", "real floating-point type", complex_one, SGD(complex_one.parameters(), 0.1), None)
+    wrapped = nn.DataParallel(nn.Linear(4, 4))
+    refused("model", "register the model itself", wrapped, SGD(wrapped.parameters(), 0.1), None)
     still = nn.Linear(4, 4).requires_grad_(False)
     refused("model", "at least one trainable parameter", still, SGD(still.parameters(), 0.1), None)
 
@@ -337,6 +343,42 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         "optimizer", "from the parameters of the registered model", model, AdamW(nn.Linear(4, 4).parameters()), None
     )
     assert Replica(model, AdamW(model.parameters()), None).step == 0
+    more = [*model.parameters(), nn.Parameter(torch.zeros(3))]
+    refused("optimizer", "one module that holds all", model, SGD(more, 0.1), None)
+    refused("optimizer", "needs no closure", model, LBFGS(model.parameters()), None)
+
+
+def test_schedulers_that_need_more_than_a_step_are_refused() -> None:
+    """A metric differs by rank; a learning rate in a tensor is restored as a number, and computes other last bits."""
+    model = nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), 0.1)
+    refused("scheduler", "a schedule over steps", model, optimizer, ReduceLROnPlateau(optimizer))
+    tensor_rate = AdamW(model.parameters(), lr=torch.tensor(1e-2), foreach=False)
+    refused("scheduler", "lr=0.01", model, tensor_rate, LambdaLR(tensor_rate, lambda step: 1.0))
+
+
+def test_a_step_of_the_optimizer_outside_a_commit_is_refused() -> None:
+    """A line left over from the script as it was would change the weights of one rank."""
+    model = nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), 0.1)
+    replica = Replica(model, optimizer, None)
+    before = replica.weights_digest()
+    model(torch.ones(4)).sum().backward()
+    with pytest.raises(BadInput, match=r"delete optimizer.step\(\) and any GradScaler"):
+        optimizer.step()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4)).sum()).backward()
+    with pytest.raises(BadInput, match="GradScaler"):
+        scaler.step(optimizer)
+    assert replica.weights_digest() == before
+
+
+def test_a_saved_tensor_does_not_bring_the_arena_along(tmp_path: Path) -> None:
+    """``torch.save`` writes the whole storage behind a view."""
+    model = nn.Linear(4, 4)
+    Replica(model, SGD(model.parameters(), 0.1), None)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_size < 10_000
 
 
 def test_state_that_is_no_tensor_or_number_is_refused() -> None:
@@ -466,7 +508,7 @@ def _serve(connection: socket.socket, optimizer: str, options: dict[str, Any]) -
     file = connection.makefile("rb")
 
     def describe() -> list[Any]:
-        return [replica.step, replica.state_digest(), rates(replica.optimizer)]
+        return [replica.step, replica.state_digest(), rates(replica.optimizers[0])]
 
     def pull_from(value: list[Any]) -> list[Any]:
         pull(replica, Endpoint(*value), TOKEN, "auto")
@@ -516,7 +558,7 @@ def start() -> Iterator[Start]:
 
 
 def describe(replica: Replica) -> list[Any]:
-    return [replica.step, replica.state_digest(), rates(replica.optimizer)]
+    return [replica.step, replica.state_digest(), rates(replica.optimizers[0])]
 
 
 ways = pytest.mark.parametrize(("transport", "way"), [("auto", "shared memory"), ("tcp", "tcp")])
@@ -783,7 +825,7 @@ def test_an_optimizer_of_more_parameters_is_refused() -> None:
     donor = Replica(model, AdamW(model.parameters()), None)
     model(torch.ones(4)).sum().backward()
     with donor.update():
-        donor.optimizer.step()
+        donor.optimizers[0].step()
     assert donor.arena is not None
     partial = nn.Linear(4, 4)
     replica = Replica(partial, AdamW([partial.weight]), None)

@@ -20,15 +20,18 @@ from typing import Any
 import msgspec
 
 from chaoskit import messages
+from chaoskit.control.keeper import Keeper
 from chaoskit.control.uplink import Uplink
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Heartbeat,
     Ping,
     Plan,
+    Recall,
     Release,
     StartWorker,
     StopWorker,
@@ -44,6 +47,7 @@ from chaoskit.vocabulary import Event
 
 _CONNECT_S = 10.0
 _FAREWELL_S = 2.0
+_BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
 
 
@@ -68,6 +72,7 @@ class _Charge:
     pidfd: int = -1
     writer: asyncio.StreamWriter | None = None
     lost: bool = False
+    latched: bool = False  # no code of it runs any more
     starvation: Starvation | None = None
     starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,6 +96,10 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
+        spec, config = self._spec, self._config
+        self._keeper = Keeper(
+            spec.node, spec.host, spec.token, config.memory_copies, self._journal, self._tell_from_thread
+        )
         self._spawn(self._beat())
         try:
             async for message in self._uplink.follow():
@@ -113,6 +122,9 @@ class Agent:
     def _tell(self, message: messages.Message) -> None:
         self._uplink.tell(message)
 
+    def _tell_from_thread(self, message: messages.Message) -> None:
+        self._loop.call_soon_threadsafe(self._tell, message)
+
     # -- orders of the coordinator --------------------------------------------------------------------------------
 
     def _obey(self, message: Any) -> None:
@@ -121,7 +133,14 @@ class Agent:
                 self._generation = max(self._generation, generation)
                 for member in message.members:
                     self._pass_on(member.worker, message)
+                self._keeper.follow(message)
+            case Recall():
+                self._spawn(self._recall())
             case Release(worker=worker) | Ping(worker=worker):
+                self._pass_on(worker, message)
+            case Arm(worker=""):  # for those that are started from now on
+                self._triggers = (*self._triggers, message.trigger)
+            case Arm(worker=worker):
                 self._pass_on(worker, message)
             case StartWorker(worker):
                 if worker not in self._charges:  # an order may come twice, from two coordinators
@@ -151,10 +170,19 @@ class Agent:
             "journal": worker,
         }
         order = msgspec.json.encode(zygote.Order(msgspec.Raw(msgspec.json.encode(spec))))
-        socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd])
+        socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd, charge.board.bell])
         theirs.close()
         os.close(charge.board.fd)  # the mapping is enough here
         self._spawn(self._listen(charge))
+
+    async def _recall(self) -> None:
+        """Offer what is left of the state, once those who may still write to it are gone."""
+        deadline_s = time.monotonic() + _BURIAL_S
+        while any(one.lost and one.board.pid and not one.latched for one in self._charges.values()):
+            if time.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(0.001)
+        self._keeper.recall()
 
     def _kill(self, charge: _Charge) -> None:
         charge.lost = True
@@ -170,6 +198,7 @@ class Agent:
             while True:
                 message = await messages.read_message(reader)
                 if isinstance(message, WorkerReady):
+                    self._keeper.adopt(charge.name, message.endpoint, charge.board)
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
                 self._tell(message)
                 if isinstance(message, WorkerFailed):
@@ -179,7 +208,12 @@ class Agent:
 
     def _await_death(self, charge: _Charge) -> None:
         charge.board.await_death()
-        self._loop.call_soon_threadsafe(self._lose, charge, "ended", "its life latch broke", time.monotonic_ns())
+        self._loop.call_soon_threadsafe(self._latch_broke, charge, time.monotonic_ns())
+
+    def _latch_broke(self, charge: _Charge, detected_ns: int) -> None:
+        self._lose(charge, "ended", "its life latch broke", detected_ns)
+        charge.latched = True
+        self._keeper.ended(charge.name)
 
     def _hear_zygote(self) -> None:
         try:
@@ -234,6 +268,8 @@ class Agent:
     def _release(self, charge: _Charge) -> None:
         """Free what belonged to a worker that has ended."""
         del self._charges[charge.name]
+        self._keeper.ended(charge.name)
+        os.close(charge.board.bell)
         if charge.starvation is not None:
             charge.starvation.close()
         if charge.pidfd >= 0:
@@ -252,6 +288,7 @@ class Agent:
         while True:
             beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
             self._tell(Heartbeat(self._spec.node, beats))
+            self._keeper.went_on(max((beat.step for beat in beats), default=0))
             await asyncio.sleep(interval_s)
 
     def _read_board(self, charge: _Charge) -> Beat:
@@ -272,6 +309,7 @@ class Agent:
             starved_ms=(starved - charge.starved[1]) / 1e6,
             commits=board.commits,
             loss=board.loss,
+            rehearsal_ms=board.rehearsal_ms,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

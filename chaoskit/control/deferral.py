@@ -49,6 +49,10 @@ class Deferral(Generic[Start]):
         self._recovered.update(beat.worker for beat in beats if self._has_committed(beat))
         if now_s < self._until_s and len(self._recovered) < self._world:
             return []
+        return self.release()
+
+    def release(self) -> list[Start]:
+        """All that is held: nothing is being recovered any more, or not without these."""
         self._until_s = None
         held, self._held = self._held, []
         return held

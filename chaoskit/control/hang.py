@@ -19,6 +19,8 @@ CARRY_STEPS = 4
 #: Before its first commit in a generation a worker may take this many times longer, and at least this long.
 FIRST_STEP_FACTOR = 4.0
 FIRST_STEP_S = 2.0
+#: While no step time is known, a phase has at least this long: the rehearsal tells the time of a step only roughly.
+UNKNOWN_STEP_S = 10.0
 #: A job in which everybody waits is stalled after this many limits, and at least this long.
 STALL_FACTOR = 5.0
 STALL_S = 2.0
@@ -148,9 +150,16 @@ class HangDetector:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
-        if beat.phase in TIMED_PHASES or beat.phase == Phase.RESTORE:
-            return self._config.startup_s  # the first steps may compile; a state may be large
-        return math.inf
+        if beat.phase == Phase.RESTORE:
+            return self._config.startup_s  # a state may be large
+        return self._first_limit_s(beat) if beat.phase in TIMED_PHASES else math.inf
+
+    def _first_limit_s(self, beat: Beat) -> float:
+        """For a phase of the first steps. They were rehearsed, so what is compiled or loaded late has been."""
+        if not beat.rehearsal_ms:
+            return self._config.startup_s
+        rehearsed_s = self._config.hang_steps * beat.rehearsal_ms / 1000
+        return min(self._config.startup_s, max(UNKNOWN_STEP_S, FIRST_STEP_FACTOR * rehearsed_s))
 
 
 def _age_s(beat: Beat) -> float:

@@ -2,10 +2,10 @@
 
 Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
 every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
-generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, the
-job is lost. Workers that end before they are ready spend no part of the failure budget once the job trains: they are
-started again, ever more slowly. A generation must therefore be reported :class:`Settled` before any of its members may
-commit a step.
+generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, every
+node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that
+end before they are ready spend no part of the failure budget once the job trains: they are started again, ever more
+slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.revival import GATHER_S, Revival
 from chaoskit.control.strikes import Strikes
-from chaoskit.messages import Endpoint, Member, Plan
+from chaoskit.messages import Endpoint, Member, Plan, Snapshot
 
 #: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
 HEALING_S = 2.0
@@ -54,6 +55,7 @@ class WorkerReady(Event, frozen=True):
     worker: str
     node: str
     endpoint: Endpoint
+    fingerprint: str = ""
 
 
 class WorkerLost(Event, frozen=True):
@@ -70,6 +72,20 @@ class Healed(Event, frozen=True):
     """A member has the state of the training: it pulled it, or committed a step with it."""
 
     worker: str
+
+
+class Sealed(Event, frozen=True):
+    """What can be read on a node, after it was asked by :class:`Recall`."""
+
+    node: str
+    snapshots: tuple[Snapshot, ...]
+
+
+class SourceFailed(Event, frozen=True):
+    """A copy could not be restored; one that is corrupt is never taken again."""
+
+    snapshot: Snapshot
+    corrupt: bool
 
 
 class Stalled(Event, frozen=True):
@@ -108,6 +124,8 @@ AnyEvent = (
     | WorkerLost
     | Settled
     | Healed
+    | Sealed
+    | SourceFailed
     | Stalled
     | WorkerDone
     | JobFailed
@@ -139,6 +157,13 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask a node which copies of the state can be read there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     ok: bool
     reason: str
@@ -151,7 +176,7 @@ class SetAside:
     node: str
 
 
-Action = StartWorker | StopWorker | Publish | Finish | SetAside
+Action = StartWorker | StopWorker | Publish | Recall | Finish | SetAside
 
 
 class Membership:
@@ -174,10 +199,12 @@ class Membership:
         self._stalled_generation = 0
         self._losses = 0
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
         self._start_after_s = -math.inf  # a clock may read anything, also less than 0
-        self._orphaned_s = math.inf  # since when no holder is left
+        self._revival = Revival()
+        self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
         self._deadline_s = math.inf
         self._finished = False
@@ -215,6 +242,11 @@ class Membership:
         return tuple(self._nodes)
 
     @property
+    def fingerprint(self) -> str:
+        """What the numbers of this run depend on; "" while no worker was ready."""
+        return self._fingerprint
+
+    @property
     def settled(self) -> bool:
         """Whether every member of the last plan has built its group."""
         return self._settled
@@ -236,6 +268,10 @@ class Membership:
         """Whether ``worker`` lives and can take a rank, or has one."""
         return worker in self._ready
 
+    def asks(self, node: str) -> bool:
+        """Whether ``node`` still owes an answer to :class:`Recall`."""
+        return self._revival.asks(node)
+
     def outlives(self, worker: str) -> bool:
         """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
         return self._trained and worker not in self.members
@@ -245,7 +281,7 @@ class Membership:
         if self._finished:
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
-        chores = self._take_in(event, now_s)
+        chores = self._take_in(event, now_s) + self._recall(now_s)
         decision = self._decide(now_s)
         if isinstance(decision, Finish):
             self._finished = True
@@ -262,15 +298,17 @@ class Membership:
                 return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
+                self._revival.lose_node(node)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += len(workers)
                 return [*self._strike(node, now_s), *self._lose(workers, "node lost", now_s)]
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
-            case WorkerReady(worker, node, endpoint) if self._hosts.get(worker) == node:
+            case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
-                self._failed_starts, self._start_after_s = 0, now_s
+                self._fingerprint = self._fingerprint or fingerprint
+                self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained:
@@ -280,6 +318,10 @@ class Membership:
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 self._holders.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
+            case Sealed(node, snapshots):
+                self._revival.answer(node, snapshots)
+            case SourceFailed(snapshot, corrupt):
+                self._revival.fail(snapshot, corrupt)
             case Stalled(generation):
                 self._stalled_generation = generation
             case JobFailed(reason):
@@ -342,12 +384,8 @@ class Membership:
             return self._begin(now_s)
         if self._failed_starts >= STARTS_MAX and len(members) < self._config.min_world:
             return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
-        if self._trained and not self._holders:
-            self._orphaned_s = min(self._orphaned_s, now_s)
-            if members and now_s < self._orphaned_s + HEALING_S:
-                return None
-            return Finish(False, "every replica was lost: no live worker has the state of the training")
-        self._orphaned_s = math.inf
+        if self._revival.active:
+            return self._revive(now_s)
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
         if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
@@ -371,15 +409,47 @@ class Membership:
         chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: config.nodes]
         return self._publish(sorted(chosen, key=lambda worker: order[worker]), abort=True)
 
-    def _regroup(self, *, abort: bool) -> Publish | None:
+    def _recall(self, now_s: float) -> list[Action]:
+        """Ask every node for sealed copies, once the last holder of the state is lost."""
+        if self._trained and not self._holders:
+            return [Recall(node) for node in self._revival.begin(self._nodes, now_s)]
+        self._revival.end()
+        return []
+
+    def _revive(self, now_s: float) -> Publish | Finish | None:
+        """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
+        revival, startup_s, lost = self._revival, self._config.startup_s, "every replica was lost"
+        if revival.is_asking(now_s):
+            return None
+        if not revival.snapshots:
+            if self.members and revival.bare_s(now_s) < HEALING_S:
+                return None
+            return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
+        if revival.waited_s(now_s) > startup_s:
+            return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
+        if self._is_restoring():
+            return None
+        missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
+        if missing > 0 and now_s < self._ready_s + GATHER_S:
+            return None
+        return self._regroup(abort=True, restore=revival.snapshots)
+
+    def _is_restoring(self) -> bool:
+        """Whether the members of the last plan can still begin with the copies that it names."""
+        plan = self._plan
+        if plan is None or not plan.restore or self._stalled_generation == plan.generation:
+            return False
+        return len(self.members) == self.world and self._revival.serves(plan)
+
+    def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
         spares = {worker: self._hosts[worker] for worker in self.spares}
         if not self._base or min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
             return None
         seats = [(member.worker, member.node) for member in self._base.members]
-        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort)
+        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
 
-    def _publish(self, workers: list[str], *, abort: bool) -> Publish:
+    def _publish(self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shards = reassign(previous, workers, self._config.shard_count)
         self._plan = Plan(
@@ -389,6 +459,7 @@ class Membership:
                 for rank, worker in enumerate(workers)
             ),
             abort=abort,
+            restore=restore,
         )
         self._base = self._base or self._plan
         self._settled = False

@@ -22,9 +22,11 @@ from chaoskit.control.membership import AnyEvent, Membership
 from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import Client, RendezvousBoard, Reply
 from chaoskit.control.repeats import Repeats
+from chaoskit.control.results import Results
 from chaoskit.messages import (
     Accuse,
     AgentHello,
+    Arm,
     Beat,
     EndJob,
     Formed,
@@ -36,7 +38,10 @@ from chaoskit.messages import (
     Ping,
     Plan,
     Pong,
+    Recall,
     Release,
+    Sealed,
+    SourceFailed,
     StartWorker,
     StopWorker,
     WorkerDone,
@@ -117,6 +122,7 @@ class ControlPlane:
         self._stalls = Repeats(limit=STALLS_MAX)
         self._leases = Leases(config.heartbeat_ms / 1000, config.lease_beats)
         self._board = RendezvousBoard()
+        self._results = Results()
         self._facts = Facts()  # for observers
         self._attached: set[str] = set()
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
@@ -220,6 +226,7 @@ class ControlPlane:
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
             *(Send(node, StartWorker(worker)) for worker in unstarted),
             *([Send(node, missed)] if missed is not None else []),
+            *([Send(node, Recall())] if self._membership.asks(node) else []),
         ]
 
     def _join(self, node: str, now_s: float) -> list[Output]:
@@ -283,12 +290,18 @@ class ControlPlane:
                 if not fatal or self._membership.outlives(worker):
                     return []  # the agent reports the loss
                 return shown + self._advance(membership.JobFailed(error), now_s)
-            case WorkerDone(worker, step):
-                return self._advance(membership.WorkerDone(worker, step), now_s) + shown
+            case WorkerDone(worker, step, digest):
+                problem = self._results.note(worker, digest)
+                event = membership.JobFailed(problem) if problem else membership.WorkerDone(worker, step)
+                return self._advance(event, now_s) + shown
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker):
                 return self._advance(membership.Healed(worker), now_s) + shown
+            case Sealed(node, snapshots):
+                return self._advance(membership.Sealed(node, snapshots), now_s) + shown
+            case SourceFailed(_, snapshot, corrupt):
+                return self._advance(membership.SourceFailed(snapshot, corrupt), now_s) + shown
             case GroupBroken(_, generation, detail):
                 self._note_broken(generation, detail, now_s)
                 return shown
@@ -297,6 +310,8 @@ class ControlPlane:
                 return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
             case Release(worker=worker) | Ping(worker=worker):
                 return [Send(self._hosts.get(worker, ""), message)]
+            case Arm(node):
+                return [Send(node, message)]
             case EndJob(reason=reason):
                 return self._advance(membership.JobFailed(reason), now_s)  # remembered, like every decision
             case HookReached() | LeverPulled() | Pong():
@@ -321,8 +336,11 @@ class ControlPlane:
         return self._start(self._deferral.observe(heartbeat.beats, now_s)) + self._look_for_hangs(now_s)
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
-        known = self._membership.is_ready(ready.worker)
-        outputs = self._advance(membership.WorkerReady(ready.worker, ready.node, ready.endpoint), now_s)
+        known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint
+        if fingerprint and ready.fingerprint != fingerprint and self._membership.host_of(ready.worker) is not None:
+            return self._stop_and_lose(ready.worker, "differs", _difference(ready.fingerprint, fingerprint), now_s)
+        event = membership.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
+        outputs = self._advance(event, now_s)
         if not known and ready.worker in self._membership.spares:
             outputs.append(Note(Event.SPARE_READY, {"worker": ready.worker}))
         return outputs
@@ -447,6 +465,9 @@ class ControlPlane:
                 case membership.StartWorker(node, worker):
                     self._hosts[worker] = node
                     outputs += self._start(self._deferral.submit(worker))
+                case membership.Recall(node):
+                    outputs.append(Send(node, Recall()))
+                    outputs += self._start(self._deferral.release())  # no step is repeated without replacements
                 case membership.StopWorker(worker, cause):
                     outputs.append(Send(self._hosts.get(worker, ""), StopWorker(worker, cause)))
                 case membership.SetAside(node):
@@ -482,3 +503,9 @@ class ControlPlane:
         self._end = EndJob(ok, reason)
         told = [Send(node, self._end) for node in sorted(self._attached)]
         return [Note(Event.JOB_ENDED, {"ok": ok, "reason": reason}), Show(self._end), *told, End()]
+
+
+def _difference(mine: str, expected: str) -> str:
+    """Where two fingerprints differ, in words."""
+    pairs = zip(mine.split(", "), expected.split(", "), strict=False)
+    return "; ".join(f"{one} instead of {other}" for one, other in pairs if one != other)

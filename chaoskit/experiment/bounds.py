@@ -18,7 +18,7 @@ def detected(cause: str, step_s: float) -> tuple[float, str]:
         return _NOTICE_S[cause], "the kernel wakes a waiting futex or parent"
     if cause == "hung":
         return step_s, "only a missed step tells a hang from a slow step"
-    if cause == "nonfinite":
+    if cause in ("nonfinite", "corrupt"):
         return 0.0, "the check rides in the reduction of the same step"
     return 0.0, "a closed connection is noticed at once"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.config import require_writable
+from chaoskit.errors import BadInput
+from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.run import RawRun, Watch, execute
+from chaoskit.experiment.planfile import FILE_NAME, save
+from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import Twin, TwinCache
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
@@ -21,7 +25,7 @@ from faults.base import Fault
 
 
 class Harness:
-    """Runs experiments one after the other on one substrate.
+    """Runs experiments one after the other on one substrate. Each run's directory holds its plan.
 
     Args:
         directory: where runs leave journals and logs; a temporary one, removed at the end, where none is given.
@@ -82,6 +86,8 @@ class Harness:
         name = "".join(letter if letter.isalnum() else "-" for letter in experiment.name)
         free = (f"{number:03d}" for number in self._numbers if not any(self.directory.glob(f"{number:03d}-*")))
         directory = self.directory / f"{next(free)}-{name[:60]}"  # journals are appended to: never a used one
+        with contextlib.suppress(BadInput):  # a fault of the user's own whose fields have no JSON form
+            save(experiment, directory / FILE_NAME)
         return execute(
             experiment, self._substrate, self._undo, directory, watch=watch or (lambda message: None), port=port
         )

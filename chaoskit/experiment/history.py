@@ -105,13 +105,18 @@ class History:
         return found
 
     def repeated_steps(self) -> int:
-        """Steps that a rank which is still there had committed, and that were computed again all the same.
+        """Steps that were committed, and that were computed again all the same.
 
-        A step that only ranks now lost had committed was still in flight for everybody else.
+        Of the steps that only ranks now lost had committed, the last one of a generation was still in flight for
+        everybody else. Older ones were not: whoever takes over a copy of an older state repeats them.
         """
-        return sum(self._was_thrown_away(step) for step in self.steps.values())
+        repeated = {number: old for number, step in self.steps.items() if (old := _thrown_away(step))}
+        in_flight = {old: number for number, old in repeated.items()}  # the last one of each generation
+        return sum(
+            in_flight[old] != number or self._has_survivors(self.steps[number]) for number, old in repeated.items()
+        )
 
-    def _was_thrown_away(self, step: Step) -> bool:
+    def _has_survivors(self, step: Step) -> bool:
         committers = [r.source for g, records in step.commits.items() if g < step.generation for r in records]
         return any(self._last_generation.get(source, 0) >= step.generation for source in committers)
 
@@ -144,3 +149,8 @@ class History:
                     by_shard.append((shard, record["samples"][place * size : (place + 1) * size]))
             digest.update(repr((number, sorted(by_shard))).encode())
         return digest.hexdigest()
+
+
+def _thrown_away(step: Step) -> int:
+    """The last generation that committed the step and whose result does not live on; 0 if there is none."""
+    return max((generation for generation in step.commits if generation < step.generation), default=0)

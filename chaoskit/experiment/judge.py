@@ -7,12 +7,14 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
-from chaoskit.experiment.run import RawRun, Strike
+from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import Incident, Timeline
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
+from faults.base import Target
 
 
 def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
@@ -82,9 +84,10 @@ def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeli
     record = FaultRecord(
         fault=str(strike.fault),
         kind=strike.fault.kind,
-        rank=strike.fault.rank,
+        rank=strike.fault.rank if isinstance(strike.fault.rank, int) else None,
         step=strike.fault.at_step,
-        phase=strike.fault.phase,
+        phase=strike.fault.phase if strike.fault.at_step is not None else strike.fault.during,
+        moment=strike.fault.moment,
         state=_state(strike),
         undone=strike.undone,
     )
@@ -94,9 +97,9 @@ def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeli
     def seconds(t_ns: int) -> float:
         return (t_ns - run.started_ns) / 1e9
 
+    record.rank = target.rank
     record.injected_s = seconds(target.injected_ns)
-    waiting = f"rank {target.rank} (pid {target.pid}) stood in {target.phase} of step {target.step}"
-    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=waiting)]
+    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=_stood(target))]
     if strike.effective_ns is not None:
         record.evidence.append(Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed))
     for incident in incidents:
@@ -104,6 +107,16 @@ def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeli
             felt = Evidence(level="impactful", at_s=seconds(incident.detected.t_ns), observed=timeline.impact(incident))
             record.evidence.append(felt)
     return record
+
+
+def _stood(target: Target) -> str:
+    """Where the rank was when the fault struck, in words."""
+    who = f"rank {target.rank} (pid {target.pid})"
+    if not target.waiting:
+        return f"{who} was alive, about step {target.step}"
+    if target.waiting != target.worker:
+        return f"{who} was about to be read by {target.waiting}, at step {target.step}"
+    return f"{who} stood in {target.phase} of step {target.step}"
 
 
 def _state(strike: Strike) -> str:
@@ -121,7 +134,7 @@ def _fault_check(strike: Strike) -> Check:
     if state == "undo failed":
         return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit janitor`")
     if state == "not fired":
-        detail = strike.missed or f"the rank never stood in {strike.fault.phase} of step {strike.fault.at_step}"
+        detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
         return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
     return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")
 

@@ -28,6 +28,7 @@ class FaultRecord(msgspec.Struct, kw_only=True):
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
+    moment: str = ""  # when it was due, in words, e.g. "in reduce of step 20"
     injected_s: float | None = None
     state: str = "not fired"
     evidence: list[Evidence] = []

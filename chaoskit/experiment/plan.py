@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -23,6 +24,7 @@ class Experiment:
 
     Attributes:
         name: shown in reports.
+        faults: one a rank: roles that stand for several are drawn already.
         job: as the user named it.
         steps: of the job, where its options say so.
         deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
@@ -36,7 +38,9 @@ class Experiment:
     deadline_s: float
 
     def triggers(self) -> tuple[Trigger, ...]:
-        return tuple(fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
+        """Where ranks stop and wait: of the faults for which that can be said before the run."""
+        planned = (fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
+        return tuple(trigger for trigger in planned if trigger is not None)
 
     def unbroken(self) -> Experiment:
         """The twin: the same job and seed, without faults and spares."""
@@ -90,10 +94,21 @@ def plan_experiment(
         raise BadInput(field, settings.get(field), remedy) from None
     validate(config)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
-    for fault in faults:
-        fault.validate(nodes=config.nodes, steps=steps)
+    expanded = _expand(faults, config, steps)
     if deadline_s is None:
         deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
     elif not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
-    return Experiment(name or spec.name, job, config, tuple(faults), steps, deadline_s)
+    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s)
+
+
+def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tuple[Fault, ...]:
+    """Check the faults, and draw the ranks of those that name a role from the run's seed and the fault's place."""
+    for fault in faults:
+        fault.validate(nodes=config.nodes, steps=steps)
+        if reason := fault.unavailable():
+            raise BadInput("faults", str(fault), f"leave it out on this machine: {reason}")
+    if faults and all(fault.during is not None for fault in faults):
+        raise BadInput("during", faults[0].during, "plan a fault that causes a recovery, too, at a step or a time")
+    drawn = (fault.expand(config.nodes, Random(f"{config.seed}/{place}")) for place, fault in enumerate(faults))
+    return tuple(single for group in drawn for single in group)

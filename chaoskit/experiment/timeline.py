@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from chaoskit.experiment import bounds
+from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
-from chaoskit.experiment.run import RawRun, Strike
+from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
+from faults.base import Target
 
 _OVERLAP_NS = 2_000_000_000
+_NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +37,53 @@ class Timeline:
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
         """Detections that belong to a fault, and those that nothing explains (false alarms)."""
-        struck = {strike.target.worker: strike for strike in self._run.strikes if strike.target and not strike.missed}
-        explained: dict[str, Incident] = {}
+        explained: dict[tuple[str, str], Incident] = {}
         alarms = []
         for record in self._records:
-            if record.event not in (Event.DETECTED, Event.NONFINITE) or record.t_ns > self._end_ns():
+            if record.event not in _NOTICES or record.t_ns > self._end_ns():
                 continue
-            worker = record["worker"]
-            strike = struck.get(worker)
-            if strike is None or strike.target is None or record.t_ns < strike.target.injected_ns:
-                if record.event == Event.DETECTED:
-                    alarms.append(record)
-            elif worker not in explained:
-                explained[worker] = Incident(strike, record, strike.target.injected_ns)
-        return sorted(explained.values(), key=lambda incident: incident.injected_ns), alarms
+            found = self._explanation(record)
+            if found is None:
+                alarms += [record] if _is_alarm(record, bool(explained)) else []
+                continue
+            strike, acted_ns = found
+            if record.event == Event.DETECTED and record["rank"] is None:
+                continue  # a spare, or a replacement on its way: nobody has to recover from that
+            worker = "" if strike.fault.whole_node else record["worker"]  # a node is one incident
+            explained.setdefault((strike.fault_id, worker), Incident(strike, record, acted_ns))
+        return sorted(explained.values(), key=lambda incident: incident.injected_ns), _once(alarms)
+
+    def _explanation(self, record: Record) -> tuple[Strike, int] | None:
+        """The strike that a notice belongs to, and when it acted on the worker.
+
+        Corrupt data can be noticed by who receives it, and be the fault of who sent it.
+        """
+        for worker in (record["worker"], *record.get("sources", ())):
+            if found := self._striker(worker, record):
+                return found
+        return None
+
+    def _striker(self, worker: str, record: Record) -> tuple[Strike, int] | None:
+        for strike in self._run.strikes:
+            target = strike.target
+            if target is None or strike.missed:
+                continue
+            acted_ns = target.claims.get(worker)
+            if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
+                acted_ns = target.injected_ns
+            if acted_ns is not None and record.t_ns >= acted_ns:
+                return strike, acted_ns
+        return None
+
+    def _was_there(self, worker: str, target: Target) -> bool:
+        """Whether ``worker`` was started on the target's node before the last act on that."""
+        return any(
+            record.event == Event.WORKER_STARTED
+            and record["worker"] == worker
+            and record.source == target.node
+            and record.t_ns <= target.acted_ns
+            for record in self._records
+        )
 
     def _end_ns(self) -> int:
         ended = [record.t_ns for record in self._records if record.event == Event.JOB_ENDED]
@@ -58,10 +94,14 @@ class Timeline:
         record = incident.detected
         if record.event == Event.NONFINITE:
             return f"step {record['step']}: the contribution of rank {record['owner']} was found to be non-finite"
+        if record.event == Event.CORRUPT:
+            return f"step {record['step']}: {record['what']} of rank {record['rank']} was corrupt ({record['verdict']})"
         return f"rank {record['rank']} was given up: {record['cause']} ({record['detail']})"
 
     def recovery(self, incident: Incident) -> Recovery | None:
         """The recovery from one incident; None if no step was committed after it."""
+        if incident.detected.get("verdict") == "transient":
+            return None  # nobody was replaced: the step was computed again
         regroup = self._first(Event.PLAN, incident.detected.t_ns, lambda record: record["abort"])
         if regroup is None:
             return None
@@ -183,6 +223,26 @@ class Timeline:
             if record.t_ns >= regroup_ns and len(ready) >= self._config.spares:
                 return record.t_ns
         return None
+
+
+def _is_alarm(record: Record, struck: bool) -> bool:
+    """Whether a notice that belongs to no fault is a false alarm.
+
+    Not, where two contradict each other and nobody can tell who is corrupt, and one of them was struck; nor where
+    numbers are not finite: the batch may be bad.
+    """
+    if record.event == Event.CORRUPT:
+        return not (record["verdict"] == "undecided" and struck)
+    return record.event == Event.DETECTED
+
+
+def _once(alarms: list[Record]) -> list[Record]:
+    """Every rank writes down what all of them found: one alarm for each suspect and step."""
+    first: dict[object, Record] = {}
+    for alarm in alarms:
+        step = alarm["step"] if alarm.event == Event.CORRUPT else id(alarm)
+        first.setdefault((alarm["worker"], step), alarm)
+    return list(first.values())
 
 
 def _restore_bound(restored: list[Record]) -> tuple[float, str]:

@@ -110,6 +110,8 @@ def _to_bound(recovery: Recovery) -> str:
 
 
 def _trigger(fault: FaultRecord) -> str:
+    if fault.moment:
+        return fault.moment if fault.rank is None else f"rank {fault.rank}, {fault.moment}"
     parts = [
         None if fault.rank is None else f"rank {fault.rank}",
         None if fault.step is None else f"step {fault.step}",

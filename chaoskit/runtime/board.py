@@ -19,20 +19,26 @@ from chaoskit.vocabulary import Phase
 
 _PAGE_BYTES = 4096
 _LATCH_OFFSET = 2048
+_COPY_PAUSE_S = 0.0005
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 
-_PID, _TID, _PHASE, _SINCE, _STARVED, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS = range(10)
+_PID, _TID, _PHASE, _SINCE, _REHEARSAL, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS, _COPYING, _COPIED = range(12)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
 
 
 class Board:
-    """Both sides of the page. Integers are written in one store each, so a reader never sees half of one."""
+    """Both sides of the page. Integers are written in one store each, so a reader never sees half of one.
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    Args:
+        fd: of the page.
+        bell: an eventfd that the worker rings when its state has changed; -1 where nobody listens.
+    """
+
+    def __init__(self, fd: int, bell: int = -1) -> None:
+        self.fd, self.bell = fd, bell
         self._map = mmap.mmap(fd, _PAGE_BYTES)
         self._slots = memoryview(self._map).cast("q")
         self._latch = (ctypes.c_char * 64).from_buffer(self._map, _LATCH_OFFSET)
@@ -42,7 +48,7 @@ class Board:
         """A fresh board with an unlocked latch (agent)."""
         fd = os.memfd_create("chaoskit-board", os.MFD_CLOEXEC)
         os.ftruncate(fd, _PAGE_BYTES)
-        board = cls(fd)
+        board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch()
         board._slots[_RANK] = -1
         return board
@@ -68,6 +74,10 @@ class Board:
         self._slots[_PHASE] = phase
         self._slots[_SINCE] = time.monotonic_ns()
 
+    def rehearsed(self, duration_ns: int) -> None:
+        """Show how long the rehearsal of a step took, one shard of it."""
+        self._slots[_REHEARSAL] = duration_ns
+
     def place(self, generation: int, rank: int) -> None:
         self._slots[_GENERATION] = generation
         self._slots[_RANK] = rank
@@ -79,6 +89,19 @@ class Board:
             self._slots[_COMMITS] += 1
             self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
 
+    def announce(self, step: int) -> None:
+        """Tell the agent, if it makes copies, that the state of ``step`` steps is complete."""
+        if self._slots[_COPYING] and self.bell >= 0:
+            os.eventfd_write(self.bell, 1)
+
+    def await_copy(self, step: int, limit_s: float) -> None:
+        """Before the state of ``step`` steps is overwritten: let the agent finish its copy, for ``limit_s`` at most."""
+        if not self._slots[_COPYING] or self._slots[_COPIED] >= step:
+            return
+        deadline_s = time.monotonic() + limit_s
+        while self._slots[_COPYING] and self._slots[_COPIED] < step and time.monotonic() < deadline_s:
+            time.sleep(_COPY_PAUSE_S)
+
     # -- agent ------------------------------------------------------------------------------------------------
 
     def await_death(self) -> None:
@@ -86,6 +109,14 @@ class Board:
         result = _libc.pthread_mutex_lock(self._latch)
         if result not in (0, errno.EOWNERDEAD):
             raise OSError(result, os.strerror(result))
+
+    def copying(self, wanted: bool) -> None:
+        """Whether the agent makes copies of what this worker commits, so that it may be waited for."""
+        self._slots[_COPYING] = wanted
+
+    def copied(self, step: int) -> None:
+        """The worker need not wait any more with the state of ``step`` steps: it is copied, or given up."""
+        self._slots[_COPIED] = step
 
     @property
     def pid(self) -> int:
@@ -103,6 +134,11 @@ class Board:
     def since_ns(self) -> int:
         """CLOCK_MONOTONIC at which the phase was entered."""
         return self._slots[_SINCE]
+
+    @property
+    def rehearsal_ms(self) -> float:
+        """Duration of the rehearsal; 0 before its end."""
+        return self._slots[_REHEARSAL] / 1e6
 
     @property
     def generation(self) -> int:

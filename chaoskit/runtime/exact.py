@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chaoskit.runtime.collective import Work
 from chaoskit.runtime.gradients import ALIGNMENT
-from chaoskit.runtime.reducer import Buffers, Contribution, Reduced, Reducer, World
+from chaoskit.runtime.reducer import Buffers, Contribution, CorruptSegment, Reduced, Reducer, World
 from chaoskit.runtime.summation import OrderedSum, Probe, all_finite
 from chaoskit.runtime.tree import Subtree, merge_order
 
@@ -142,7 +142,29 @@ class ExactReducer(Reducer):
         self._buffers.tails[world.rank].copy_(self._tail(probe, sidecar))
         self._exchange(() if self._posts_ahead else self._tail_receives, self._tail_sends)
         self._wait(list(self._works.values()))
-        return self._read(self._buffers.tails[: world.size].cpu())
+        self.arrived(self._views)
+        tails = self._buffers.tails[: world.size].cpu()
+        if self.verify and world.group is not None:
+            self._verify(tails)
+        return self._read(tails)
+
+    def _verify(self, tails: Tensor) -> None:
+        """Compare every segment with its maker's checksum; this rank's own, too: others have a copy of it."""
+        words = [
+            torch.stack(
+                [
+                    self._buffers.flat[plan.cuts[rank] : plan.cuts[rank + 1]].view(torch.int64).sum()
+                    for plan in self._plans
+                ]
+            ).sum()
+            for rank in range(len(tails))
+        ]
+        wrong = (torch.stack(words).cpu() != tails[:, self.sidecar_size]).nonzero().flatten().tolist()
+        if wrong:
+            raise CorruptSegment(wrong, self._sidecars(tails))
+
+    def _sidecars(self, tails: Tensor) -> Tensor:
+        return tails[:, : self.sidecar_size].clone().view(torch.float64)
 
     def _tail(self, probe: Probe, sidecar: Tensor) -> Tensor:
         """What this rank tells all others. Contributions are looked at only if their sum is not finite."""
@@ -159,7 +181,7 @@ class ExactReducer(Reducer):
         flagged = tails[:, flags_at:].any(dim=0).tolist()
         return Reduced(
             gradients=self._gradients(),
-            sidecars=tails[:, :size].clone().view(torch.float64),
+            sidecars=self._sidecars(tails),
             finite=bool(tails[:, size + 1].all()),
             nonfinite=tuple(one for one in self._member().contributions if flagged[one.subtree.lo]),
             grad_sum=int(tails[:, size].sum()),

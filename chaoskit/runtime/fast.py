@@ -55,6 +55,7 @@ class FastReducer(Reducer):
         last = self.layout.buckets[-1]
         self._all_reduce(self._buffers.flat[last.start : self.layout.numel + len(self._tail)])
         self._wait(list(self._works.values()))
+        self.arrived(self._views)
         probe = Probe()
         result = self._buffers.flat[: self.layout.numel]
         for block in result.split(block_size(result)):

@@ -45,14 +45,16 @@ _findings = msgspec.msgpack.Decoder(Finding)
 class AuditResult:
     """``rank``: ``ranks`` compute wrongly. ``batch``: ``shards`` give non-finite values anywhere.
 
-    ``transient``: nobody can be told from the others, and the second attempt was finite. ``attempts``: audits of this
-    step before this one, the same number on every rank.
+    ``transient``: nobody can be told from the others, and the second attempt was finite; or of two that contradicted
+    each other one was wrong once. ``undecided``: they still do, and nobody can say who is right. ``attempts``: audits
+    of this step before this one, the same number on every rank. ``cause``: nonfinite or corrupt.
     """
 
-    verdict: Literal["rank", "batch", "transient"]
+    verdict: Literal["rank", "batch", "transient", "undecided"]
     ranks: tuple[int, ...]
     shards: tuple[int, ...]
     attempts: int = 0
+    cause: str = "nonfinite"
 
 
 @dataclass(slots=True)
@@ -142,8 +144,18 @@ class NonFiniteGuard:
             f"(policy {policy!r}); mend the data or the learning rate, or use nonfinite='skip'"
         )
 
-    def accuse(self, plan: Plan, ranks: Sequence[int], worker: str, step: int, send: Callable[[Message], None]) -> None:
-        """Tell the coordinator which workers must be replaced."""
-        detail = f"gradients or weights of rank {', '.join(map(str, ranks))} were not finite at step {step}"
-        accused = tuple(plan.members[rank].worker for rank in ranks)
-        send(Accuse(worker, accused, plan.generation, step, "nonfinite", detail))
+
+def accuse(
+    plan: Plan,
+    ranks: Sequence[int],
+    worker: str,
+    step: int,
+    send: Callable[[Message], None],
+    *,
+    cause: str = "nonfinite",
+    what: str = "gradients or weights",
+) -> None:
+    """Tell the coordinator which workers must be replaced, as ``what`` of them was non-finite or corrupt."""
+    wrong = "not finite" if cause == "nonfinite" else "corrupt"
+    detail = f"{what} of rank {', '.join(map(str, ranks))} were {wrong} at step {step}"
+    send(Accuse(worker, tuple(plan.members[rank].worker for rank in ranks), plan.generation, step, cause, detail))

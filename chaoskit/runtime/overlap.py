@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +15,21 @@ class Overlap:
     """Adds each bucket of a shard to the local gradients as soon as it is complete, and starts to reduce it.
 
     An error of the process group must not surface inside autograd: it is kept, and raised by :meth:`check`.
+
+    Args:
+        contribution: by number, what the layout names, of the shard under way; the last ones are the gradients of
+            ``parameters``. What comes before these is asked for in :meth:`end`.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], local: LocalGradients, reducer: Reducer) -> None:
-        self._parameters, self._local, self._reducer = parameters, local, reducer
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        local: LocalGradients,
+        reducer: Reducer,
+        contribution: Callable[[int], Tensor | None],
+    ) -> None:
+        self._local, self._reducer, self._contribution = local, reducer, contribution
+        first = len(local.layout.shapes) - len(parameters)
         self._buckets = local.layout.buckets
         self._bucket_of = {number: place for place, bucket in enumerate(self._buckets) for number in bucket.parameters}
         self._shard: int | None = None
@@ -27,7 +38,7 @@ class Overlap:
         self._error: RuntimeError | None = None
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))
-            for number, parameter in enumerate(parameters)
+            for number, parameter in enumerate(parameters, first)
         ]
 
     def begin(self, shard: int, *, launch: bool) -> None:
@@ -41,6 +52,11 @@ class Overlap:
         assert shard is not None
         for bucket in self._local.pending(shard):
             self._local.add_bucket(shard, bucket, self._gradients(bucket))
+
+    def detach(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
 
     def drop(self) -> None:
         """Forget a shard under way, and any error."""
@@ -74,4 +90,4 @@ class Overlap:
             self._error = error
 
     def _gradients(self, bucket: int) -> list[Tensor | None]:
-        return [self._parameters[number].grad for number in self._buckets[bucket].parameters]
+        return [self._contribution(number) for number in self._buckets[bucket].parameters]

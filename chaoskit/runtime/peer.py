@@ -1,11 +1,12 @@
-"""State from a peer: through shared memory on the same host, over an authenticated TCP connection elsewhere.
+"""State from a peer or a sealed copy: through shared memory on the same host, by an authenticated connection else.
 
 The peer goes on working; its training thread takes no part. Every copy is checked against the peer's sequence number:
-one that overlapped a commit is repeated.
+one that overlapped a commit is repeated. What is read from a sealed copy must have the checksum of its seal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -16,21 +17,25 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit import messages
+from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.seal import CHUNK_BYTES, checksum
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id, is_ending
 from chaoskit.runtime.group import disown, reown
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.state import DATA_OFFSET, ArenaView
 
 _SEQUENCE = struct.Struct("!q")
-_CHUNK_BYTES = 4 * 2**20
 _RETRY_S = 0.001
 _SILENT_S = 10.0  # a peer that sends nothing for so long, or writes all the time, cannot be read
 
 
 class PeerLost(ChaoskitError):
     """The peer could not be read to the end. Another one, or a newer plan, may help."""
+
+
+class Corrupt(ChaoskitError):
+    """What was read is not what was sealed. The replica is then incomplete and must read another copy."""
 
 
 class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,10 +59,10 @@ class Pulled:
 
 
 class StateServer:
-    """Answers peers on other hosts from a thread of its own."""
+    """Answers peers on other hosts from a thread of its own: with the state of a replica, or of a sealed copy."""
 
-    def __init__(self, replica: Replica, token: str, host: str) -> None:
-        self._replica, self._token = replica, token
+    def __init__(self, state: Replica | ArenaView, token: str, host: str) -> None:
+        self._state, self._token = state, token
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         disown(self._listener.fileno())
@@ -65,9 +70,19 @@ class StateServer:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
             disown(connection.fileno())
             threading.Thread(target=self._serve, args=(connection,), name="state-send", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        reown(self._listener.fileno())
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -80,24 +95,25 @@ class StateServer:
                 reown(connection.fileno())
 
     def _send_state(self, connection: socket.socket) -> None:
-        replica, arena = self._replica, self._replica.arena
-        sequence = -1
-        while sequence != replica.sequence:  # what was read during a write fits nothing
-            sequence = _even_sequence(replica)
+        state, sequence = self._state, -1
+        arena = state if isinstance(state, ArenaView) else state.arena
+        while sequence != state.sequence:  # what was read during a write fits nothing
+            sequence = _even_sequence(state, patience_s=0.0 if isinstance(state, ArenaView) else _SILENT_S)
             if arena is not None:
                 step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
             else:
-                step = replica.step
-                index, scalars, packed = replica.pack()
+                assert isinstance(state, Replica)
+                step = state.step
+                index, scalars, packed = state.pack()
                 data = memoryview(packed)
         body = msgspec.msgpack.encode(_Offer(sequence, step, index, scalars, len(data)))
         connection.sendall(_SEQUENCE.pack(len(body)) + body)
         connection.sendall(data)
-        connection.sendall(_SEQUENCE.pack(replica.sequence))
+        connection.sendall(_SEQUENCE.pack(state.sequence))
 
 
-def _even_sequence(state: ArenaView | Replica, pid: int | None = None) -> int:
-    deadline_s = time.monotonic() + _SILENT_S
+def _even_sequence(state: ArenaView | Replica, pid: int | None = None, patience_s: float = _SILENT_S) -> int:
+    deadline_s = time.monotonic() + patience_s
     while (sequence := state.sequence) % 2:
         if pid is not None and is_ending(pid):
             raise ConnectionError("it ended while its state was written")
@@ -107,38 +123,46 @@ def _even_sequence(state: ArenaView | Replica, pid: int | None = None) -> int:
     return sequence
 
 
-def pull(replica: Replica, peer: Endpoint, token: str, transport: str) -> Pulled:
+def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: str = "") -> Pulled:
     """Replace the state of ``replica`` by that of ``peer``.
 
     Args:
         transport: ``auto`` (shared memory where the peer is on this host, else TCP) or ``tcp``.
+        sealed: the checksum that the state must have; "" for that of a peer that trains.
 
     Raises:
         PeerLost: if the peer ended meanwhile. The replica is then incomplete and must pull again.
+        Corrupt: if the state has another checksum. The same holds.
     """
     while True:
         try:
             if transport == "auto" and peer.arena_fd >= 0 and peer.host_id == host_id():
-                pulled = _pull_shared(replica, peer)
+                pulled = _pull_shared(replica, peer, sealed)
             else:
-                pulled = _pull_tcp(replica, peer, token)
+                pulled = _pull_tcp(replica, peer, token, sealed)
         except (OSError, messages.Refused) as error:
             raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
+        except ChaoskitError as error:
+            if sealed and not isinstance(error, Corrupt):  # not even its index can be read
+                raise Corrupt(str(error)) from error
+            raise
         if pulled is not None:
             return pulled
 
 
-def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
+def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None:
     fd = os.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
     view = ArenaView(fd, writable=False)
     try:
-        sequence = _even_sequence(view, peer.pid)
+        sequence = _even_sequence(view, peer.pid, 0.0 if sealed else _SILENT_S)
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
         if view.sequence != sequence:
             return None  # what was read during a write fits nothing
-        _read_all(fd, _receive_into(replica, index, size_bytes))
+        target = _receive_into(replica, index, size_bytes)
+        _read_all(view, target)
         if view.sequence != sequence:
             return None
+        _verify(sealed, step, index, scalars, target)
         replica.load_scalars(scalars, step)
         _publish(replica, scalars)
         return Pulled(step, size_bytes, "shared memory")
@@ -147,17 +171,18 @@ def _pull_shared(replica: Replica, peer: Endpoint) -> Pulled | None:
         os.close(fd)
 
 
-def _read_all(fd: int, target: memoryview) -> None:
-    """Copy the data of an arena: reading is faster than mapping it, which costs a page fault every 64 kB."""
+def _read_all(view: ArenaView, target: memoryview) -> None:
     done = 0
     while done < len(target):
-        count = os.preadv(fd, [target[done : done + _CHUNK_BYTES]], DATA_OFFSET + done)
-        if not count:
-            raise OSError("an arena that is shorter than its index says")
-        done += count
+        done += view.read_into(target[done : done + CHUNK_BYTES], done)
 
 
-def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
+def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryview) -> None:
+    if sealed and (found := checksum(step, index, scalars, data)) != sealed:
+        raise Corrupt(f"checksum {found}, sealed as {sealed}")
+
+
+def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pulled | None:
     with messages.connect((peer.address, peer.port), token, made=disown) as connection:
         connection.settimeout(_SILENT_S)
         try:
@@ -173,6 +198,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
             reown(connection.fileno())
     if sequence != offer.sequence:
         return None
+    _verify(sealed, offer.step, offer.index, offer.scalars, target)
     if replica.arena is None:
         replica.begin_write()
         replica.unpack(offer.index, packed)
@@ -186,7 +212,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str) -> Pulled | None:
 def _fill(target: memoryview, connection: socket.socket) -> None:
     received = 0
     while received < len(target):
-        count = connection.recv_into(target[received : received + _CHUNK_BYTES])
+        count = connection.recv_into(target[received : received + CHUNK_BYTES])
         if not count:
             raise ConnectionError("connection closed in the middle of the state")
         received += count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +47,21 @@ class Reduced:
         return shards
 
 
+class CorruptSegment(RuntimeError):
+    """A part of the result is not what its maker sent. The contribution is kept.
+
+    Attributes:
+        ranks: who finished those parts; this rank itself, if its own changed after it was sent.
+        sidecars: of all ranks, as in :class:`Reduced`.
+    """
+
+    def __init__(self, ranks: Sequence[int], sidecars: Tensor) -> None:
+        self.ranks, self.sidecars = tuple(ranks), sidecars
+        super().__init__(
+            f"corrupt: the reduced gradient of rank {', '.join(map(str, ranks))} differs from its checksum"
+        )
+
+
 class World(NamedTuple):
     """One membership as a reducer sees it."""
 
@@ -85,6 +100,10 @@ class Reducer(ABC):
     Args:
         local: this rank's contributions.
         sidecar_size: float64 values that each rank tells all others.
+
+    Attributes:
+        verify: compare what was received with the checksums of those who sent it, where they are known.
+        arrived: is shown the result, one tensor a parameter in the type of the sums, before anything reads it.
     """
 
     def __init__(self, local: LocalGradients, sidecar_size: int) -> None:
@@ -92,6 +111,8 @@ class Reducer(ABC):
         self.layout = layout = local.layout
         self.shard_count = local.shard_count
         self.sidecar_size = sidecar_size
+        self.verify = True
+        self.arrived: Callable[[list[Tensor]], None] = lambda views: None
         self._spare = [self._allocate() for _ in range(2 if layout.device.type == "cpu" else 1)]
         self._abandoned: list[tuple[Buffers, dict[int, Work]]] = []
         self._casts = [
@@ -153,8 +174,9 @@ class Reducer(ABC):
         """Start the buckets that are not under way, and wait for all.
 
         Raises:
-            RuntimeError: without a membership; from the backend, if a rank is lost. ValueError: if one of this
-                rank's shards is missing, or the sidecar has another length.
+            RuntimeError: without a membership; from the backend, if a rank is lost. CorruptSegment: if a part of the
+                result arrived damaged here; others may have received it well. ValueError: if one of this rank's
+                shards is missing, or the sidecar has another length.
         """
         if len(sidecar) != self.sidecar_size:
             raise ValueError(f"a sidecar of {len(sidecar)} values, not {self.sidecar_size}")

@@ -40,6 +40,11 @@ class Formation:
         assert self.standings is not None
         return max(self.standings, key=lambda standing: standing.step)
 
+    @property
+    def goal_step(self) -> int:
+        """The step that every member must have: that of the furthest one, or of the newest copy where nobody has it."""
+        return max(self.target.step, *(snapshot.step for snapshot in self.plan.restore), -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -65,6 +70,7 @@ class Regrouper:
         build: the process group of a formation, over the given rendezvous.
         formed: called when this worker's group of a generation can be used.
         failed: called when it could not be built, with the reason.
+        met: called between the exchange of steps and the building of the group; a fault may strike there.
     """
 
     def __init__(
@@ -75,10 +81,11 @@ class Regrouper:
         build: Callable[[Rendezvous, Plan, Member], Group],
         formed: Callable[[int], None],
         failed: Callable[[int, str], None],
+        met: Callable[[Plan, Member], None] = lambda plan, me: None,
     ) -> None:
         self._worker, self._journal = worker, journal
         self._open_rendezvous, self._build = open_rendezvous, build
-        self._formed, self._failed = formed, failed
+        self._formed, self._failed, self._met = formed, failed, met
         self._changed = threading.Condition()
         self._current: Formation | None = None  # newest formation that was begun
         self._soft: Plan | None = None  # newest plan that waits for a step boundary
@@ -144,6 +151,7 @@ class Regrouper:
         with self._changed:
             formation.standings = tuple(Standing.decode(other, value) for other, value in enumerate(values))
             self._changed.notify_all()
+        self._met(plan, formation.me)
         group = self._build(rendezvous, plan, formation.me)
         with self._changed:
             if self._is_over(formation):

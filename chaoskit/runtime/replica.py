@@ -1,9 +1,10 @@
-"""Model, optimizer and scheduler of one rank, seen as one piece of state that can be shared, compared and replaced."""
+"""Model, optimizers and schedulers of one rank: one piece of state that can be shared, compared and replaced."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -11,8 +12,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named, plain
 from chaoskit.errors import BadInput
-from chaoskit.runtime.state import Arena, Slot, aligned, decode_index, dtype_named, plain
+from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
+from chaoskit.runtime.buffers import MovingBuffers
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -29,24 +32,34 @@ class Replica:
     """The registered objects of a job.
 
     Args:
+        optimizer, scheduler: one, or several that take their steps in this order.
         shared: keep the tensors in shared memory, where the device allows it.
 
     Raises:
-        BadInput: if the model has nothing to train, or keeps statistics that depend on which rank saw which sample.
+        BadInput: if they cannot be trained to the same bits at every world size.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Scheduler | Sequence[Scheduler] | None,
         *,
         shared: bool = True,
     ) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.model = model
+        self.optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+        schedulers = () if scheduler is None else scheduler
+        self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
+        require_model(model)
+        require_optimizers(self.optimizers, model)
+        require_schedulers(self.schedulers)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.buffers = MovingBuffers(model)
         self.step = 0
-        self._check()
+        self._updating = False
+        for one in self.optimizers:
+            one.register_step_pre_hook(self._refuse_step)
         self.device = self.parameters[0].device
         total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
         shared = shared and self.device.type == "cpu"
@@ -55,17 +68,18 @@ class Replica:
         self._homed: list[str] = []
         self.rehome()
 
-    def _check(self) -> None:
-        if not self.parameters:
-            raise BadInput("model", type(self.model).__name__, "register a model with at least one trainable parameter")
-        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        if not owned & {id(p) for p in self.parameters}:
-            raise BadInput(
-                "optimizer", type(self.optimizer).__name__, "build it from the parameters of the registered model"
-            )
-        for name, module in self.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-                raise BadInput("model", name, "use GroupNorm or LayerNorm instead: running statistics differ by rank")
+    def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A script's own ``optimizer.step()``, or that of a GradScaler, would change the weights of one rank."""
+        if not self._updating:
+            remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the optimizers"
+            raise BadInput("optimizer", type(optimizer).__name__, remedy)
+
+    def advance(self) -> None:
+        """One step of every optimizer, then one of every scheduler. Only inside :meth:`update`."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
 
     # -- inventory --------------------------------------------------------------------------------------------
 
@@ -73,32 +87,42 @@ class Replica:
         for name, parameter in self.model.named_parameters():
             yield _MODEL + name, parameter.data
         for name, buffer in self.model.named_buffers():
-            yield _MODEL + name, buffer
+            yield _MODEL + name, self.buffers.committed.get(name, buffer)
 
     def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for index, parameter in enumerate(self._optimizer_parameters()):
-            for key, value in self.optimizer.state.get(parameter, {}).items():
+        for index, (optimizer, parameter) in enumerate(self._owned()):
+            for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     yield f"{_OPTIMIZER}{index}/{key}", value
 
-    def _optimizer_parameters(self) -> list[Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+    def _owned(self) -> list[tuple[torch.optim.Optimizer, Tensor]]:
+        """Every parameter with its optimizer; numbered through all optimizers."""
+        return [
+            (one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]
+        ]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state, under a path that is the same on all ranks."""
+        """Every tensor of the state, as it was committed, under a path that is the same on all ranks."""
         yield from self._model_tensors()
         yield from self._optimizer_tensors()
 
+    def scalars_checksum(self) -> int:
+        """Of learning rates, the scheduler's and the optimizer's numbers."""
+        return zlib.crc32(self._scalars())
+
     def _scalars(self) -> bytes:
-        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
         state = {
             f"{index}/{key}": plain(value)
-            for index, parameter in enumerate(self._optimizer_parameters())
-            for key, value in self.optimizer.state.get(parameter, {}).items()
+            for index, (optimizer, parameter) in enumerate(self._owned())
+            for key, value in optimizer.state.get(parameter, {}).items()
             if not isinstance(value, Tensor)
         }
-        scheduler = plain(self.scheduler.state_dict()) if self.scheduler else None
-        return msgspec.msgpack.encode({"groups": groups, "state": state, "scheduler": scheduler})
+        schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
+        return msgspec.msgpack.encode({"groups": groups, "state": state, "schedulers": schedulers})
 
     # -- sharing ----------------------------------------------------------------------------------------------
 
@@ -113,10 +137,14 @@ class Replica:
     def _move_in(self) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.data = self._home(_MODEL + name, parameter.data)
+        committed = self.buffers.committed
         for name, buffer in self.model.named_buffers():
-            buffer.data = self._home(_MODEL + name, buffer.data)
-        for index, owner in enumerate(self._optimizer_parameters()):
-            state = self.optimizer.state.get(owner, {})
+            if name in committed:
+                committed[name] = self._home(_MODEL + name, committed[name])
+            else:
+                buffer.data = self._home(_MODEL + name, buffer.data)
+        for index, (optimizer, owner) in enumerate(self._owned()):
+            state = optimizer.state.get(owner, {})
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = self._home(f"{_OPTIMIZER}{index}/{key}", value)
@@ -143,13 +171,27 @@ class Replica:
         If the block raises, the state stays marked as being written: nobody takes over half an update.
         """
         self.begin_write()
-        yield
+        with self._running_optimizers():
+            yield
         self.step += 1
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
             self.arena.publish(self._homed, self._scalars(), self.step)
         self.end_write()
+
+    @contextmanager
+    def _running_optimizers(self) -> Iterator[None]:
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def stand_in(self, generation: int) -> None:
+        """Mark the state as the one that ``generation`` trains on."""
+        if self.arena is not None:
+            self.arena.stand_in(generation)
 
     @property
     def sequence(self) -> int:
@@ -221,7 +263,11 @@ class Replica:
         for name, parameter in self.model.named_parameters():
             parameter.data = self.arena.tensor(by_path[_MODEL + name])
         for name, buffer in self.model.named_buffers():
-            buffer.data = self.arena.tensor(by_path[_MODEL + name])
+            home = self.arena.tensor(by_path[_MODEL + name])
+            if name in self.buffers.committed:
+                self.buffers.committed[name] = home
+            else:
+                buffer.data = home
         self._rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
         self._homed = [slot.path for slot in slots]
 
@@ -231,37 +277,40 @@ class Replica:
         if mine != theirs:
             odd, *_ = min(mine ^ theirs)
             raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
-        parameters = {str(index) for index, _ in enumerate(self._optimizer_parameters())}
+        parameters = {str(index) for index, _ in enumerate(self._owned())}
         for slot in slots:
             index, _, _ = slot.path.removeprefix(_OPTIMIZER).partition("/")
             if not slot.path.startswith(_MODEL) and index not in parameters:
                 raise BadInput("optimizer", slot.path, "build the same optimizer on every rank: a peer has other state")
 
     def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        parameters = self._optimizer_parameters()
-        for parameter in parameters:
-            self.optimizer.state.pop(parameter, None)
+        owned = self._owned()
+        for optimizer, parameter in owned:
+            optimizer.state.pop(parameter, None)
         for path, tensor in tensors.items():
             if path.startswith(_OPTIMIZER):
                 index, _, key = path.removeprefix(_OPTIMIZER).partition("/")
-                self.optimizer.state[parameters[int(index)]][key] = tensor
+                optimizer, parameter = owned[int(index)]
+                optimizer.state[parameter][key] = tensor
 
     def load_scalars(self, data: bytes, step: int) -> None:
-        """Take over learning rates, scheduler and step of a peer."""
+        """Take over learning rates, schedulers and step of a peer: the end of taking over its state."""
         scalars = msgspec.msgpack.decode(data)
-        for group, theirs in zip(self.optimizer.param_groups, scalars["groups"], strict=True):
+        for group, theirs in zip(self._groups(), scalars["groups"], strict=True):
             for key, value in theirs.items():
                 mine = group.get(key)
                 if isinstance(mine, Tensor):
                     mine.fill_(value)  # the optimizer and its scheduler may both hold it
                 else:
                     group[key] = tuple(value) if isinstance(mine, tuple) else value
-        parameters = self._optimizer_parameters()
+        owned = self._owned()
         for path, value in scalars["state"].items():
             index, _, key = path.partition("/")
-            self.optimizer.state[parameters[int(index)]][key] = value
-        if self.scheduler is not None and scalars["scheduler"] is not None:
-            self.scheduler.load_state_dict(scalars["scheduler"])
+            optimizer, parameter = owned[int(index)]
+            optimizer.state[parameter][key] = value
+        for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
+            scheduler.load_state_dict(theirs)
+        self.buffers.reset()
         self.step = step
 
     # -- comparing ----------------------------------------------------------------------------------------------
@@ -287,10 +336,9 @@ class Replica:
         """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
         scalars, step = self._scalars(), self.step
-        yield
+        with self._running_optimizers():
+            yield
         self.rehome()  # touches the memory that the optimizer's state will live in
-        for parameter in self._optimizer_parameters():
-            self.optimizer.state.pop(parameter, None)
         with torch.no_grad():
             for path, tensor in self._model_tensors():
                 tensor.copy_(tensors[path])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,16 +75,18 @@ def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
         batch = dataset.__getitems__(list(samples))
     else:
         batch = [dataset[index] for index in samples]
-    return _to(default_collate(batch) if isinstance(batch, list) else batch, device)
+    batch = default_collate(batch) if isinstance(batch, list) else batch
+    return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of the same structure, each of its tensors changed; anything else in it stays."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device)
+        return change(batch)
     if isinstance(batch, dict):
-        return {key: _to(value, device) for key, value in batch.items()}
+        return {key: map_tensors(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_to(value, device) for value in batch))
+        return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_to(value, device) for value in batch)
+        return type(batch)(map_tensors(value, change) for value in batch)
     return batch

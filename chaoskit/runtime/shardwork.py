@@ -1,20 +1,27 @@
-"""One rank's part of one step: the gradients, losses and samples of its shards, kept until the step has committed."""
+"""One rank's part of one step: what its shards contribute, their losses and samples, kept until the step has committed.
+
+A contribution is the differences of the buffers that move, then the gradients of the parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.runtime.admission import require_dense
+from chaoskit.runtime.buffers import Moved
 from chaoskit.runtime.overlap import Overlap
 from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sampling import Sampler
+from chaoskit.runtime.sidecar import SidecarLayout, digest
+from chaoskit.runtime.voting import Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +39,47 @@ class Shard:
     batch: Any
 
 
+class Update(NamedTuple):
+    """What a step commits. ``gradients``: one a parameter, None where no shard gave one, as in plain training."""
+
+    gradients: list[Tensor | None]
+    moved: Moved
+
+
 class ShardWork:
     """Runs the backward passes of shards and folds what they give."""
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._parameters, self._config = replica.parameters, config
-        layout = FlatLayout.of(replica.parameters, config.buckets)
-        self._local = LocalGradients(layout, config.shard_count)
-        self.reducer = make_reducer(config.reduction, self._local, sidecar_size=config.shard_count + 1)
-        overlaps = config.buckets > 1
-        self.overlap = Overlap(replica.parameters, self._local, self.reducer) if overlaps else None
+        self._all = list(replica.model.named_parameters())
+        self._trainable = self._flags()  # when registered
+        self._frozen = digest(bytes(self._trainable))
+        self._flags_seen = self._trainable
+        self._buffers = replica.buffers
+        self._news = SidecarLayout(config.shard_count, len(self._parameters), len(Seal._fields))
+        self.overlap: Overlap | None = None
+        self._lay_out()
         self._overlapping = False
         self._samplers: dict[tuple[int, int], Sampler] = {}
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
+        self._present: dict[int, int] = {}
+        self._integers: dict[int, list[Tensor]] = {}
         self._loss: Tensor | None = None
+        self._moved = Moved([], [])
+
+    def _lay_out(self) -> None:
+        """Prepare for contributions of buffers and parameters. The buffers lie behind: they are complete last."""
+        if self.overlap is not None:
+            self.overlap.detach()
+        floating, config = self._buffers.floating, self._config
+        shapes = [shape for shape, _ in floating] + [tuple(parameter.shape) for parameter in self._parameters]
+        dtypes = [dtype for _, dtype in floating] + [parameter.dtype for parameter in self._parameters]
+        layout = FlatLayout(shapes, dtypes, self._parameters[0].device, config.buckets)
+        self._local = LocalGradients(layout, config.shard_count)
+        self.reducer = make_reducer(config.reduction, self._local, sidecar_size=self._news.size)
+        if config.buckets > 1:
+            self.overlap = Overlap(self._parameters, self._local, self.reducer, self._part)
 
     def sampler(self, size: int, batch_size: int) -> Sampler:
         """The order in which a dataset of ``size`` samples is dealt."""
@@ -58,7 +91,16 @@ class ShardWork:
     # -- one shard ----------------------------------------------------------------------------------------------
 
     def begin(self, shard: int, *, overlap: bool, launch: bool) -> None:
-        """Before the forward pass. ``overlap``: fold during the backward pass; ``launch``: and start to reduce."""
+        """Before the forward pass. ``overlap``: fold during the backward pass; ``launch``: and start to reduce.
+
+        Raises:
+            BadInput: if the user's code did to the model what other ranks cannot know.
+        """
+        self._check_frozen()
+        if self._buffers.known:
+            self._buffers.begin()
+        else:
+            self._buffers.watch()
         for parameter in self._parameters:
             parameter.grad = None
         self._loss = None
@@ -75,10 +117,43 @@ class ShardWork:
         detached = loss.detach()
         self._loss = detached if self._loss is None else self._loss + detached
 
+    def end(self, shard: int) -> None:
+        """The loop body is over. The first time this shows which buffers move, and puts them back.
+
+        Raises:
+            BadInput: if the body computed no loss, or something that cannot be reduced.
+        """
+        self.require_loss(shard)
+        if self._buffers.known:
+            self._moved = self._buffers.end(self._config.shard_count)
+            return
+        for name, parameter in self._all:
+            require_dense(name, parameter.grad)
+        if self._buffers.discover():
+            self._lay_out()
+
     @property
-    def gradients(self) -> list[Tensor | None]:
-        """Of the shard that was computed last, one for each parameter."""
-        return [parameter.grad for parameter in self._parameters]
+    def contribution(self) -> list[Tensor | None]:
+        """Of the shard that was computed last: differences of the moving buffers, then a gradient a parameter."""
+        return [*self._moved.differences, *(parameter.grad for parameter in self._parameters)]
+
+    def _part(self, number: int) -> Tensor | None:
+        """One of the contribution; gradients are there before the differences are."""
+        moving = len(self._buffers.floating)
+        return self._moved.differences[number] if number < moving else self._parameters[number - moving].grad
+
+    def _flags(self) -> list[bool]:
+        return [parameter.requires_grad for _, parameter in self._all]
+
+    def _check_frozen(self) -> None:
+        flags = self._flags()
+        if flags == self._flags_seen:
+            return
+        for (name, _), now, registered in zip(self._all, flags, self._trainable, strict=True):
+            if now and not registered:
+                remedy = "register the model before you freeze what is trained later: its gradient has no place"
+                raise BadInput("requires_grad", name, remedy)
+        self._flags_seen, self._frozen = flags, digest(bytes(flags))
 
     def require_loss(self, shard: int) -> Tensor:
         """The loss of the shard under way.
@@ -96,8 +171,19 @@ class ShardWork:
         if self._overlapping and self.overlap is not None:
             self.overlap.end()
         else:
-            self._local.add(shard, self.gradients)
+            self._local.add(shard, self.contribution)
         self._losses[shard], self._samples[shard] = loss, samples
+        self._present[shard] = self._presence()
+        if self._moved.integers:
+            self._integers[shard] = self._moved.integers
+
+    def _presence(self) -> int:
+        """The parameters that have a gradient, as bits."""
+        absent = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
+        if len(absent) == len(self._parameters):
+            remedy = "do not clear gradients inside the transaction: after this shard no parameter has one"
+            raise BadInput("zero_grad", "", remedy)
+        return (1 << len(self._parameters)) - 1 - sum(1 << number for number in absent)
 
     # -- the step -----------------------------------------------------------------------------------------------
 
@@ -115,19 +201,60 @@ class ShardWork:
         """Samples of computed shards, one shard after the other."""
         return [sample for shard in shards for sample in self._samples[shard]]
 
-    def sidecar(self, shards: Iterable[int], vote: int) -> Tensor:
-        """Float64 of shape (V + 1,): the losses of this rank's shards, and the newest generation it knows."""
-        sidecar = torch.zeros(self._config.shard_count + 1, dtype=torch.float64)
+    def sidecar(self, shards: Iterable[int], vote: int, seal: Seal) -> Tensor:
+        """This rank's news for all others. ``vote``: the newest generation it knows."""
+        losses, present, integers = {}, 0, b""
         for shard in shards:
-            sidecar[shard] = float(self._losses[shard])
-        sidecar[-1] = vote
-        return sidecar
+            losses[shard] = float(self._losses[shard])
+            present |= self._present[shard]
+            integers = self._integers_of(shard)
+        marks = {"frozen": self._frozen, "integers": digest(integers), "present": present}
+        return self._news.write(losses, **marks, vote=vote, seal=seal)
 
-    def reduce(self, sidecar: Tensor) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost; the contribution is kept."""
+    def _integers_of(self, shard: int) -> bytes:
+        """The integer buffers that a shard left, which those of this rank must agree on."""
+        values = [value.cpu().contiguous().numpy().tobytes() for value in self._integers.get(shard, ())]
+        return b"|".join(values)
+
+    def lowest_vote(self, sidecars: Tensor) -> int:
+        """The newest generation that every rank knows."""
+        return self._news.lowest_vote(sidecars)
+
+    def seals(self, sidecars: Tensor) -> list[Seal]:
+        """Of all ranks."""
+        return [Seal(*words) for words in self._news.seals(sidecars)]
+
+    def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
+        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept.
+
+        Args:
+            arrived: is shown the parameters' reduced gradients before anybody reads them.
+        """
+        moving = len(self._buffers.floating)
+        self.reducer.verify, self.reducer.arrived = verify, lambda views: arrived(views[moving:])
         if self.overlap is not None:
             self.overlap.check()
         return self.reducer.reduce(sidecar)
+
+    def update_of(self, reduced: Reduced) -> Update:
+        """What to commit.
+
+        Raises:
+            BadInput: if the ranks froze other parameters, or the shards left other numbers in an integer buffer.
+        """
+        if not self._news.agree(reduced.sidecars, self._news.frozen_at):
+            remedy = "let trainer.step alone decide what is frozen: the ranks differ"
+            raise BadInput("requires_grad", [name for name, _ in self._all][:3], remedy)
+        mine = list(self._integers.values())
+        alike = all(torch.equal(one, other) for values in mine for one, other in zip(values, mine[0], strict=True))
+        if not alike or not self._news.agree(reduced.sidecars, self._news.integers_at):
+            remedy = "keep what differs from batch to batch in a floating-point buffer: integers cannot be averaged"
+            raise BadInput("model", self._buffers.integral, remedy)
+        moving, present = len(self._buffers.floating), self._news.present(reduced.sidecars)
+        gradients = [
+            gradient if present >> number & 1 else None for number, gradient in enumerate(reduced.gradients[moving:])
+        ]
+        return Update(gradients, Moved(reduced.gradients[:moving], mine[0] if mine else []))
 
     def forget(self) -> None:
         """The step is over, or must be computed again from the beginning."""
@@ -136,3 +263,5 @@ class ShardWork:
         self._local.clear()
         self._losses.clear()
         self._samples.clear()
+        self._present.clear()
+        self._integers.clear()

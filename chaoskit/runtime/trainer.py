@@ -12,29 +12,36 @@ the gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from chaoskit.errors import BadInput, JobFailed
-from chaoskit.messages import GroupBroken, Healed, Member
+from chaoskit.errors import BadInput
+from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.compiling import declare_compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
-from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard
-from chaoskit.runtime.peer import PeerLost, Pulled, pull
-from chaoskit.runtime.reduction import Reduced
+from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
+from chaoskit.runtime.inquiry import Inquiry
+from chaoskit.runtime.integrity import Integrity
+from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
+from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
+from chaoskit.runtime.restore import Source, restore
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 
 _PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
+_COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
 
 
 class TrainingOver(BaseException):
@@ -63,11 +70,10 @@ class Trainer:
         self._replica: Replica | None = None
         self._clip_norm: float | None = None
         self._rehearsed = False
+        self._began_ns = 0  # of the rehearsal
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
-        self._audit: Audit | None = None
-        self._audits = 0  # opened in this formation, by all of its members
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -94,16 +100,16 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         clip_norm: float | None = None,
     ) -> None:
         """Name what is trained. To be called once, before the first transaction.
 
         Args:
             model: the same on every rank; build it from ``trainer.seed``.
-            optimizer: over the model's parameters.
-            scheduler: stepped once a committed step.
+            optimizer: over the model's parameters. One, or several that take their steps in this order.
+            scheduler: stepped once a committed step. One, or several.
             clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
 
         Raises:
@@ -115,6 +121,9 @@ class Trainer:
         self._clip_norm = clip_norm
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
+        self._integrity = Integrity(self._replica, self.config)
+        self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
+        declare_compilations(self._worker.board)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -145,7 +154,8 @@ class Trainer:
         return self._formation.me.shards
 
     def _missing(self) -> list[int]:
-        return self._work.missing(self._mine())
+        assert self._formation is not None
+        return [*self._integrity.duty(self._formation.plan, self.rank), *self._work.missing(self._mine())]
 
     def _wanted(self) -> list[int]:
         """Shards that the user's block must compute now."""
@@ -153,14 +163,14 @@ class Trainer:
             return [0]
         if self._void:
             return []
-        if self._audit is not None:
-            return self._audit.shards_for(self.rank)
+        if self._inquiry.round is not None:
+            return self._inquiry.round.shards_for(self.rank)
         return self._missing()
 
     @property
     def _counts(self) -> bool:
-        """Whether the user's block computes for the step, not for a rehearsal or an audit."""
-        return self._rehearsed and self._audit is None
+        """Whether the user's block computes for the step, not for a rehearsal or an inquiry."""
+        return self._rehearsed and self._inquiry.round is None
 
     def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
         sampler, work = self._work.sampler(len(dataset), batch_size), self._work
@@ -169,23 +179,32 @@ class Trainer:
             self._enter_phase(Phase.FORWARD)
             samples = sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
-            work.begin(index, overlap=self._counts, launch=index == wanted[-1] and self._join_early())
-            yield Shard(index, samples, fetch(dataset, samples, self.device))
-            work.require_loss(index)
-            if self._audit is not None:
-                self._audit.record(index, work.gradients)
-            elif self._rehearsed:
+            owed = self._counts and index in self._mine()  # else it is computed to be compared
+            work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
+            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            yield Shard(index, samples, batch)
+            work.end(index)
+            if self._inquiry.round is not None:
+                self._inquiry.round.record(index, work.contribution)
+            elif self._counts:
+                self._integrity.note(index, work.contribution)
+            if owed:
                 work.keep(index, samples)
 
     def _enter_phase(self, phase: Phase) -> None:
         """Show the phase, and let a fault strike that waits for it."""
         self._worker.board.enter(phase)
         if self._counts:
-            self._worker.hooks.reach(phase, self.step, self.rank, self.replica.model)
+            self._stop_for_fault(phase.label, self._formation)
+
+    def _stop_for_fault(self, phase: str, formation: Formation | None, peer: str = "") -> None:
+        """Wait here if a fault is planned for this moment."""
+        assert formation is not None
+        self._worker.hooks.reach(phase, self.step, formation.plan, formation.me, self.replica, peer)
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        self._work.backward(loss)
+        self._work.backward(self._worker.hooks.rig.loss(loss))
         self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
@@ -194,6 +213,8 @@ class Trainer:
         step = self.step
         if self._rehearsed:
             self._settle()
+        else:
+            self._began_ns = time.monotonic_ns()
         self._void = self.step != step
         self._worker.board.enter(Phase.FORWARD)
 
@@ -212,75 +233,59 @@ class Trainer:
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
-            if formation.target.step > self.step and not self._heal(formation):
+            if formation.goal_step > self.step and not self._heal(formation):
                 continue
             if formation.target.done:
                 raise TrainingOver
-            if formation.target.step < 0:
-                raise JobFailed("nobody has the state any more: the last rank that had it ended while it was copied")
+            if self.step < 0:
+                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             return formation
 
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""
-        self._formation, self._audit, self._audits, self._joined = formation, None, 0, False
+        self._formation, self._joined = formation, False
+        self._inquiry.enter()
         self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
+        self.replica.stand_in(generation)
+        self._worker.board.announce(self.step)
         if generation > 1:
             self._worker.send(Healed(self._worker.name, generation))
 
     def _heal(self, formation: Formation) -> bool:
-        """Take the state of a member that is ahead; False if a newer formation came first."""
-        worker = self._worker
-        worker.board.enter(Phase.RESTORE)
-        target = formation.target.step
-        ahead = [standing.rank for standing in formation.standings or () if standing.step == target]
-        for attempt in range(len(ahead)):
-            healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
-            try:
-                pulled = self._pull(formation, healer)
-            except GenerationSuperseded:
-                worker.board.enter(Phase.REGROUP)
-                worker.regrouper.wait_newer(formation)  # it may have broken before there is a plan that says so
-                return False
-            except PeerLost:
-                continue
-            worker.board.progress(self.step)
-            generation = formation.plan.generation
-            worker.journal.write(
-                Event.RESTORED,
-                generation=generation,
-                rank=formation.me.rank,
-                step=pulled.step,
-                size_bytes=pulled.size_bytes,
-                transport=pulled.transport,
-                source=healer.worker,
-            )
-            worker.journal.write(Event.ADOPT, step=self.step, generation=generation, source=healer.worker)
+        """Take the state of a member that is ahead, or a sealed copy; False if a newer formation came first."""
+        self._worker.board.enter(Phase.RESTORE)
+        if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
-        if not worker.regrouper.wait_newer(formation, _PLAN_S):
-            raise PeerLost(f"the state of step {target} could not be read from any of the ranks {ahead}")
+        # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
+        if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
+            raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 
-    def _pull(self, formation: Formation, healer: Member) -> Pulled:
-        """Replace the state by that of ``healer``; no newer generation hears of a step that is just changing."""
-        regrouper, replica = self._worker.regrouper, self.replica
-        with regrouper.advance(formation):
+    def _pull(self, formation: Formation, source: Source) -> Pulled:
+        """Replace the state by that of ``source``; no newer generation hears of a step that is just changing."""
+        self._stop_for_fault("restore", formation, source.name)
+        worker, replica = self._worker, self.replica
+        with worker.regrouper.advance(formation):
             self._forget_step()
             try:
-                pulled = pull(replica, healer.endpoint, self._worker.token, self.config.transport)
+                pulled = pull(replica, source.endpoint, worker.token, self.config.transport, source.checksum)
                 if not replica.is_finite():
                     replica.step = -1
-                    accuser = self._worker
-                    self._guard.accuse(formation.plan, (healer.rank,), accuser.name, pulled.step, accuser.send)
-                    raise PeerLost(f"the weights of rank {healer.rank} are not finite")
+                    if source.snapshot is not None:
+                        raise Corrupt("its weights are not finite")
+                    accuse(formation.plan, (source.rank,), worker.name, pulled.step, worker.send)
+                    raise PeerLost(f"the weights of rank {source.rank} are not finite")
                 return pulled
             finally:
-                regrouper.step = replica.step
+                worker.regrouper.step = replica.step
+                self._integrity.adopted()
 
     def _forget_step(self) -> None:
         self._work.forget()
-        self._audit = None
+        self._integrity.forget()
+        self._inquiry.round = None
 
     # -- finish -------------------------------------------------------------------------------------------------
 
@@ -294,8 +299,8 @@ class Trainer:
             return
         formation = self._formation
         assert formation is not None
-        if self._audit is not None:
-            self._conclude_audit(formation, self._audit)
+        if self._inquiry.round is not None:
+            self._conclude(formation)
             return
         if missing := self._missing():
             raise BadInput(
@@ -313,23 +318,33 @@ class Trainer:
         """Reduce and commit once. False: the generation is over; try again in the next one."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
-        worker.hooks.reach(Phase.REDUCE, self.step, self.rank, self.replica.model)
+        self._stop_for_fault(Phase.REDUCE.label, formation)
         self._announce_contribution(formation)
         try:
-            self._join(formation, worker.regrouper.group(formation))
-            reduced = self._work.reduce(self._work.sidecar(self._mine(), worker.regrouper.vote))
+            group = worker.regrouper.group(formation)
+            self._join(formation, group)
+            seal = self._integrity.seal(formation.plan, self.rank)
+            worker.hooks.rig.before_reduction(group)
+            sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
+            reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
         except (GenerationSuperseded, RuntimeError) as error:
+            if isinstance(error, CorruptSegment):
+                self._inquiry.received(formation, error, self._work.seals(error.sidecars))
             self._leave(formation, error)
             return False
         if not reduced.finite:
-            self._open_audit(formation, reduced)
+            self._inquiry.open_audit(formation, reduced)
             return True
+        if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
+            if self._inquiry.round is None:
+                worker.regrouper.wait_newer(formation)
+            return self._inquiry.round is not None
         try:
             self._commit(formation, reduced)
         except GenerationSuperseded as error:
             self._leave(formation, error)
             return False
-        worker.regrouper.move_on(min(int(sidecar[-1]) for sidecar in reduced.sidecars))
+        worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
         worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
         return True
 
@@ -369,34 +384,45 @@ class Trainer:
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
         worker, replica = self._worker, self.replica
         worker.board.enter(Phase.OPTIMIZER)
-        worker.hooks.reach(Phase.OPTIMIZER, self.step, self.rank, replica.model)
-        with worker.regrouper.advance(formation):
-            self._apply(reduced.gradients)
-            worker.regrouper.step = replica.step
+        self._stop_for_fault(Phase.OPTIMIZER.label, formation)
+        if formation.plan.generation > 1:
+            self._stop_for_fault("recommit", formation)
         loss = self._loss(formation, reduced)
+
+        def write_down() -> None:
+            worker.journal.write(
+                Event.COMMIT,
+                step=replica.step,
+                generation=formation.plan.generation,
+                rank=formation.me.rank,
+                world=len(formation.plan.members),
+                loss=loss,
+                grad_sum=reduced.grad_sum,
+            )
+
+        worker.board.await_copy(self.step, _COPY_WAIT_S)
+        with worker.regrouper.advance(formation):
+            self._apply(reduced, write_down)
+            worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
-        worker.journal.write(
-            Event.COMMIT,
-            step=replica.step - 1,
-            generation=formation.plan.generation,
-            rank=formation.me.rank,
-            world=len(formation.plan.members),
-            loss=loss,
-            grad_sum=reduced.grad_sum,
-        )
+        worker.board.announce(replica.step)
         self._forget_step()
+        self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
         worker.board.enter(Phase.OUTSIDE)
 
-    def _apply(self, gradients: list[Tensor]) -> None:
+    def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
+        """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
+        which no journal tells."""
         replica = self.replica
+        gradients, moved = self._work.update_of(reduced)
         for parameter, gradient in zip(replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
         with replica.update():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
+            replica.buffers.commit(moved.differences, moved.integers)
+            write_down()
         for parameter in replica.parameters:
             parameter.grad = None
 
@@ -419,59 +445,31 @@ class Trainer:
         replica, worker = self.replica, self._worker
         self._work.require_loss(0)
         with replica.undone_afterwards():
-            replica.optimizer.step()
-            if replica.scheduler is not None:
-                replica.scheduler.step()
+            replica.advance()
         for parameter in replica.parameters:
             parameter.grad = None
         self._rehearsed = True
+        worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
         worker.ready(worker.share(replica))
         worker.board.enter(Phase.REGROUP)
 
-    # -- non-finite gradients -----------------------------------------------------------------------------------
+    # -- numbers that are not finite, or corrupt ----------------------------------------------------------------
 
-    def _open_audit(self, formation: Formation, reduced: Reduced) -> None:
-        """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
-        worker = self._worker
-        self._audit = Audit.open(reduced, formation.plan)
-        self._audits += 1
-        for owner, shards in self._audit.guilty.items():
-            worker.journal.write(
-                Event.NONFINITE,
-                step=self.step,
-                generation=formation.plan.generation,
-                owner=owner,
-                worker=formation.plan.members[owner].worker,
-                shards=shards,
-            )
-
-    def _conclude_audit(self, formation: Formation, audit: Audit) -> None:
-        """Share what the auditors found, and act on it."""
+    def _conclude(self, formation: Formation) -> None:
+        """Share what was found in a round of the inquiry, and act on it."""
         self._worker.board.enter(Phase.REDUCE)
-        self._audit = None
         try:
-            result = audit.conclude(self._share_findings(formation, audit))
-            self._act_on(formation, result)
+            self._act_on(formation, self._inquiry.share(formation))
         except (GenerationSuperseded, ConnectionError) as error:
             self._leave(formation, error)
 
-    def _share_findings(self, formation: Formation, audit: Audit) -> tuple[bytes, ...]:
-        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
-        finding = audit.finding(self.replica.is_finite(), self._guard.attempts_at(self.step))
-        return formation.rendezvous.exchange(formation.plan.generation, f"audit-{self._audits}", self.rank, finding)
-
     def _act_on(self, formation: Formation, result: AuditResult) -> None:
-        self._worker.journal.write(
-            Event.ATTRIBUTED,
-            step=self.step,
-            generation=formation.plan.generation,
-            verdict=result.verdict,
-            ranks=result.ranks,
-            shards=result.shards,
-        )
         if result.verdict == "rank":
-            self._guard.accuse(formation.plan, result.ranks, self._worker.name, self.step, self._worker.send)
+            self._inquiry.accuse(formation, result.ranks, result.cause)
             self._worker.regrouper.wait_newer(formation)
+        elif result.cause == "corrupt":
+            self._inquiry.repeat(formation, result)
+            self._forget_step()
         elif self._guard.gives_up(self.step, result):
             self._skip(formation, result)
         else:
@@ -481,20 +479,21 @@ class Trainer:
     def _skip(self, formation: Formation, result: AuditResult) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""
         worker, replica = self._worker, self.replica
+        worker.board.await_copy(self.step, _COPY_WAIT_S)
         with worker.regrouper.advance(formation):
             with replica.update():
-                pass
+                worker.journal.write(
+                    Event.SKIP,
+                    step=replica.step,
+                    generation=formation.plan.generation,
+                    rank=self.rank,
+                    world=self.world,
+                    shards=result.shards,
+                    samples=self._work.samples(self._mine()),
+                )
             worker.regrouper.step = replica.step
-        worker.journal.write(
-            Event.SKIP,
-            step=replica.step - 1,
-            generation=formation.plan.generation,
-            rank=self.rank,
-            world=self.world,
-            shards=result.shards,
-            samples=self._work.samples(self._mine()),
-        )
         worker.board.progress(replica.step, float("nan"))
+        worker.board.announce(replica.step)
         self._forget_step()
 
 

@@ -5,6 +5,7 @@ Started by a zygote: forked from it, or as a fresh interpreter where forking is 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -26,6 +27,7 @@ from chaoskit.config import JobSpec, RunConfig
 from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch
 from chaoskit.journal import Journal
 from chaoskit.messages import (
+    Arm,
     EndJob,
     Endpoint,
     Formed,
@@ -43,6 +45,7 @@ from chaoskit.messages import (
 from chaoskit.osprocess import host_id, keep_freed_memory, set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import StateServer
@@ -50,7 +53,7 @@ from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
-from chaoskit.vocabulary import Event, Phase
+from chaoskit.vocabulary import LOAD, Event, Phase
 
 _LAST_WORD_S = 5.0
 _NICENESS = 5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
@@ -78,7 +81,7 @@ class Control:
         self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
         self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
         self.regrouper = Regrouper(
-            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed
+            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
         )
         self._connection = connection
         self._send_lock = threading.Lock()
@@ -106,6 +109,8 @@ class Control:
             self.regrouper.offer(message)
         elif isinstance(message, Release):
             self.hooks.release(message)
+        elif isinstance(message, Arm):
+            self.hooks.arm(message.trigger)
         elif isinstance(message, Ping):
             self.send(Pong(self.spec.worker, message.number))
         elif isinstance(message, EndJob):
@@ -127,6 +132,9 @@ class Control:
             timeout_s=config.collective_timeout_s,
         )
 
+    def _met(self, plan: Plan, me: Member) -> None:
+        self.hooks.reach("regroup", self.regrouper.step, plan, me)
+
     def _formed(self, generation: int) -> None:
         self.send(Formed(self.spec.worker, generation))
 
@@ -142,11 +150,18 @@ class Control:
     def ready(self, endpoint: Endpoint) -> None:
         """Warm, and able to take a rank."""
         self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid())
-        self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint))
+        mark = fingerprint(_sources[self.spec.config.job.path], this_device(self.spec.config.device))
+        self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
+
+
+#: Digests of job files as they were loaded: a zygote's workers run that, whatever is edited since.
+_sources: dict[str, str] = {}
 
 
 def load_job(job: JobSpec) -> Callable[..., None]:
     """The job's train function. Imports its file."""
+    if job.path not in _sources:
+        _sources[job.path] = hashlib.sha256(Path(job.path).read_bytes()).hexdigest()[:12]
     if job.module:
         module = importlib.import_module(job.module)
     else:
@@ -164,7 +179,7 @@ def load_job(job: JobSpec) -> Callable[..., None]:
     return train
 
 
-def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
+def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int, bell_fd: int) -> None:
     """The life of a worker process. Does not return."""
     set_name(f"ck-{spec.worker}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -172,7 +187,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # a worker ends without flushing, mostly by SIGKILL
-    board = Board(board_fd)
+    board = Board(board_fd, bell_fd)
     board.sign_on()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -210,6 +225,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         token=spec.token,
     )
     trainer = Trainer(context)
+    control.hooks.reach(LOAD)
     try:
         load_job(spec.config.job)(trainer, **spec.config.job.options)
     except TrainingOver:
@@ -241,6 +257,6 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point of a fresh interpreter: control socket and board as arguments, the spec on standard input."""
-    connection_fd, board_fd = map(int, arguments)
-    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd)
+    """Entry point of a fresh interpreter: control socket, board and bell as arguments, the spec on standard input."""
+    connection_fd, board_fd, bell_fd = map(int, arguments)
+    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd, bell_fd)

@@ -26,7 +26,7 @@ _REQUEST_BYTES_MAX = 2**20
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: start a worker. Carries two descriptors: control socket and board."""
+    """Agent to zygote: start a worker. Carries three descriptors: control socket, board and its bell."""
 
     spec: msgspec.Raw
 
@@ -107,7 +107,7 @@ class Zygote:
                 self.report(ChildChanged(found.si_pid, _CODES[found.si_code], found.si_status))
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, 2)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, 3)
         if not data:
             return False
         order = _order_decoder.decode(data)

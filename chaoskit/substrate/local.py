@@ -21,7 +21,8 @@ from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
-from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
+from chaoskit.substrate.base import Process
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
 from chaoskit.substrate.undo import UndoLog, sweep
 
@@ -187,6 +188,21 @@ class LocalCluster:
         finally:
             os.close(handle)
 
+    def node(self, node: str) -> list[Process]:
+        """Live processes of a node: its agent first, then its zygote, then workers and whatever they started."""
+        agent = self._pids[1 + int(node.removeprefix("node"))]
+        pids = [agent, *descendants(agent)]
+        return [_identify(pid) for pid in pids if not is_ending(pid)]
+
+    def coordinator(self) -> Process:
+        """The process that decides membership now."""
+        return _identify(self.coordinator_pid)
+
+    def signal_process(self, process: Process, signum: int) -> None:
+        """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""
+        if process.ticks is None or not kill_if_same(process.pid, process.ticks, signum):
+            raise ProcessLookupError(f"{process.name} (pid {process.pid}) is gone")
+
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._observer.close()
@@ -196,3 +212,7 @@ class LocalCluster:
             if time.monotonic() > deadline_s:
                 raise HarnessError(f"processes {left} of the run did not end")
             time.sleep(0.002)
+
+
+def _identify(pid: int) -> Process:
+    return Process(pid, start_ticks(pid), process_name(pid))

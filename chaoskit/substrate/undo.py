@@ -7,17 +7,24 @@ must work when the environment is what broke.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import is_ending, kill_if_same, start_ticks, state
+
+#: Every control group that chaoskit makes is named like this, and no other is ever removed.
+CGROUP_PREFIX = "chaoskit-"
+_CGROUP_BUSY_S = 5.0  # a process that was killed leaves its group only when the kernel has freed it
+_CGROUP_LOOK_S = 0.005
 
 
 def state_directory() -> Path:
@@ -104,6 +111,9 @@ def _open_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _undo(entry: dict[str, Any]) -> Repair:
+    if entry["act"] == "cgroup":
+        path = Path(entry["path"])
+        return Repair("cgroup", entry["path"], path.is_dir() and remove_cgroup(path, Path(entry["home"])))
     pid, ticks = entry["pid"], entry["ticks"]
     target = f"pid {pid}"
     if ticks is None:  # it was gone before the act: whoever has its number now is somebody else
@@ -116,13 +126,41 @@ def _undo(entry: dict[str, Any]) -> Repair:
     return Repair(entry["act"], target, False)
 
 
+def remove_cgroup(path: Path, home: Path) -> bool:
+    """Move the processes of a control group of ours to ``home`` and remove it; False if it cannot be removed."""
+    if not path.name.startswith(CGROUP_PREFIX) or not (path / "cgroup.procs").is_file():
+        return not path.exists()
+    deadline_s = time.monotonic() + _CGROUP_BUSY_S
+    while True:
+        _evacuate(path, home)
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return True  # another janitor was faster
+        except OSError:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_CGROUP_LOOK_S)
+        else:
+            return True
+
+
+def _evacuate(path: Path, home: Path) -> None:
+    with contextlib.suppress(OSError):  # the group is gone
+        for pid in (path / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # the process is ending: it leaves the group by itself
+                ((home if home.is_dir() else path.parent) / "cgroup.procs").write_text(pid)
+
+
 def describe(repair: Repair) -> str:
     """One line for people."""
     if not repair.repaired:
         return f"{repair.act} {repair.target}: nothing left to do"
-    return {"continue": f"continued {repair.target}, left stopped", "kill": f"ended {repair.target}, left running"}[
-        repair.act
-    ]
+    return {
+        "continue": f"continued {repair.target}, left stopped",
+        "kill": f"ended {repair.target}, left running",
+        "cgroup": f"removed {repair.target}, left behind",
+    }[repair.act]
 
 
 def main() -> None:

@@ -129,3 +129,19 @@ def late_ones_fail(
             Path(marker).touch()
 
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
+
+
+def late_ones_differ(trainer: Any, *, steps: int, marker: str, step_s: float) -> None:
+    """Workers that are started after the training began compute with another precision, the first time."""
+    if Path(marker).exists():
+        try:
+            os.close(os.open(f"{marker}.once", os.O_CREAT | os.O_EXCL))
+            torch.set_float32_matmul_precision("medium")
+        except FileExistsError:
+            pass  # its successor is like all others
+
+    def outside() -> None:
+        if trainer.step == 3:
+            Path(marker).touch()
+
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)

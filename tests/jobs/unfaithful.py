@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -64,3 +65,16 @@ def long_batch(trainer: Any, *, steps: int) -> None:
         with trainer.transaction() as step:
             for shard in step.shards(DATA, batch_size=128):
                 step.backward(model(shard.batch).mean())
+
+
+def loses_two(trainer: Any, *, steps: int, step_s: float = 0.02) -> None:
+    """Survives any single loss, but goes wrong where two ranks are lost within one step."""
+    before = {"step": -1, "world": 0}
+
+    def noise() -> float:
+        if before["step"] != trainer.step:
+            before.update(step=trainer.step, world=trainer.world)
+            time.sleep(step_s)
+        return 1.0 if before["world"] - trainer.world >= 2 else 0.0
+
+    _train(trainer, steps, noise)

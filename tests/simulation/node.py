@@ -12,6 +12,8 @@ from chaoskit.messages import (
     EndJob,
     Heartbeat,
     Plan,
+    Recall,
+    Sealed,
     StartWorker,
     StopWorker,
     WorkerFailed,
@@ -144,6 +146,8 @@ class Agent(Process):
             case StartWorker(worker):
                 if worker not in self.charges:
                     self.charges[worker] = Charge(Worker(self.world, self, worker))
+            case Recall():
+                self.tell(Sealed(self.node, ()))  # nothing outlives its worker here: no memory tier is modelled
             case StopWorker(worker):
                 if worker in self.charges:
                     self._kill(self.charges[worker])

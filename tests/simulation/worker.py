@@ -42,10 +42,6 @@ class TrainingOver(Exception):
     """As in ``trainer.py``."""
 
 
-class StateLost(Exception):
-    """``JobFailed``, where every member of a generation lost its state to a copy that broke off."""
-
-
 class PeerLost(Exception):
     """As in ``peer.py``."""
 
@@ -112,12 +108,12 @@ class Worker(Process):
         """Whether its main thread is stuck for ever."""
         return self._main.hung
 
-    def fail(self, error: str, *, fatal: bool = False) -> None:
+    def fail(self, error: str) -> None:
         """The user's code raises: ``_report_failure``."""
         self.engine.note(f"{self.name} raises {error}")
         self._main.hung = True
         self.world.laws.excused.add(self.name)
-        self.send(WorkerFailed(self.name, error, fatal))
+        self.send(WorkerFailed(self.name, error, fatal=False))
 
     # -- the main thread ------------------------------------------------------------------------------------------
 
@@ -137,9 +133,6 @@ class Worker(Process):
             pass
         except PeerLost as error:
             self.fail(f"PeerLost: {error}")
-            return
-        except StateLost as error:
-            self.fail(f"JobFailed: {error}", fatal=True)
             return
         self.enter(Phase.DONE)
         self.over = self.regrouper.done = True
@@ -193,8 +186,9 @@ class Worker(Process):
                     continue
             if target.done:
                 raise TrainingOver
-            if target.step < 0:
-                raise StateLost("nobody has the state any more")
+            if self.step < 0:
+                self.world.laws.torn = True
+                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._formation = formation
             self._work = {shard: sums for shard, sums in self._work.items() if shard in formation.me.shards}
             if formation.plan.generation > 1:
@@ -211,16 +205,17 @@ class Worker(Process):
             try:
                 yield from self._pull(formation, healer.worker)
             except Superseded:
-                self.enter(Phase.REGROUP)
-                yield lambda: self.regrouper.current is not formation
-                return False
+                break
             except PeerLost:
                 continue
             self.board.step = self.step
             return True
+        if formation.broken:
+            yield lambda: self.regrouper.current is not formation
+            return False
         newer = yield from until(self, lambda: self.regrouper.current is not formation, PLAN_S)
         if not newer:
-            raise PeerLost(f"the state of step {target} could not be read from any of the ranks {ahead}")
+            raise PeerLost(f"the state of step {target} could not be read from anybody who has it")
         return False
 
     def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:

@@ -6,13 +6,15 @@ A peer on the same host maps the arena and copies it; a peer elsewhere is sent t
     header (one page) | index (tensor paths, types, shapes, offsets) | scalars (learning rate, scheduler, ...) | data
 
 The header holds a sequence number that is odd while the optimizer writes, so a copy that overlapped a commit is noticed
-and repeated (a sequence lock). The arena is an unnamed memory file: it vanishes with the last process that maps it.
+and repeated (a sequence lock). The arena is an unnamed memory file: it vanishes with the last process that maps it. The
+agent maps it, too: it outlives its worker, and while the sequence number is even it holds the last committed state.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +30,7 @@ _INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
 _SCALARS_BYTES = 8 * 2**20
 DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
-_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE = range(5)
+_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION = range(6)
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -74,6 +76,22 @@ class ArenaView:
         self.bytes = memoryview(self.map)
         self._header = self.bytes[:_HEADER_BYTES].cast("q")
 
+    @classmethod
+    def open(cls, path: str) -> ArenaView:
+        """Map the arena behind ``path``, such as ``/proc/PID/fd/N``. It lives as long as the view.
+
+        Raises:
+            OSError: if there is none.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            view = cls(fd, writable=False)
+        except BaseException:
+            os.close(fd)
+            raise
+        weakref.finalize(view, os.close, fd)
+        return view
+
     @property
     def sequence(self) -> int:
         return self._header[_SEQUENCE]
@@ -81,6 +99,11 @@ class ArenaView:
     @property
     def step(self) -> int:
         return self._header[_STEP]
+
+    @property
+    def generation(self) -> int:
+        """The last generation in which this state was trained on; 0 before the first."""
+        return self._header[_GENERATION]
 
     def index_bytes(self) -> bytes:
         return bytes(self.bytes[_HEADER_BYTES : _HEADER_BYTES + self._header[_INDEX_SIZE]])
@@ -97,6 +120,17 @@ class ArenaView:
     def data(self) -> memoryview:
         """The used part of the data."""
         return self.bytes[DATA_OFFSET : DATA_OFFSET + self._header[_DATA_SIZE]]
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Copy data from ``offset`` on; returns how much. Reading is faster than mapping, which costs page faults.
+
+        Raises:
+            OSError: if the arena ends before its data does.
+        """
+        count = os.preadv(self.fd, [target], DATA_OFFSET + offset)
+        if not count:
+            raise OSError("an arena that is shorter than its index says")
+        return count
 
     def close(self) -> None:
         self._header.release()
@@ -135,8 +169,14 @@ class Arena(ArenaView):
         return 0 <= offset < self.capacity_bytes or not tensor.numel()
 
     def tensor(self, slot: Slot) -> Tensor:
-        """The arena's memory at ``slot`` as a tensor."""
-        piece = self._tensor[slot.offset : slot.offset + slot.size_bytes]
+        """The arena's memory at ``slot`` as a tensor.
+
+        It has a storage of its own: ``torch.save`` writes whole storages, and compilers distrust inputs that share one.
+        """
+        if not slot.size_bytes:
+            return torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
+        offset = DATA_OFFSET + slot.offset
+        piece = torch.frombuffer(self.map, dtype=torch.uint8, count=slot.size_bytes, offset=offset)
         return piece.view(dtype_named(slot.dtype)).view(slot.shape)
 
     def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:
@@ -157,6 +197,10 @@ class Arena(ArenaView):
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP] = step
 
+    def stand_in(self, generation: int) -> None:
+        """The state is the one that ``generation`` trains on."""
+        self._header[_GENERATION] = generation
+
     def begin_write(self) -> None:
         self._header[_SEQUENCE] += 1
 
@@ -171,6 +215,36 @@ class Arena(ArenaView):
             yield
         finally:
             self.end_write()
+
+
+class ArenaImage(ArenaView):
+    """A copy of an arena, which is read like one. Odd sequence numbers say that it is not complete."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        fd = os.memfd_create("chaoskit-copy", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, DATA_OFFSET + capacity_bytes)
+            os.posix_fallocate(fd, DATA_OFFSET, max(1, capacity_bytes))  # no room is said now, not by SIGBUS later
+            super().__init__(fd, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        weakref.finalize(self, os.close, fd)  # readers may still have it open when it is replaced
+        self.capacity_bytes = capacity_bytes
+
+    def begin(self, step: int, generation: int, index: bytes, scalars: bytes, size_bytes: int) -> None:
+        """From here until :meth:`end` the image is unreadable."""
+        self._header[_SEQUENCE] |= 1
+        start = _HEADER_BYTES + _INDEX_BYTES
+        self.bytes[_HEADER_BYTES : _HEADER_BYTES + len(index)] = index
+        self.bytes[start : start + len(scalars)] = scalars
+        self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
+        self._header[_STEP], self._header[_GENERATION] = step, generation
+        self._header[_DATA_SIZE] = size_bytes
+
+    def end(self) -> None:
+        """The data is complete."""
+        self._header[_SEQUENCE] += 1
 
 
 def decode_index(data: bytes, size_bytes: int) -> list[Slot]:

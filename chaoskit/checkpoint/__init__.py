@@ -1,0 +1,1 @@
+"""State that outlives a process: its layout, its seals, its copies."""

@@ -1,0 +1,231 @@
+"""The agent's part of the memory tier: what its workers have committed outlives them.
+
+The agent maps the arena of each of its workers. When a worker ends outside an update, its arena holds the last
+committed state, at no cost while training. In case that all workers end in the middle of an update, a few nodes also
+copy each committed state. Copies are made, and seals computed, on a thread of low priority. Nothing is offered until
+the coordinator asks, which it does when no live worker has the state: while there is one, what the dead have left is
+not even read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.memory import Copy, MemoryTier
+from chaoskit.checkpoint.seal import Torn, seal
+from chaoskit.journal import Journal
+from chaoskit.messages import Endpoint, Message, Plan, Sealed, Snapshot
+from chaoskit.osprocess import host_id, raise_priority, set_name
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.peer import StateServer
+from chaoskit.vocabulary import Event
+
+_NICENESS = 10  # of this thread: below training, which is below everything on the way of a recovery
+_SKIPS_MAX = 64  # commits without a copy after copies kept failing
+
+
+def keepers(plan: Plan, copies: int) -> dict[str, str]:
+    """Which nodes copy whose state: the lowest rank of each of the first ``copies`` nodes."""
+    first: dict[str, str] = {}
+    for member in plan.members:
+        first.setdefault(member.node, member.worker)
+    return dict(list(first.items())[:copies])
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A worker whose arena is mapped here."""
+
+    view: ArenaView
+    board: Board
+    bell: int  # a descriptor of our own: the board's is closed when the worker is released
+
+
+class Keeper:
+    """Maps, copies, seals and offers. Its methods are called from the agent's event loop and return at once.
+
+    Args:
+        copies: nodes that copy each committed state.
+        tell: takes a message to the coordinator; called on the keeper's thread.
+    """
+
+    def __init__(
+        self, node: str, host: str, token: str, copies: int, journal: Journal, tell: Callable[[Message], None]
+    ) -> None:
+        self._node, self._host, self._token, self._copies = node, host, token, copies
+        self._journal, self._tell = journal, tell
+        self._kept: dict[str, _Kept] = {}  # of workers that live
+        self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
+        self._tier = MemoryTier()
+        self._source = ""  # whose commits are copied
+        self._copied_of = ""  # whose state the newest copy is
+        self._servers: dict[int, tuple[ArenaView, StateServer]] = {}  # of what is offered, by descriptor
+        self._failures = 0  # copies in a row that were not made
+        self._skips = 0  # commits that are let go until the next attempt
+        self._orders: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        threading.Thread(target=self._run, name="keeper", daemon=True).start()
+
+    # -- called by the agent --------------------------------------------------------------------------------------
+
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
+        """A worker is ready: map its arena, if it has one."""
+        if endpoint.arena_fd < 0:
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has ended already
+            view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
+            bell = os.dup(board.bell)
+            self._order(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
+
+    def follow(self, plan: Plan) -> None:
+        """A membership: copy the state of one of its workers, if that is this node's part."""
+        self._order(lambda: self._follow(keepers(plan, self._copies).get(self._node, ""), plan.generation))
+
+    def ended(self, worker: str) -> None:
+        """No code of the worker runs any more: what it left is kept."""
+        self._order(lambda: self._ended(worker))
+
+    def recall(self) -> None:
+        """Seal what there is, and tell the coordinator what can be read."""
+        self._order(self._recall)
+
+    def went_on(self, step: int) -> None:
+        """A live worker of this node has committed ``step`` steps: older states that others left are of no use."""
+        left = self._left
+        if left is not None and left[1].step < step:
+            self._order(lambda: self._forget_older(step))
+
+    def _order(self, act: Callable[[], None]) -> None:
+        self._orders.append(act)
+        os.eventfd_write(self._wake, 1)
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        set_name("ck-keeper")
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread, here and below
+        while True:
+            bells = [self._kept[self._source].bell] if self._source else []
+            readable, _, _ = select.select([self._wake, *bells], [], [])
+            if self._wake in readable:  # first: what is ordered may be on the way of a recovery
+                os.eventfd_read(self._wake)
+                while self._orders:
+                    self._orders.popleft()()
+            else:
+                os.eventfd_read(bells[0])
+                self._copy()
+
+    def _follow(self, worker: str, generation: int) -> None:
+        if self._source in self._kept and self._source != worker:
+            self._kept[self._source].board.copying(False)
+        self._source = worker if worker in self._kept else ""
+        self._failures = self._skips = 0
+        if not self._source:
+            return
+        kept = self._kept[worker]
+        kept.board.copying(True)
+        if generation == 1:  # later ones repeat a step, from which this would take CPU time
+            with contextlib.suppress(MemoryError, OSError):  # the first copy will report it
+                self._tier.reserve(kept.view)
+        if kept.view.generation == generation:  # it rang before anybody listened
+            self._copy()
+
+    def _copy(self) -> None:
+        """Copy the state that was just committed. Training never waits long for it, and never ends because of it."""
+        kept = self._kept[self._source]
+        step = kept.view.step
+        if self._has(step):
+            pass  # a new generation of the same state
+        elif self._skips:
+            self._skips -= 1
+        else:
+            self._try_to_copy(kept.view, step)
+        # where the next commit is let go, its writer need not wait either
+        kept.board.copied(step + 1 if self._skips else step)
+
+    def _has(self, step: int) -> bool:
+        return self._copied_of == self._source and any(copy.seal.step == step for copy in self._tier.copies())
+
+    def _try_to_copy(self, view: ArenaView, step: int) -> None:
+        try:
+            self._tier.save(view)
+            self._copied_of, self._failures = self._source, 0
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
+            self._failures += 1
+            self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
+            reason = f"{type(error).__name__}: {error}"
+            self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
+
+    # -- what outlives a worker -----------------------------------------------------------------------------------
+
+    def _ended(self, worker: str) -> None:
+        kept = self._kept.pop(worker, None)
+        if worker == self._source:
+            self._source = ""
+        if kept is None:
+            return
+        os.close(kept.bell)
+        if not kept.view.generation or kept.view.sequence % 2:
+            return  # it never had the state of the training, or tore it
+        if self._left is None or _age(self._left[1]) <= _age(kept.view):
+            self._left = worker, kept.view
+
+    def _forget_older(self, step: int) -> None:
+        if self._left is not None and self._left[1].step < step:
+            self._left = None
+            self._withdraw([])
+
+    def _recall(self) -> None:
+        raise_priority()  # a recovery waits for this
+        copies = [(self._copied_of, copy) for copy in self._tier.copies()]
+        if self._left is not None:
+            worker, view = self._left
+            with contextlib.suppress(Torn):  # cannot be: its writer has ended
+                copies.append((worker, Copy(seal(view), view)))
+        self._withdraw([copy.view for _, copy in copies])
+        snapshots: tuple[Snapshot, ...] = ()
+        with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
+            snapshots = tuple(self._offer(worker, copy) for worker, copy in copies)
+        for offered in snapshots:
+            self._journal.write(
+                Event.SEALED,
+                worker=offered.worker,
+                step=offered.step,
+                generation=offered.generation,
+                checksum=offered.checksum,
+            )
+        self._tell(Sealed(self._node, snapshots))
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+
+    def _withdraw(self, views: list[ArenaView]) -> None:
+        """Stop to serve all but ``views``."""
+        for fd, (view, server) in list(self._servers.items()):
+            if not any(view is one for one in views):
+                server.close()
+                del self._servers[fd]
+
+    def _offer(self, worker: str, copy: Copy) -> Snapshot:
+        fd, sealed = copy.view.fd, copy.seal
+        if fd not in self._servers:
+            self._servers[fd] = copy.view, StateServer(copy.view, self._token, self._host)
+        return Snapshot(
+            node=self._node,
+            worker=worker,
+            step=sealed.step,
+            generation=sealed.generation,
+            size_bytes=sealed.size_bytes,
+            checksum=sealed.checksum,
+            endpoint=Endpoint(host_id(), self._host, self._servers[fd][1].port, os.getpid(), fd),
+            tier=self._tier.name,
+        )
+
+
+def _age(view: ArenaView) -> tuple[int, int]:
+    return view.step, view.generation

@@ -1,0 +1,87 @@
+"""When nobody has the state of the training any more: who is asked for copies, which are known, how long to wait.
+
+A pure part of :mod:`chaoskit.control.membership`. It is idle while a live worker has the state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from chaoskit.messages import Plan, Snapshot
+
+#: The nodes have this long to say what they can offer; sealing takes the time to read the state once.
+RECALL_S = 2.0
+#: A world that begins with copies waits this long for the next worker to become ready.
+GATHER_S = 0.25
+
+
+class Revival:
+    """Collects sealed copies from the nodes, from the loss of the last holder until there is one again."""
+
+    def __init__(self) -> None:
+        self._since_s = math.inf
+        self._bare_s = math.inf  # since when there is no copy, and no answer to wait for
+        self._answered: dict[str, bool] = {}  # of the nodes that were asked
+        self._snapshots: list[Snapshot] = []
+        self._corrupt: set[Snapshot] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether no live worker has the state."""
+        return self._since_s < math.inf
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """What can be restored, the newest first."""
+        return tuple(sorted(self._snapshots, key=lambda snapshot: snapshot.age, reverse=True))
+
+    def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
+        """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
+        self._since_s = min(self._since_s, now_s)
+        fresh = [node for node in nodes if node not in self._answered]
+        self._answered.update((node, False) for node in fresh)
+        return fresh
+
+    def end(self) -> None:
+        """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""
+        self._since_s = self._bare_s = math.inf
+        self._answered, self._snapshots = {}, []
+
+    def asks(self, node: str) -> bool:
+        """Whether ``node`` was asked and has not answered."""
+        return self._answered.get(node) is False
+
+    def answer(self, node: str, snapshots: Collection[Snapshot]) -> None:
+        """What a node can offer. Whoever was not asked is not heard."""
+        if self.asks(node):
+            self._answered[node] = True
+            self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
+
+    def lose_node(self, node: str) -> None:
+        """What was kept on it is gone."""
+        self._answered.pop(node, None)
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
+
+    def fail(self, snapshot: Snapshot, corrupt: bool) -> None:
+        """A copy could not be restored; one that is corrupt is never taken again."""
+        self._snapshots = [other for other in self._snapshots if other != snapshot]
+        self._corrupt.update([snapshot] if corrupt else [])
+
+    def waited_s(self, now_s: float) -> float:
+        """Since the last holder was lost."""
+        return now_s - self._since_s
+
+    def is_asking(self, now_s: float) -> bool:
+        """Whether an answer is worth waiting for: it may be newer than what is known."""
+        return self.waited_s(now_s) < RECALL_S and not all(self._answered.values())
+
+    def bare_s(self, now_s: float) -> float:
+        """For how long there has been nothing to restore; 0 while there is."""
+        self._bare_s = math.inf if self._snapshots else min(self._bare_s, now_s)
+        return 0.0 if self._snapshots else now_s - self._bare_s
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether the copies that ``plan`` tells its members to begin with can still be read: one of them at least."""
+        newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
+        return any(snapshot in self._snapshots for snapshot in newest)

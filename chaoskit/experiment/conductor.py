@@ -1,0 +1,348 @@
+"""The harness's side of a running job: strikes with each fault at its moment, and gathers evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.aim import Holder, Roster
+from chaoskit.experiment.plan import Experiment, fault_id
+from chaoskit.journal import Journal, Record
+from chaoskit.messages import (
+    Arm,
+    EndJob,
+    Heartbeat,
+    HookReached,
+    Lever,
+    LeverPulled,
+    Message,
+    Pong,
+    Release,
+    Trigger,
+    WorkerFailed,
+    WorkerLost,
+)
+from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.substrate.base import Cluster
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event
+from faults.base import Fault, Target
+
+Watch = Callable[[Any], None]
+
+_IDLE_S = 0.2
+_OBSERVE_S = 0.004  # while a fault has no evidence yet, or waits for another one
+_FRESH_S = 0.5  # within which the loss of a rank that was struck becomes known
+_TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
+_TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
+_TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
+
+
+@dataclass
+class Strike:
+    """One planned fault during a run."""
+
+    fault_id: str
+    fault: Fault
+    hook: HookReached | None = None  # said by the rank that waits to be struck
+    hook_s: float = 0.0
+    armed: tuple[str, float] = ("", 0.0)  # the worker that was told during the run where to stop, and when
+    target: Target | None = None
+    effective_ns: int | None = None
+    observed: str = ""
+    missed: str = ""  # why it could not be injected
+    answered: bool = False  # a loss that it caused is known
+    undone: bool = True
+
+    @property
+    def struck(self) -> bool:
+        """Whether its moment has come and gone: it strikes once, whatever is repeated later."""
+        return self.target is not None or bool(self.missed)
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Equal for faults that are due at the same moment."""
+        fault = self.fault
+        return (fault.at_step, fault.phase, fault.after_s, fault.during, fault.recovery)
+
+
+class Conductor:
+    """Hears everything, and acts when the moment of a fault has come."""
+
+    def __init__(self, experiment: Experiment, cluster: Cluster, journal: Journal, undo: UndoLog, watch: Watch) -> None:
+        self._cluster, self._journal, self._undo, self._watch = cluster, journal, undo, watch
+        self._roster = Roster()
+        self._detections = 0
+        self.strikes = [Strike(fault_id(number), fault) for number, fault in enumerate(experiment.faults)]
+
+    def conduct(self, deadline_s: float) -> EndJob | None:
+        """Until the job ends; None when the deadline (on the monotonic clock) passed first.
+
+        Raises:
+            HarnessError: if the coordinator died. BadInput: if the job refused its input.
+        """
+        while time.monotonic() < deadline_s:
+            try:
+                message = self._cluster.receive(self._patience_s())
+            except ConnectionError as error:
+                self._look_for_evidence()
+                raise HarnessError(f"the coordinator ended early: {error}; see its log") from error
+            if message is not None:
+                self._watch(message)
+                self._hear(message)
+            if isinstance(message, EndJob):
+                self._look_for_evidence()
+                self._sum_up()
+                return message
+            self._strike_due()
+            for strike in self.strikes:
+                if strike.target is not None and not strike.missed:
+                    strike.fault.again(strike.target, None)
+            self._look_for_evidence()
+        return None
+
+    def _patience_s(self) -> float:
+        """How long to wait for a message before there may be something to do without one."""
+        if any((strike.target and strike.effective_ns is None) or strike.hook for strike in self.strikes):
+            return _OBSERVE_S
+        begun_s, now_s = self._roster.first_commit_s, time.monotonic()
+        times = [strike.fault.after_s for strike in self.strikes if not strike.struck]
+        due = [begun_s + after_s - now_s for after_s in times if after_s is not None and begun_s is not None]
+        return max(_OBSERVE_S, min([_IDLE_S, *due]))
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case HookReached():
+                self._answer(message)
+                return
+            case WorkerFailed(refused=(field, value, remedy)):
+                raise BadInput(field, _Literal(value), remedy)
+        lost = self._roster.member(message.worker) if isinstance(message, WorkerLost) else None
+        if not isinstance(message, WorkerLost):
+            self._roster.hear(message)
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                _note(strike.target, message)
+                strike.fault.again(strike.target, message)
+        if isinstance(message, WorkerLost):
+            self._roster.hear(message)
+            self._count_detection(message, had_rank=lost is not None)
+
+    def _count_detection(self, lost: WorkerLost, *, had_rank: bool) -> None:
+        """The n-th loss that answers a fault is the moment of those that strike after detection."""
+        strike = next((one for one in self.strikes if not one.answered and _explains(one, lost)), None)
+        if strike is None or not had_rank:
+            return
+        strike.answered = True
+        self._detections += 1
+        for other in self.strikes:
+            if other.fault.during == "detection" and other.fault.recovery == self._detections and not other.struck:
+                self._strike_directly(other, missed_if_absent=True)
+
+    # -- the moment -----------------------------------------------------------------------------------------------
+
+    def _answer(self, hook: HookReached) -> None:
+        """A worker stands at a trigger."""
+        strike = next(strike for strike in self.strikes if strike.fault_id == hook.fault)
+        if not strike.struck:
+            if strike.hook is None:
+                strike.hook, strike.hook_s = hook, time.monotonic()
+            return
+        if strike.target is not None and strike.fault.again(strike.target, hook):
+            return
+        # said twice because the answer was lost: the same again; else whoever came after the one that was struck
+        said = strike.target.releases.get(hook.worker) if strike.target is not None else None
+        self._say(said or Release(hook.worker, hook.fault, Lever("none")))
+
+    def _strike_due(self) -> None:
+        """Strike whoever stands at a hook, together with all that are due there; and those whose time has come."""
+        now_s = time.monotonic()
+        for strike in self.strikes:
+            if strike.hook is not None and not self._awaits_others(strike, now_s):
+                for other in [one for one in self.strikes if one.hook is not None and one.place == strike.place]:
+                    hook, other.hook = other.hook, None
+                    assert hook is not None
+                    self._strike_at_hook(other, hook)
+        begun_s = self._roster.first_commit_s
+        for strike in self.strikes:
+            after_s = strike.fault.after_s
+            if after_s is not None and begun_s is not None and now_s >= begun_s + after_s and not strike.struck:
+                if strike.fault.from_outside:
+                    self._strike_directly(strike)
+                else:
+                    self._arm(strike)
+
+    def _awaits_others(self, strike: Strike, now_s: float) -> bool:
+        """Whether another rank that is due at the same moment may still come."""
+        limit_s = _TOGETHER_S if strike.fault.during is None else _TOGETHER_IN_RECOVERY_S
+        if now_s - strike.hook_s > limit_s:
+            return False
+        return any(
+            other.hook is None and not other.struck and self._roster.holder(other.fault.rank) is not None
+            for other in self.strikes
+            if other.place == strike.place
+            and isinstance(other.fault.rank, int)
+            and other.fault.rank != strike.fault.rank
+        )
+
+    def _strike_at_hook(self, strike: Strike, hook: HookReached) -> None:
+        rank = hook.rank
+        worker, pid, tid = hook.worker, hook.pid, hook.tid
+        if strike.fault.rank == "healer":
+            healer = self._roster.member(hook.peer)
+            if healer is None:
+                strike.missed = f"the healer {hook.peer} was lost before it could be struck"
+                self._say(Release(hook.worker, hook.fault, Lever("none")))
+                return
+            worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
+        self._inject(strike, self._target(strike, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker))
+
+    def _strike_directly(self, strike: Strike, *, missed_if_absent: bool = False) -> None:
+        """Strike whoever has the rank now, wherever it stands. Nobody has it: a moment that passes is missed."""
+        holder = self._roster.holder(strike.fault.rank)
+        if holder is None or self._is_doomed(holder):
+            if missed_if_absent:
+                strike.missed = f"nobody held rank {strike.fault.rank} {strike.fault.moment}"
+            return
+        worker, pid, step = holder.worker, holder.pid, self._roster.step
+        self._inject(strike, self._target(strike, worker, holder.rank, pid, pid, step, strike.fault.during or ""))
+
+    def _is_doomed(self, holder: Holder) -> bool:
+        """Whether it ends, or was struck a moment ago: the same death must not be evidence of two faults."""
+        since_ns = time.monotonic_ns() - int(_FRESH_S * 1e9)
+        claims = [strike.target.claims.get(holder.worker, 0) for strike in self.strikes if strike.target is not None]
+        return is_ending(holder.pid) or any(struck_ns > since_ns for struck_ns in claims)
+
+    def _arm(self, strike: Strike) -> None:
+        """Have whoever has the rank now stop at the next entry of the phase."""
+        holder, (armed, armed_s), now_s = self._roster.holder(strike.fault.rank), strike.armed, time.monotonic()
+        if holder is not None and (holder.worker != armed or now_s > armed_s + _TOLD_AGAIN_S):
+            strike.armed = (holder.worker, now_s)
+            trigger = Trigger(strike.fault_id, -1, -1, strike.fault.phase)
+            self._say(Arm(holder.node, holder.worker, trigger))
+
+    def _say(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # a coordinator that is gone: whoever waits for an answer asks again
+            self._cluster.send(message)
+
+    def _target(
+        self, strike: Strike, worker: str, rank: int, pid: int, tid: int, step: int, phase: str, waiting: str = ""
+    ) -> Target:
+        return Target(
+            cluster=self._cluster,
+            undo=self._undo,
+            fault_id=strike.fault_id,
+            worker=worker,
+            node=self._roster.node_of(worker),
+            rank=rank,
+            step=step,
+            phase=phase,
+            pid=pid,
+            tid=tid,
+            ticks=start_ticks(pid),
+            waiting=waiting,
+        )
+
+    def _inject(self, strike: Strike, target: Target) -> None:
+        strike.target = target
+        target.claim(target.worker)
+        target.injected_ns = target.acted_ns
+        try:
+            strike.fault.inject(target)
+        except OSError as error:
+            strike.missed = f"the target was gone already: {error}"
+            target.pull("none")
+            return
+        self._journal.write(
+            Event.INJECTED,
+            t_ns=target.injected_ns,
+            fault=strike.fault_id,
+            what=str(strike.fault),
+            worker=target.worker,
+            rank=target.rank,
+            step=target.step,
+            phase=target.phase,
+        )
+
+    # -- evidence -------------------------------------------------------------------------------------------------
+
+    def _look_for_evidence(self) -> None:
+        for strike in self.strikes:
+            if strike.target is None or strike.missed or strike.effective_ns is not None:
+                continue
+            observed = strike.fault.observe(strike.target)
+            if observed is not None:
+                strike.effective_ns, strike.observed = time.monotonic_ns(), observed
+                self._journal.write(
+                    Event.EVIDENCE,
+                    t_ns=strike.effective_ns,
+                    fault=strike.fault_id,
+                    level="effective",
+                    observed=observed,
+                )
+
+    def _sum_up(self) -> None:
+        """The last word of faults that act again and again."""
+        for strike in self.strikes:
+            if strike.target is not None and strike.effective_ns is not None:
+                strike.observed = strike.fault.observe(strike.target) or strike.observed
+
+    def look_back(self, records: list[Record]) -> None:
+        """Evidence that is known only after the run: how a target's parent saw it end."""
+        exits = {record["worker"]: record for record in records if record.event == Event.WORKER_EXITED}
+        for strike in self.strikes:
+            if strike.target is None or strike.effective_ns is not None or strike.target.worker not in exits:
+                continue
+            record = exits[strike.target.worker]
+            strike.target.exited = (record["how"], record["status"])
+            observed = strike.fault.observe(strike.target)
+            if observed is not None:
+                strike.effective_ns, strike.observed = record.t_ns, observed
+
+    def clean_up(self) -> None:
+        """Put back what the run itself did not."""
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                strike.undone = strike.fault.clean_up(strike.target)
+                self._journal.write(Event.UNDONE, fault=strike.fault_id, ok=strike.undone)
+
+
+class _Literal(str):
+    """A value that is shown as it came, without further quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _explains(strike: Strike, lost: WorkerLost) -> bool:
+    """Whether the loss is the doing of the fault."""
+    target = strike.target
+    if target is None or strike.missed:
+        return False
+    return lost.worker in target.claims or (strike.fault.whole_node and lost.node == target.node)
+
+
+def _note(target: Target, message: Any) -> None:
+    """Keep what ``message`` says about the target of a fault."""
+    match message:
+        case WorkerLost(worker):
+            if worker in target.claims:
+                target.losses[worker] = message
+            if worker == target.worker:
+                target.lost = message
+        case LeverPulled(fault=fault) if fault == target.fault_id:  # of whatever worker: some strike several
+            target.reports.append(message)
+        case Pong(worker, number) if worker == target.worker:
+            target.pongs.add(number)
+        case Heartbeat(node, beats) if node == target.node:
+            now_s = time.monotonic()
+            target.node_heard_s = now_s
+            for beat in beats:
+                if beat.worker == target.worker:
+                    target.beat = (now_s, beat)

@@ -1,0 +1,209 @@
+"""Experiments as files: one small JSON object holds all that a run needs to be repeated.
+
+    {"version": 1, "job": "gpt", "steps": 24, "options": {"size": "tiny"},
+     "settings": {"nodes": 3, "seed": 7}, "faults": [{"kind": "Kill", "rank": 2, "at_step": 5}]}
+
+A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default
+changes. What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment`: a file is
+checked like any other input.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.errors import BadInput
+from chaoskit.experiment.plan import Experiment, plan_experiment
+from faults import CATALOGUE
+from faults.base import Fault
+
+FILE_NAME = "plan.json"
+VERSION = 1
+
+_SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name != "job")
+_NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no words for them
+
+
+class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int
+    job: str
+    name: str = ""
+    steps: int | None = None
+    options: dict[str, Any] = {}
+    deadline_s: float | str | None = None
+    settings: dict[str, Any] = {}
+    faults: list[dict[str, Any]] = []
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def encode(experiment: Experiment) -> bytes:
+    """``experiment`` as JSON. Equal experiments give equal bytes.
+
+    Raises:
+        BadInput: if a field of a fault has no JSON form.
+    """
+    options = dict(experiment.config.job.options)
+    steps = options.pop("steps") if experiment.steps is not None else None
+    plan = _PlanFile(
+        version=VERSION,
+        job=_job_name(experiment.config.job),
+        name=experiment.name,
+        steps=steps,
+        options=options,
+        deadline_s=_spelled(experiment.deadline_s),
+        settings={name: getattr(experiment.config, name) for name in _SETTINGS},
+        faults=[_plain(fault) for fault in experiment.faults],
+    )
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
+
+
+def save(experiment: Experiment, path: Path) -> Path:
+    """Write ``experiment`` to ``path``; a reader sees the old file or the new one, never a part.
+
+    Raises:
+        BadInput: if a field of a fault has no JSON form, or the file cannot be written.
+    """
+    data = encode(experiment)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError as error:
+        raise BadInput("plan", str(path), f"choose a file that can be written ({error.strerror})") from None
+    return path
+
+
+def _job_name(job: JobSpec) -> str:
+    """What :func:`chaoskit.config.resolve_job` finds this job by, from any directory."""
+    target = job.module.rpartition(".")[2] if job.module else job.path
+    return target if job.function == "train" else f"{target}:{job.function}"
+
+
+def _plain(fault: Fault) -> dict[str, Any]:
+    values = {item.name: getattr(fault, item.name) for item in fields(fault) if item.init}
+    try:
+        plain = {name: _spelled(msgspec.to_builtins(value)) for name, value in values.items()}
+        msgspec.json.encode(plain)
+    except (TypeError, ValueError) as error:
+        raise BadInput("faults", str(fault), f"use plain values in its fields: {error}") from None
+    return {"kind": fault.kind, **plain}
+
+
+def _spelled(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Experiment:
+    """The experiment in the file ``path``. A relative job file is looked up beside it, then in the working directory.
+
+    Raises:
+        BadInput: naming the field and the file, if it cannot be read or holds no plan that could be run.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput("plan", str(path), f"name a plan file that can be read ({error.strerror})") from None
+    try:
+        return _decode(data, path.parent)
+    except BadInput as error:
+        raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
+
+
+def _decode(data: bytes, directory: Path) -> Experiment:
+    plan = _parse(data)
+    for name, value in plan.settings.items():
+        if name not in _SETTINGS:
+            raise BadInput(f"settings.{name}", value, f"use one of {', '.join(_SETTINGS)}")
+    return plan_experiment(
+        _located(plan.job, directory),
+        name=plan.name,
+        steps=plan.steps,
+        options=plan.options,
+        faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
+        deadline_s=_deadline(plan.deadline_s),
+        **plan.settings,
+    )
+
+
+def _parse(data: bytes) -> _PlanFile:
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput("plan", _start(data), f"write one JSON object ({error})") from None
+    if not isinstance(found, dict):
+        raise BadInput("plan", _start(data), "write one JSON object")
+    if found.get("version") != VERSION:
+        raise BadInput("version", found.get("version"), f"use a plan of version {VERSION}, which this chaoskit reads")
+    try:
+        return msgspec.convert(found, _PlanFile)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        field = place.rstrip("`") or message.rpartition("field `")[2].rstrip("`")
+        raise BadInput(field, found.get(field), f"mend it: {message}") from None
+
+
+def _start(data: bytes) -> str:
+    text = data[:40].decode(errors="replace")
+    return text if len(data) <= 40 else f"{text}..."
+
+
+def _located(job: str, directory: Path) -> str:
+    path, _, function = job.partition(":")
+    beside = directory / path
+    if path.endswith(".py") and beside.is_file():
+        return f"{beside}:{function}" if function else str(beside)
+    return job
+
+
+def _deadline(value: float | str | None) -> float | None:
+    if not isinstance(value, str):
+        return value
+    if value not in _NOT_FINITE:
+        raise BadInput("deadline_s", value, "use a number of seconds, or inf for no deadline")
+    return float(value)
+
+
+def _fault(number: int, entry: Mapping[str, Any]) -> Fault:
+    place, kinds = f"faults[{number}]", {kind.__name__: kind for kind in CATALOGUE}
+    kind = kinds.get(entry.get("kind", ""))
+    if kind is None:
+        raise BadInput(f"{place}.kind", entry.get("kind"), f"use one of {', '.join(kinds)}")
+    hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
+    values = {}
+    for name, value in entry.items():
+        if name == "kind":
+            continue
+        if name not in known:
+            raise BadInput(f"{place}.{name}", value, f"use one of {', '.join(known)}")
+        values[name] = _typed(f"{place}.{name}", value, hints[name])
+    for name, item in known.items():
+        if name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise BadInput(f"{place}.{name}", None, f"give it: {kind.__name__} has no default for it")
+    try:
+        return kind(**values)
+    except BadInput as error:
+        raise BadInput(f"{place}.{error.field}", error.value, error.remedy) from None
+
+
+def _typed(field: str, value: Any, hint: Any) -> Any:
+    """``value`` as a field with this annotation holds it: an enum member for its value, a tuple for a list."""
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        if value in _NOT_FINITE and msgspec.convert(0.5, hint, strict=False) == 0.5:
+            return float(value)
+        raise BadInput(field, value, f"mend it: {str(error).partition(' - ')[0]}") from None

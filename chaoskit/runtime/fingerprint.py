@@ -1,0 +1,36 @@
+"""What a worker's numbers depend on besides seed and data: two that differ in it must not train together."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import version
+
+import torch
+
+
+def fingerprint(source: str, device: torch.device) -> str:
+    """Versions, processor and numeric switches, as text that a person can compare.
+
+    To be taken when the model is built: the job may set switches.
+
+    Args:
+        source: digest of the job's code, as it was when it was loaded.
+    """
+    facts = {
+        "chaoskit": version("chaoskit"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "byte order": sys.byteorder,
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "job": source,
+    }
+    if device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+        facts["cudnn"] = f"{torch.backends.cudnn.version()} benchmark={torch.backends.cudnn.benchmark}"
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

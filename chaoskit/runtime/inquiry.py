@@ -1,0 +1,155 @@
+"""Whose numbers are wrong? Opens rounds of recomputation, and names the culprits to the coordinator.
+
+A rank that is to blame is replaced, and the step is executed again by those who are left and the newcomer: nothing that
+is under suspicion is committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from chaoskit.errors import JobFailed
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.crosscheck import CrossCheck
+from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard, accuse
+from chaoskit.runtime.integrity import Integrity
+from chaoskit.runtime.reduction import CorruptSegment, Reduced
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.voting import Seal, blamed, examine
+from chaoskit.vocabulary import Event
+
+_STRIKES = 3  # a rank that was wrong so often, though never twice in a row, is replaced, too
+
+
+class Inquiry:
+    """The rounds of one rank. ``round``: the one under way, in which the user's block computes for it alone."""
+
+    def __init__(self, worker: WorkerContext, replica: Replica, guard: NonFiniteGuard, integrity: Integrity) -> None:
+        self._worker, self._replica, self._guard, self._integrity = worker, replica, guard, integrity
+        self.round: Audit | CrossCheck | None = None
+        self._opened = 0  # in this formation, by all of its members
+        self._strikes: Counter[str] = Counter()
+
+    def enter(self) -> None:
+        """A new formation: what was under way in the old one is void."""
+        self.round, self._opened = None, 0
+
+    # -- what gives reason to ask -------------------------------------------------------------------------------
+
+    def open_audit(self, formation: Formation, reduced: Reduced) -> None:
+        """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
+        self.round = audit = Audit.open(reduced, formation.plan)
+        self._opened += 1
+        for owner, shards in audit.guilty.items():
+            self._worker.journal.write(
+                Event.NONFINITE,
+                step=self._replica.step,
+                generation=formation.plan.generation,
+                owner=owner,
+                worker=formation.plan.members[owner].worker,
+                shards=shards,
+            )
+
+    def objects(self, formation: Formation, seals: Sequence[Seal]) -> bool:
+        """Whether this step must not be committed now: somebody is accused, or a round is open.
+
+        Raises:
+            JobFailed: if the ranks contradict each other, and nobody can tell who is right.
+        """
+        if suspicion := examine(seals):
+            verdict = "rank" if suspicion.ranks else "undecided"
+            self._note(formation, suspicion.what, suspicion.involved, verdict)
+            if not suspicion.ranks:
+                raise self._hopeless(f"the {suspicion.what} of ranks {list(suspicion.involved)} differ")
+            self.accuse(formation, suspicion.ranks, "corrupt", suspicion.what)
+            return True
+        pair = self._integrity.pair(formation.plan)
+        if pair is None or seals[pair.owner].shard == seals[pair.auditor].shard:
+            return False
+        first = {rank: seals[rank].shard for rank in (pair.owner, pair.auditor)}
+        self.round = CrossCheck(pair, first, len(formation.plan.members))
+        self._opened += 1
+        return True
+
+    def received(self, formation: Formation, error: CorruptSegment, seals: Sequence[Seal]) -> None:
+        """This rank lacks the gradient that others have and must not commit. Who cannot send, or read, is accused."""
+        members = formation.plan.members
+        sources = [members[rank].worker for rank in error.ranks]
+        self._note(formation, "received gradient", (formation.me.rank,), "transfer", sources=sources)
+        self._integrity.distrust(error, formation.plan)
+        if guilty := blamed([seal.complaint - 1 for seal in seals]):
+            self.accuse(formation, guilty, "corrupt", "received data")
+
+    # -- what comes of it ---------------------------------------------------------------------------------------
+
+    def share(self, formation: Formation) -> AuditResult:
+        """End the round: exchange what was found, and say what follows.
+
+        Raises:
+            GenerationSuperseded, ConnectionError: if the formation is over.
+        """
+        current, self.round = self.round, None
+        assert current is not None
+        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
+        finding = current.finding(self._replica.is_finite(), self._guard.attempts_at(self._replica.step))
+        name = f"audit-{self._opened}"
+        found = formation.rendezvous.exchange(formation.plan.generation, name, formation.me.rank, finding)
+        result = current.conclude(found)
+        self._worker.journal.write(
+            Event.ATTRIBUTED,
+            step=self._replica.step,
+            generation=formation.plan.generation,
+            verdict=result.verdict,
+            ranks=result.ranks,
+            shards=result.shards,
+        )
+        if isinstance(current, CrossCheck):
+            self._note(
+                formation, f"gradient of shard {result.shards[0]}", result.ranks or current.pair[1:], result.verdict
+            )
+        return result
+
+    def repeat(self, formation: Formation, result: AuditResult) -> None:
+        """A shard was computed wrongly once: the step is computed again. Who is wrong again and again is accused.
+
+        Raises:
+            JobFailed: if two ranks stand by results that contradict each other.
+        """
+        if result.verdict == "undecided":
+            raise self._hopeless(f"two ranks computed different gradients of shard {result.shards[0]}, twice")
+        for rank in result.ranks:
+            worker = formation.plan.members[rank].worker
+            self._strikes[worker] += 1
+            if self._strikes[worker] >= _STRIKES:
+                self.accuse(formation, (rank,), "corrupt", f"{_STRIKES} gradients")
+
+    def accuse(
+        self, formation: Formation, ranks: Sequence[int], cause: str, what: str = "gradients or weights"
+    ) -> None:
+        """Tell the coordinator whom to replace."""
+        worker = self._worker
+        accuse(formation.plan, ranks, worker.name, self._replica.step, worker.send, cause=cause, what=what)
+
+    def _hopeless(self, what: str) -> JobFailed:
+        remedy = "start again from a checkpoint, on other hardware or with three ranks or more, which can vote"
+        return JobFailed(f"silent corruption at step {self._replica.step}: {what}, and no vote can decide; {remedy}")
+
+    def _note(
+        self, formation: Formation, what: str, ranks: Sequence[int], verdict: str, sources: Sequence[str] = ()
+    ) -> None:
+        step, generation = self._replica.step, formation.plan.generation
+        for rank in ranks:
+            self._worker.journal.write(
+                Event.CORRUPT,
+                step=step,
+                generation=generation,
+                what=what,
+                worker=formation.plan.members[rank].worker,
+                rank=rank,
+                verdict=verdict,
+                cause="corrupt",
+                detail=f"{what} at step {step}: {verdict}",
+                sources=list(sources),
+            )

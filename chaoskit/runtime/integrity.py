@@ -1,0 +1,104 @@
+"""What one rank knows about the health of its numbers: the seal it shows in every reduction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from chaoskit.config import RunConfig
+from chaoskit.messages import Plan
+from chaoskit.runtime.checksums import checksum, join, slice_checksum
+from chaoskit.runtime.reduction import CorruptSegment
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
+
+_PATIENCE = 2  # as much corrupt data from one sender is no accident
+_MEMORY_STEPS = 100  # after as many clean steps it is forgotten
+
+
+class Integrity:
+    """Keeps the checksums of a step, and remembers corrupt transfers.
+
+    Only a commit changes the state, buffers included: it can be compared in the middle of a step.
+    """
+
+    def __init__(self, replica: Replica, config: RunConfig) -> None:
+        self._replica, self._config = replica, config
+        self._after_step, self._after = -1, 0  # the slice of the step, right after the commit before it
+        self._heir_until = 0  # the step by which every slice of a copied state will have been compared
+        self._gradient = 0
+        self._shards: dict[int, int] = {}
+        self._distrust: Counter[str] = Counter()
+        self._distrust_step = 0
+
+    # -- what changes -------------------------------------------------------------------------------------------
+
+    def committed(self, grad_sum: int, world: int) -> None:
+        """A step was committed. Two ranks have no majority: each remembers what it had, to convict itself."""
+        step, every = self._replica.step, self._config.hash_every
+        late = self._config.reduction == "fast" and every and (step - 1) % every == 0
+        self._gradient = (grad_sum or 1) if late else 0
+        if world == 2 and self._config.state_hash_steps:
+            self._after_step, self._after = step, self._state_slice()
+        if step > self._distrust_step + _MEMORY_STEPS:
+            self._distrust.clear()
+
+    def adopted(self) -> None:
+        """The state is a peer's now."""
+        self._heir_until = self._replica.step + self._config.state_hash_steps
+        self._gradient, self._after_step = 0, -1
+
+    def forget(self) -> None:
+        """The step is over, or is computed again from the beginning."""
+        self._shards.clear()
+
+    def note(self, shard: int, gradients: Sequence[Tensor | None]) -> None:
+        """This rank's gradients of a shard, computed just now; kept if the shard is audited in this step."""
+        if shard == audited_shard(self._replica.step, self._config.audit_every, self._config.shard_count):
+            self._shards[shard] = checksum(gradients)
+
+    def distrust(self, error: CorruptSegment, plan: Plan) -> None:
+        """This rank received corrupt data."""
+        self._distrust.update(plan.members[rank].worker for rank in error.ranks)
+        self._distrust_step = self._replica.step
+
+    # -- what follows from it -----------------------------------------------------------------------------------
+
+    def pair(self, plan: Plan) -> Pair | None:
+        """Which shard is audited in this step, and by whom."""
+        every = self._config.audit_every
+        return audit_at(self._replica.step, every, [member.shards for member in plan.members])
+
+    def duty(self, plan: Plan, rank: int) -> list[int]:
+        """A shard of another rank that this one still has to compute for an audit."""
+        pair = self.pair(plan)
+        return [pair.shard] if pair and pair.auditor == rank and pair.shard not in self._shards else []
+
+    @property
+    def verify(self) -> bool:
+        """Whether the reduction of this step checks what it receives."""
+        return bool(self._config.hash_every) and self._replica.step % self._config.hash_every == 0
+
+    def seal(self, plan: Plan, rank: int) -> Seal:
+        """To be shown to the others. Reads the state: call it when the shards are computed."""
+        if len(plan.members) == 1:
+            return Seal()
+        pair, torn, state = self.pair(plan), 0, 0
+        if self._config.state_hash_steps:
+            now = self._state_slice()
+            torn = int(self._after_step == self._replica.step and self._after != now)
+            state = join(now, self._replica.scalars_checksum())
+        shard = self._shards.get(pair.shard, 0) if pair else 0
+        heir = int(self._replica.step < self._heir_until)
+        return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard, heir)
+
+    def _state_slice(self) -> int:
+        parts = self._config.state_hash_steps
+        tensors = (tensor for _, tensor in self._replica.tensors())
+        return slice_checksum(tensors, self._replica.step % parts, parts)
+
+    def _complaint(self, plan: Plan, rank: int) -> int:
+        bad = [member.rank for member in plan.members if self._distrust[member.worker] >= _PATIENCE]
+        return 1 + (bad[0] if len(bad) == 1 else rank) if bad else 0

@@ -1,0 +1,180 @@
+"""Levers on numbers: one NaN, or one flipped bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chaoskit.errors import BadInput
+from chaoskit.runtime.levers.rig import Bench, Report
+from chaoskit.runtime.replica import Replica
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
+
+def poison(bench: Bench, options: dict[str, Any]) -> None:
+    """Write a NaN; see :class:`Poison`."""
+    Poison(bench.replica.model, options, bench.report).arm()
+
+
+def flip_bit(bench: Bench, options: dict[str, Any]) -> None:
+    """Flip a bit; see :class:`BitFlipper`."""
+    BitFlipper(bench, options).arm()
+
+
+def _find(model: nn.Module, name: str) -> nn.Parameter:
+    found = dict(model.named_parameters()).get(name)
+    if found is None:
+        some = ", ".join(name for name, _ in list(model.named_parameters())[:4])
+        raise BadInput("parameter", name, f"use the name of a parameter of the model, such as {some}")
+    return found
+
+
+class Poison:
+    """Writes one NaN into a weight, a gradient or an activation: once, or every time (``sticky``)."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any], report: Report) -> None:
+        self._where: str = options["where"]
+        self._name: str = options["parameter"]
+        self._sticky: bool = options["sticky"]
+        self._report = report
+        self._parameter = _find(model, self._name)
+        self._module = model.get_submodule(self._name.rpartition(".")[0])
+        self._handle: Any = None
+
+    def arm(self) -> None:
+        """Poison the weight now, or the gradient or activation as soon as it is computed."""
+        if self._where == "weight":
+            with torch.no_grad():
+                self._poison(self._parameter.data)
+        elif self._where == "gradient":
+            self._handle = self._parameter.register_hook(self._on_gradient)  # before anybody can read it
+        else:
+            self._handle = self._module.register_forward_hook(self._on_activation)
+
+    def _on_gradient(self, gradient: Tensor) -> Tensor:
+        poisoned = gradient.clone()
+        self._poison(poisoned)
+        self._disarm()
+        return poisoned
+
+    def _on_activation(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        poisoned = output.clone()
+        self._poison(poisoned.detach())
+        self._disarm()
+        return poisoned
+
+    def _disarm(self) -> None:
+        if not self._sticky:
+            self._handle.remove()
+
+    def _poison(self, tensor: Tensor) -> None:
+        before = _non_finite(tensor)
+        tensor.view(-1)[0] = float("nan")
+        after = _non_finite(tensor)
+        self._report(after > before, f"{self._where} of {self._name}: {before} non-finite values before, {after} after")
+
+
+def _non_finite(tensor: Tensor) -> int:
+    return int((~torch.isfinite(tensor)).sum())
+
+
+class BitFlipper:
+    """Flips one bit of one element, and nothing else: no version counter, no sequence lock notices it.
+
+    In a weight or in the optimizer's state at once; in a gradient when the next backward pass has computed it, before
+    anybody can read it; in what was received when the next reduction is over, on this rank only. ``sticky``: every time
+    that a gradient is computed or received from then on.
+
+    Raises:
+        BadInput: if there is no such parameter, element, bit or state.
+    """
+
+    def __init__(self, bench: Bench, options: dict[str, Any]) -> None:
+        self._replica: Replica = bench.replica
+        self._rig, self._report = bench.rig, bench.report
+        self._where: str = options["where"]
+        self._name: str = options["parameter"]
+        self._key: str = options["key"]
+        self._bit: int = options["bit"]
+        self._element: int = options["element"]
+        self._sticky: bool = options["sticky"]
+        self._parameter = _find(self._replica.model, self._name)
+        self._handle: Any = None
+        self._check(self._target_now())
+
+    def _target_now(self) -> Tensor:
+        """The tensor, or one of its shape and type where it does not exist yet."""
+        return self._state() if self._where == "optimizer" else self._parameter.data
+
+    def _state(self) -> Tensor:
+        states = [optimizer.state.get(self._parameter, {}) for optimizer in self._replica.optimizers]
+        state: dict[str, Any] = next((state for state in states if state), {})
+        found = state.get(self._key)
+        if not isinstance(found, Tensor):
+            there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
+            raise BadInput("key", self._key, f"use one of {there}" if there else "strike after the first step")
+        return found
+
+    def _check(self, tensor: Tensor) -> None:
+        if self._element >= tensor.numel():
+            raise BadInput("element", self._element, f"use an element from 0 to {tensor.numel() - 1} of {self._name}")
+        if self._bit >= 8 * tensor.element_size():
+            raise BadInput("bit", self._bit, f"use a bit from 0 to {8 * tensor.element_size() - 1}: {tensor.dtype}")
+        if not self._parameter.requires_grad and self._where in ("gradient", "received"):
+            raise BadInput("parameter", self._name, "use a parameter that is trained: this one has no gradient")
+
+    def arm(self) -> None:
+        """Flip now, or leave it to the moment when the value is there."""
+        if self._where == "gradient":
+            self._handle = self._parameter.register_hook(self._on_gradient)
+        elif self._where == "received":
+            self._rig.on_received.append(self._on_received)
+        else:
+            self._flip(self._target_now())
+
+    def _on_gradient(self, gradient: Tensor) -> Tensor:
+        flipped = gradient.clone()
+        self._flip(flipped)
+        if not self._sticky:
+            self._handle.remove()
+        return flipped
+
+    def _on_received(self, gradients: list[Tensor]) -> None:
+        if not self._sticky:
+            self._rig.on_received.remove(self._on_received)
+        number = next(n for n, other in enumerate(self._replica.parameters) if other is self._parameter)
+        self._flip(gradients[number])
+
+    def _flip(self, tensor: Tensor) -> None:
+        before, was = _read(tensor, self._element)
+        _write(tensor, self._element, before ^ (1 << self._bit))
+        after, now = _read(tensor, self._element)
+        name = f"{self._key} of {self._name}" if self._where == "optimizer" else f"{self._where} of {self._name}"
+        digits = 2 * tensor.element_size()
+        seen = f"element {self._element}: 0x{before:0{digits}x} ({was:g}) before, 0x{after:0{digits}x} ({now:g}) after"
+        self._report(before ^ after == 1 << self._bit, f"{name}, {seen}")
+
+
+def _cell(tensor: Tensor, element: int) -> Tensor:
+    """The memory of one element, counted in row-major order whatever the strides: a view of shape (1,)."""
+    offset, rest = int(tensor.storage_offset()), element
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        rest, index = divmod(rest, size)
+        offset += index * stride
+    return tensor.detach().as_strided((1,), (1,), offset)
+
+
+def _read(tensor: Tensor, element: int) -> tuple[int, float]:
+    """The bits of one element as an unsigned number, and its value."""
+    cell = _cell(tensor, element)
+    bits = 8 * tensor.element_size()
+    return int(cell.view(_WORDS[tensor.element_size()])) % (1 << bits), float(cell)
+
+
+def _write(tensor: Tensor, element: int, word: int) -> None:
+    bits = 8 * tensor.element_size()
+    signed = word - (1 << bits) if bits > 8 and word >> (bits - 1) else word
+    _cell(tensor, element).view(_WORDS[tensor.element_size()]).fill_(signed)

@@ -1,0 +1,85 @@
+"""What a lever can reach, and where it leaves what must happen at a later moment of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from chaoskit.errors import ChaoskitError
+from chaoskit.runtime.collective import Group
+from chaoskit.runtime.replica import Replica
+
+Report = Callable[[bool, str], None]
+Fetch = Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Rig:
+    """Acts that levers have left in a worker. Empty lists, and next to no cost, in a run without faults.
+
+    Each act may remove itself from its list.
+
+    Attributes:
+        on_phase: called with phase and step on entering a phase, before it begins.
+        around_fetch: called with the fetch of a batch, step and shard; gives what is to be done in its place.
+        on_loss: the loss before its backward pass -> the loss to use.
+        on_reduction: called with the process group before this rank takes part in a reduction.
+        on_received: called with the reduced gradients, one a trained parameter, before anybody has read them.
+    """
+
+    on_phase: list[Callable[[str, int], None]] = field(default_factory=list)
+    around_fetch: list[Callable[[Fetch, int, int], Fetch]] = field(default_factory=list)
+    on_loss: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
+    on_reduction: list[Callable[[Group], None]] = field(default_factory=list)
+    on_received: list[Callable[[list[Tensor]], None]] = field(default_factory=list)
+
+    def enter(self, phase: str, step: int) -> None:
+        """The training thread enters a phase."""
+        for act in list(self.on_phase):
+            act(phase, step)
+
+    def fetch(self, fetch: Fetch, step: int, shard: int) -> Any:
+        """The batch of a shard."""
+        for wrap in list(self.around_fetch):
+            fetch = wrap(fetch, step, shard)
+        return fetch()
+
+    def loss(self, loss: Tensor) -> Tensor:
+        """The loss that the backward pass begins with."""
+        for act in list(self.on_loss):
+            loss = act(loss)
+        return loss
+
+    def before_reduction(self, group: Group) -> None:
+        """This rank is about to send its gradients. Raises RuntimeError when the group is left meanwhile."""
+        for act in list(self.on_reduction):
+            act(group)
+
+    def received(self, gradients: list[Tensor]) -> None:
+        """The reduction is over."""
+        for act in list(self.on_received):
+            act(gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where a lever works: the replica of its worker, the moment, the rig, and the way to tell what was seen.
+
+    ``report(effective, observed)`` may be called from any thread.
+    """
+
+    live: Replica | None
+    rig: Rig
+    report: Report
+    phase: str
+    step: int
+
+    @property
+    def replica(self) -> Replica:
+        """Raises ChaoskitError in a worker that has not begun to train."""
+        if self.live is None:
+            raise ChaoskitError("this lever needs a worker that trains")
+        return self.live

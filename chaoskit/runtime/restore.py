@@ -1,0 +1,94 @@
+"""From where a rank takes the state that it lacks: members that are ahead, or sealed copies when no member has it.
+
+All ranks of a generation must take the same step. So a rank chooses only among sources of one step: the furthest
+members, else the newest copies. When all of these fail the control plane is told, and plans again with what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaoskit.messages import Endpoint, Snapshot, SourceFailed
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.rendezvous import GenerationSuperseded
+from chaoskit.vocabulary import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A member (``rank``), or a sealed copy (``snapshot``) in some tier."""
+
+    name: str
+    endpoint: Endpoint
+    rank: int = -1
+    snapshot: Snapshot | None = None
+
+    @property
+    def checksum(self) -> str:
+        """What the state must have; "" for a member, whose state is not sealed."""
+        return self.snapshot.checksum if self.snapshot is not None else ""
+
+
+def sources(formation: Formation) -> list[Source]:
+    """Everybody who has the step that this formation trains next; each rank begins with another one."""
+    plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
+    ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
+    if ahead:
+        found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
+    else:
+        newest = max(snapshot.age for snapshot in plan.restore)
+        found = [
+            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
+            for snapshot in plan.restore
+            if snapshot.age == newest
+        ]
+    turn = me % len(found)
+    return found[turn:] + found[:turn]
+
+
+def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
+    """Take the state from the first source that gives it; False if a newer formation came first, or none gave it.
+
+    Args:
+        pull: replaces the state by that of a source.
+    """
+    for source in sources(formation):
+        try:
+            pulled = pull(source)
+        except GenerationSuperseded:
+            return False
+        except (PeerLost, Corrupt) as error:
+            _report(worker, formation, source, error)
+            continue
+        generation = formation.plan.generation
+        worker.board.progress(pulled.step)
+        worker.journal.write(
+            Event.RESTORED,
+            generation=generation,
+            rank=formation.me.rank,
+            step=pulled.step,
+            size_bytes=pulled.size_bytes,
+            transport=pulled.transport,
+            source=source.name,
+        )
+        worker.journal.write(Event.ADOPT, step=pulled.step, generation=generation, source=source.name)
+        return True
+    return False
+
+
+def _report(worker: WorkerContext, formation: Formation, source: Source, error: Exception) -> None:
+    if source.snapshot is None:
+        return  # a lost member is noticed by those who watch it
+    corrupt, detail = isinstance(error, Corrupt), str(error)[:200]
+    if corrupt:
+        worker.journal.write(
+            Event.QUARANTINED,
+            generation=formation.plan.generation,
+            step=source.snapshot.step,
+            source=source.name,
+            detail=detail,
+        )
+    worker.send(SourceFailed(worker.name, source.snapshot, corrupt, detail))

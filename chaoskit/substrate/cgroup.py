@@ -1,0 +1,182 @@
+"""Control groups of our own around single processes: a CPU quota, a memory limit; by cgroup v1 or v2.
+
+A group lies beside the one that the process is in, so that it may hold the process under either version, and within the
+same limits from above. Its removal is written ahead; only directories with our prefix are ever made or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.undo import CGROUP_PREFIX, UndoLog, remove_cgroup
+
+_PERIOD_US = 20_000  # short, so that a throttled process is slow and does not stand still for long
+_QUOTA_US_MIN = 1_000  # the kernel's least
+_MEMORY_FILES = {
+    1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    2: ("memory.current", "memory.max", "memory.swap.max"),
+}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one controller keeps the group of a process.
+
+    Attributes:
+        version: 1 or 2.
+        home: directory of the group that the process is in.
+        parent: directory in which a group for it can be made.
+    """
+
+    version: int
+    home: Path
+    parent: Path
+
+
+def find_place(controller: str, mounts: str, groups: str) -> Place | None:
+    """Where ``controller`` keeps the process; None if it is not mounted.
+
+    Args:
+        mounts: text of /proc/PID/mounts. groups: text of /proc/PID/cgroup.
+    """
+    mounted = [line.split() for line in mounts.splitlines()]
+    paths = {names: path for _, names, path in (line.split(":", 2) for line in groups.splitlines())}
+    v1 = [fields[1] for fields in mounted if fields[2] == "cgroup" and controller in fields[3].split(",")]
+    joined = [path for names, path in paths.items() if controller in names.split(",")]
+    if v1 and joined:
+        return _place(1, v1[0], joined[0])
+    v2 = [fields[1] for fields in mounted if fields[2] == "cgroup2"]
+    return _place(2, v2[0], paths[""]) if v2 and "" in paths else None
+
+
+def _place(version: int, mount: str, path: str) -> Place:
+    home = Path(mount) / path.lstrip("/")
+    return Place(version, home, home if path == "/" else home.parent)
+
+
+def _locate(controller: str, pid: int) -> Place | None:
+    with contextlib.suppress(OSError):
+        return find_place(controller, Path(f"/proc/{pid}/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+    return None
+
+
+def unavailable(controller: str) -> str:
+    """Why processes like this one cannot be put into a group of ``controller`` (``cpu``, ``memory``), else ""."""
+    place = _locate(controller, os.getpid())
+    if place is None:
+        return f"no cgroup hierarchy with the {controller} controller is mounted"
+    if place.version == 2:
+        try:
+            enabled = (place.parent / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            enabled = []
+        if controller not in enabled:
+            return f"cgroup v2 does not give the {controller} controller to groups in {place.parent}"
+    if not os.access(place.parent, os.W_OK) or not os.access(place.home / "cgroup.procs", os.W_OK):
+        return f"{place.parent} is not writable: run as root, or have the {controller} controller delegated to you"
+    return ""
+
+
+class Cgroup:
+    """A group that holds one process, and whose limits are set through it.
+
+    Raises:
+        ProcessLookupError: if the process is gone. OSError: if the kernel refuses the group.
+    """
+
+    def __init__(self, controller: str, pid: int, ticks: int | None, undo: UndoLog) -> None:
+        place = _locate(controller, pid)
+        if place is None or ticks is None or start_ticks(pid) != ticks:
+            raise ProcessLookupError(f"pid {pid} is not the process that was aimed at any more")
+        self._version, self._home, self._undo = place.version, place.home, undo
+        self.path = place.parent / f"{CGROUP_PREFIX}{os.getpid()}-{next(_numbers)}-{pid}"
+        self._entry = undo.plan("cgroup", path=str(self.path), home=str(self._home))
+        self.path.mkdir()
+        with self._removed_on_error():
+            self._write("cgroup.procs", str(pid))  # with all of its threads
+
+    @contextmanager
+    def _removed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def _write(self, name: str, value: str) -> None:
+        (self.path / name).write_text(value)
+
+    def _read(self, name: str) -> str:
+        return (self.path / name).read_text()
+
+    def _table(self, name: str) -> dict[str, int]:
+        return {key: int(value) for key, value in (line.split() for line in self._read(name).splitlines())}
+
+    # -- CPU ----------------------------------------------------------------------------------------------------
+
+    def limit_cpu(self, cpu_fraction: float | None) -> None:
+        """Let the process have this share of one CPU; None lifts the limit. Removes the group if the kernel refuses."""
+        quota_us = None if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
+        with self._removed_on_error():
+            if self._version == 2:
+                self._write("cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
+            else:
+                self._write("cpu.cfs_period_us", str(_PERIOD_US))
+                self._write("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
+
+    def throttled(self) -> tuple[int, float]:
+        """How often the kernel held the process back for its quota, and for how many seconds of its threads in all."""
+        table = self._table("cpu.stat")
+        seconds = table["throttled_usec"] / 1e6 if self._version == 2 else table["throttled_time"] / 1e9
+        return table["nr_throttled"], seconds
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def limit_memory(self, headroom_bytes: int) -> int:
+        """Let the group use ``headroom_bytes`` more than it does now, without swap. Gives the limit in bytes.
+
+        Removes the group if the kernel refuses.
+        """
+        used, most, swap = _MEMORY_FILES[self._version]
+        with self._removed_on_error():
+            limit = int(self._read(used)) + headroom_bytes
+            self._write(most, str(limit))
+            with contextlib.suppress(OSError):  # a kernel without swap has no such file
+                self._write(swap, "0" if self._version == 2 else str(limit))
+        return limit
+
+    def oom_kills(self) -> int:
+        """How many processes of this group the kernel has killed because its memory was used up."""
+        table = self._table("memory.events" if self._version == 2 else "memory.oom_control")
+        return table.get("oom_kill", 0)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def remove(self) -> bool:
+        """Move what is left in the group back to where it came from, and remove the group; True if that is done."""
+        gone = remove_cgroup(self.path, self._home)
+        if gone:
+            self._undo.done(self._entry)
+        return gone
+
+
+def throttle(pid: int, ticks: int | None, undo: UndoLog, cpu_fraction: float) -> Cgroup:
+    """A group that leaves the process this share of one CPU. Raises what :class:`Cgroup` does."""
+    group = Cgroup("cpu", pid, ticks, undo)
+    group.limit_cpu(cpu_fraction)
+    return group
+
+
+def confine(pid: int, ticks: int | None, undo: UndoLog, headroom_bytes: int) -> Cgroup:
+    """A group in which the process may take this much more memory. Raises what :class:`Cgroup` does."""
+    group = Cgroup("memory", pid, ticks, undo)
+    group.limit_memory(headroom_bytes)
+    return group

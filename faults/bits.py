@@ -1,0 +1,77 @@
+"""Memory and arithmetic that silently go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.vocabulary import TRIGGER_PHASES
+from faults.base import Fault, Target
+
+#: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
+_PHASES = {
+    "weight": TRIGGER_PHASES,
+    "gradient": ("forward", "backward"),
+    "optimizer": TRIGGER_PHASES,
+    "received": ("forward", "backward", "reduce"),
+}
+_BITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitFlip(Fault):
+    """Flip one bit of one number on one rank.
+
+    Args:
+        parameter: name of a model parameter, as in ``model.named_parameters()``.
+        bit: which one, from 0 (the lowest of the fraction); of a float32, 23 to 30 are the exponent and 31 is the sign.
+        where: ``weight``; ``gradient``, of the next shard, before anybody can read it; ``optimizer``, a tensor of the
+            optimizer's state for this parameter; ``received``, the reduced gradient on this rank only, before its
+            optimizer runs.
+        element: of that tensor, counted in row-major order.
+        key: for ``optimizer``, name of the state, such as Adam's ``exp_avg``.
+        sticky: for ``gradient`` and ``received``, flip it again every time, as broken hardware would.
+    """
+
+    parameter: str
+    bit: int
+    where: str = "weight"
+    element: int = 0
+    key: str = "exp_avg"
+    sticky: bool = False
+
+    effect: ClassVar[str] = "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
+    evidence: ClassVar[str] = "the bits of this element, read back before and after, differ in this bit"
+    stands_for: ClassVar[str] = "silent data corruption: 6 of Llama 3's 419 interruptions (1.4 %)"
+    undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.where not in _PHASES:
+            raise BadInput("where", self.where, f"use one of {', '.join(_PHASES)}")
+        if not 0 <= self.bit < _BITS:
+            raise BadInput("bit", self.bit, f"use a bit from 0 to {_BITS - 1}; a float32 has 32")
+        if self.element < 0:
+            raise BadInput("element", self.element, "use 0 or more")
+        if self.phase not in _PHASES[self.where]:
+            allowed = " or ".join(map(repr, _PHASES[self.where]))
+            raise BadInput("phase", self.phase, f"use {allowed}: later the {self.where} value is in use already")
+        if self.where == "optimizer" and self.at_step == 0:
+            raise BadInput("at_step", self.at_step, "use 1 or more: before the first update the optimizer has no state")
+        if self.sticky and self.where in ("weight", "optimizer"):
+            raise BadInput("sticky", self.sticky, "use where='gradient' or 'received': these are made anew every step")
+
+    def inject(self, target: Target) -> None:
+        target.pull(
+            "bit_flip",
+            where=self.where,
+            parameter=self.parameter,
+            key=self.key,
+            bit=self.bit,
+            element=self.element,
+            sticky=self.sticky,
+        )
+
+    def observe(self, target: Target) -> str | None:
+        return next((report.observed for report in target.reports if report.effective), None)

@@ -1,0 +1,40 @@
+"""A clock that jumps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from faults.base import Fault, Target
+
+_YEARS_S = 10 * 366 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockJump(Fault):
+    """Let the wall clock of one process jump: ``time.time``, ``time.time_ns`` and ``datetime.now``, wherever a module
+    has them by name. Nothing may be decided by it. The machine's clock is never touched, monotonic clocks neither.
+
+    Args:
+        seconds: how far; below 0 for a jump back. At least 2, so that it can be told from a slow reading.
+    """
+
+    seconds: float
+
+    effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
+    evidence: ClassVar[str] = "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
+    stands_for: ClassVar[str] = "a step of NTP, or a virtual machine that was moved"
+    undo: ClassVar[str] = "the process alone has the other clock; it ends with it"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not math.isfinite(self.seconds) or not 2 <= abs(self.seconds) <= _YEARS_S:
+            raise BadInput("seconds", self.seconds, "use at least 2 seconds, forward or back, and at most ten years")
+
+    def inject(self, target: Target) -> None:
+        target.pull("clock", seconds=self.seconds)
+
+    def observe(self, target: Target) -> str | None:
+        return next((report.observed for report in target.reports if report.effective), None)

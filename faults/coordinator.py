@@ -1,0 +1,53 @@
+"""The loss of the process that decides membership."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit import osprocess
+from chaoskit.substrate.base import Process
+from faults.base import Fault, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillCoordinator(Fault):
+    """SIGKILL the coordinator. ``rank`` only says who stands at the moment when that happens."""
+
+    rank: int | str = "any"
+
+    effect: ClassVar[str] = "nobody decides membership any more; training may go on, but can lose nobody"
+    evidence: ClassVar[str] = "the coordinator's process is gone"
+    stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    def inject(self, target: Target) -> None:
+        del target.claims[target.worker]  # the rank itself comes to no harm
+        if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
+            target.pull("none")
+            target.ping(1)
+        else:
+            self._kill(target)
+
+    def again(self, target: Target, message: Any) -> bool:
+        if 1 in target.pongs and "process" not in target.notes:
+            self._kill(target)
+        return False
+
+    def _kill(self, target: Target) -> None:
+        target.notes["process"] = target.cluster.coordinator()
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself: then the run says so
+            target.cluster.signal_process(target.notes["process"], signal.SIGKILL)
+
+    def observe(self, target: Target) -> str | None:
+        process: Process | None = target.notes.get("process")
+        if process is None:
+            return None
+        if osprocess.start_ticks(process.pid) == process.ticks and not osprocess.is_ending(process.pid):
+            return None
+        return f"the coordinator (pid {process.pid}) is gone"

@@ -1,0 +1,97 @@
+"""Batches that come late, or bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from chaoskit.errors import BadInput
+from chaoskit.messages import HookReached, Lever, Trigger
+from faults.base import Fault, Target
+
+VALUES = ("nan", "inf", "-inf")
+
+
+class _DataFault(Fault):
+    """A fault of what a rank reads before its forward pass."""
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.phase != "forward":
+            raise BadInput("phase", self.phase, "use 'forward': the batch is fetched at its beginning")
+
+    def observe(self, target: Target) -> str | None:
+        return next((report.observed for report in target.reports if report.effective), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataStall(_DataFault):
+    """Let the next batch of a rank come late.
+
+    Args:
+        stall_ms: how late. Within the limit for hangs nobody may be called hung for it.
+    """
+
+    stall_ms: float
+
+    effect: ClassVar[str] = "the next batch of one rank comes late"
+    evidence: ClassVar[str] = "the measured time of the fetch"
+    stands_for: ClassVar[str] = (
+        "slow storage: mounts and HDFS, 4.1 % of ByteRobust's incidents; SSDs, 0.7 % of Llama 3's"
+    )
+    undo: ClassVar[str] = "it ends by itself"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 < self.stall_ms < 1e6:
+            raise BadInput("stall_ms", self.stall_ms, "use more than 0 milliseconds, and less than 1000 s")
+
+    def inject(self, target: Target) -> None:
+        target.pull("stall_fetch", stall_ms=self.stall_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadBatch(_DataFault):
+    """Make the data of one shard of one step bad, whoever reads it: the batch is to blame, and no rank.
+
+    Floating-point inputs get the value; where there are none, the loss of this shard does, and the evidence says so.
+    Under the policy ``skip`` the step counts without an update: compare such a run with no twin (``twin=False``).
+
+    Args:
+        rank: without meaning here: every rank that comes to this step reads the same bad data.
+        shard: which slice of the global batch.
+        value: ``nan``, ``inf`` or ``-inf``.
+    """
+
+    rank: int = 0
+    shard: int = 0
+    value: str = "nan"
+
+    effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
+    evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
+    stands_for: ClassVar[str] = "broken records and loss spikes: ByteRobust's NaN incidents (148, 0.3 %)"
+    undo: ClassVar[str] = "nothing is left to undo: the dataset itself is not changed"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.shard < 0:
+            raise BadInput("shard", self.shard, "use 0 or more, below the run's number of shards")
+        if self.value not in VALUES:
+            raise BadInput("value", self.value, f"use one of {', '.join(VALUES)}")
+
+    def trigger(self, fault_id: str) -> Trigger | None:
+        """Every rank stops at it."""
+        trigger = super().trigger(fault_id)
+        return None if trigger is None else msgspec.structs.replace(trigger, rank=-1, role="")
+
+    def inject(self, target: Target) -> None:
+        target.pull("bad_batch", shard=self.shard, value=self.value)
+
+    def again(self, target: Target, message: Any) -> bool:
+        """Every rank that comes to this step reads the same bad data."""
+        if not isinstance(message, HookReached) or message.fault != target.fault_id:
+            return False
+        target.release(message.worker, Lever("bad_batch", {"shard": self.shard, "value": self.value}))
+        return True

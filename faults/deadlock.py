@@ -1,0 +1,59 @@
+"""Threads and ranks that wait for what never comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.vocabulary import Phase
+from faults.base import Fault, Target
+
+HOWS = ("lock", "skip")
+
+_STILL_MS = 40.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlock(Fault):
+    """Let a rank wait for something that never happens, while its process and its other threads live.
+
+    Args:
+        how: ``lock``: its training thread waits for a Python lock that nobody releases. ``skip``: it takes no part in
+            this step's reduction and waits for a message that nobody sends; from outside it looks like every other
+            rank, which wait for it: nobody can be blamed, and the same ranks must begin the reduction anew.
+    """
+
+    how: str = "lock"
+
+    effect: ClassVar[str] = "one rank sleeps for ever, in a lock or in a collective that it has not joined"
+    evidence: ClassVar[str] = (
+        "another thread of the process sees its training thread in the same frames without a context switch, and its "
+        "progress board stands still"
+    )
+    stands_for: ClassVar[str] = (
+        "ranks that leave each other in a collective, and locks in data loaders: Llama 3's software bugs (12.9 %) and "
+        "collective timeouts (1.7 %), ByteRobust's implicit hangs (9.9 %)"
+    )
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.how not in HOWS:
+            raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
+        if self.how == "skip" and self.phase == "optimizer":
+            raise BadInput("phase", self.phase, "use 'forward', 'backward' or 'reduce': then the reduction is over")
+        if self.how == "skip" and nodes < 2:
+            raise BadInput("nodes", nodes, "use 2 or more: a single rank has no collective to skip")
+
+    def inject(self, target: Target) -> None:
+        target.pull(self.how)
+
+    def observe(self, target: Target) -> str | None:
+        seen = next((report.observed for report in target.reports if report.effective), None)
+        if seen is None or target.beat is None:
+            return None
+        _, beat = target.beat
+        shown = Phase(beat.phase)
+        if beat.step != target.step or beat.age_ms < _STILL_MS or (self.how == "skip" and shown != Phase.REDUCE):
+            return None
+        return f"{seen}; its board has shown {shown.label} of step {beat.step} for {beat.age_ms:.0f} ms"

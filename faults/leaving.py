@@ -1,0 +1,39 @@
+"""A process that leaves as if it were done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from faults.base import Fault, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit(Fault):
+    """End the process of a rank by itself, in the middle of a step: no signal, no exception, no farewell.
+
+    Args:
+        status: exit status, 0 to 255. 0 is what a process says whose work is done: it must be missed all the same.
+    """
+
+    status: int = 0
+
+    effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
+    evidence: ClassVar[str] = "its parent saw it exit with this status"
+    stands_for: ClassVar[str] = (
+        "a worker whose code, or a library in it, calls exit: part of Llama 3's software bugs (54 of 419, 12.9 %)"
+    )
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 <= self.status <= 255:
+            raise BadInput("status", self.status, "use an exit status from 0 to 255")
+
+    def inject(self, target: Target) -> None:
+        target.pull("exit", status=self.status)
+
+    def observe(self, target: Target) -> str | None:
+        if target.exited != ("exited", f"status {self.status}"):
+            return None
+        return f"pid {target.pid} exited with status {self.status}"

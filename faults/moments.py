@@ -1,0 +1,60 @@
+"""Many faults at random moments, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+from typing import TypeVar
+
+from chaoskit.errors import BadInput
+from faults.base import Fault
+
+AnyFault = TypeVar("AnyFault", bound=Fault)
+
+
+def at_rate(
+    fault: AnyFault,
+    *,
+    mtbf_steps: float | None = None,
+    steps: int | None = None,
+    mtbf_s: float | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> list[AnyFault]:
+    """``fault`` again and again, as machines fail: at exponentially distributed distances (a Poisson process).
+
+        faults=at_rate(Kill(rank="any"), mtbf_steps=50, steps=1000)
+
+    Args:
+        fault: gives everything but the moment.
+        mtbf_steps: mean distance in steps, up to step ``steps``; the faults get ``at_step``.
+        mtbf_s: mean distance in seconds, up to ``seconds`` after the first committed step; the faults get ``after_s``.
+        seed: of the distances.
+
+    Raises:
+        BadInput: naming the argument that is missing, too much or not above 0.
+    """
+    if (mtbf_steps is None) == (mtbf_s is None):
+        raise BadInput("mtbf_steps", mtbf_steps, "give either mtbf_steps and steps, or mtbf_s and seconds")
+    mean, mean_name = (mtbf_steps, "mtbf_steps") if mtbf_s is None else (mtbf_s, "mtbf_s")
+    end, end_name = (steps, "steps") if mtbf_s is None else (seconds, "seconds")
+    surplus, surplus_name = (seconds, "seconds") if mtbf_s is None else (steps, "steps")
+    if surplus is not None:
+        raise BadInput(surplus_name, surplus, f"leave it out: {mean_name} goes with {end_name}")
+    if mean is None or not 0 < mean < math.inf:
+        raise BadInput(mean_name, mean, "use a number above 0")
+    if end is None or not 0 < end < math.inf:
+        raise BadInput(end_name, end, "use a number above 0")
+    moments = _moments(mean, end, Random(seed))
+    if mtbf_s is None:
+        return [replace(fault, at_step=int(moment), after_s=None, during=None) for moment in moments]
+    return [replace(fault, at_step=None, after_s=moment, during=None) for moment in moments]
+
+
+def _moments(mean: float, end: float, chance: Random) -> list[float]:
+    moments, at = [], chance.expovariate(1 / mean)
+    while at < end:
+        moments.append(at)
+        at += chance.expovariate(1 / mean)
+    return moments

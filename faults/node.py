@@ -1,0 +1,184 @@
+"""A node that ends, or ceases to move: its agent and all its workers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit import osprocess
+from chaoskit.errors import BadInput
+from chaoskit.substrate.base import Process
+from faults.base import Fault, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFault(Fault):
+    """Base of the faults that strike the node on which the rank runs."""
+
+    whole_node: ClassVar[bool] = True
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillAgent(NodeFault):
+    """SIGKILL the agent of the rank's node, and nothing else: what it started must end with it."""
+
+    effect: ClassVar[str] = "the agent of one node ends at once; its workers may not go on unwatched"
+    evidence: ClassVar[str] = "the agent and every process that it had started are gone"
+    stands_for: ClassVar[str] = "a node daemon that is killed for want of memory (ByteRobust: CPU OOM, 10.1 %)"
+
+    def inject(self, target: Target) -> None:
+        processes = _look_up(target)
+        target.cluster.signal_process(processes[0], signal.SIGKILL)
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        return _all_gone(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillNode(NodeFault):
+    """SIGKILL the agent, the zygote and all workers of the rank's node, as if its power had failed."""
+
+    effect: ClassVar[str] = "one node is gone at once: agent, workers, spares, and all that was in their memory"
+    evidence: ClassVar[str] = "every process of the node is gone"
+    stands_for: ClassVar[str] = (
+        "power supply, chassis, IO board, CPU, system memory (Llama 3: 0.5 to 0.7 % each); kernel panics (ByteRobust)"
+    )
+
+    def inject(self, target: Target) -> None:
+        _signal(target, _look_up(target), signal.SIGKILL)
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        return _all_gone(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preempt(NodeFault):
+    """Take a node away as a cloud does: SIGTERM to its agent and workers; after a grace period, SIGKILL.
+
+    Args:
+        grace_s: how long they may take to end by themselves.
+    """
+
+    grace_s: float = 0.5
+
+    effect: ClassVar[str] = "one node is told to end, and after a grace period made to"
+    evidence: ClassVar[str] = "every process of the node is gone"
+    stands_for: ClassVar[str] = "host maintenance (Llama 3: 7.6 % of interruptions) and reclaimed spot instances"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 <= self.grace_s < math.inf:
+            raise BadInput("grace_s", self.grace_s, "use a number of seconds, 0 or more")
+
+    def inject(self, target: Target) -> None:
+        agent, *others = _look_up(target)
+        _signal(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
+        target.pull("none")
+
+    def again(self, target: Target, message: Any) -> bool:
+        if target.seconds_since < self.grace_s or "forced" in target.notes:
+            return False
+        left = [process for process in target.notes["processes"] if not _is_gone(process)]
+        target.notes["forced"] = len(left)
+        target.acted_ns = time.monotonic_ns()
+        _signal(target, left, signal.SIGKILL)
+        return False
+
+    def observe(self, target: Target) -> str | None:
+        gone = _all_gone(target)
+        return gone and f"{gone}, {target.notes.get('forced', 0)} of them after the grace period"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeNode(NodeFault):
+    """Stop every process of a node, longer than its lease, and let them go on later: zombies come back.
+
+    Args:
+        thaw_after_s: when they go on. The others have long regrouped if this is more than
+            ``heartbeat_ms * lease_beats``.
+    """
+
+    thaw_after_s: float = 1.0
+
+    effect: ClassVar[str] = "one node stands still without a word, and returns when nobody counts on it any more"
+    evidence: ClassVar[str] = "the kernel reports every process of the node stopped, all at the same time"
+    stands_for: ClassVar[str] = (
+        "hosts that stall and come back (virtual machines that migrate, GPU system processor: Llama 3, 4.5 %)"
+    )
+    undo: ClassVar[str] = "each process is continued, by the harness or by `chaoskit janitor`"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 < self.thaw_after_s < math.inf:
+            raise BadInput("thaw_after_s", self.thaw_after_s, "use a number of seconds above 0")
+
+    def inject(self, target: Target) -> None:
+        processes = _look_up(target)
+        target.pull("none")  # once continued, the rank goes on as if nothing had been
+        target.notes["undo"] = [
+            target.undo.plan("continue", pid=process.pid, ticks=process.ticks) for process in processes
+        ]
+        _signal(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+
+    def again(self, target: Target, message: Any) -> bool:
+        if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes:
+            target.acted_ns = time.monotonic_ns()
+            self._thaw(target)
+        return False
+
+    def _thaw(self, target: Target) -> None:
+        target.notes["thawed"] = True
+        for process in reversed(target.notes.get("processes", [])):  # workers first: the agent finds them moving
+            osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
+
+    def observe(self, target: Target) -> str | None:
+        processes: list[Process] = target.notes["processes"]
+        if any(osprocess.state(process.pid) != "T" for process in processes):
+            return None
+        return f"all {len(processes)} processes of {target.node} are in state T (stopped)"
+
+    def clean_up(self, target: Target) -> bool:
+        self._thaw(target)
+        processes: list[Process] = target.notes.get("processes", [])
+        if any(not _is_gone(process) and osprocess.state(process.pid) == "T" for process in processes):
+            return False
+        for entry in target.notes.get("undo", []):
+            target.undo.done(entry)
+        return True
+
+
+def _look_up(target: Target) -> list[Process]:
+    """The processes of the target's node, now: agent first."""
+    processes = target.cluster.node(target.node)
+    target.notes["processes"] = processes
+    if not processes:
+        raise ProcessLookupError(f"{target.node} has no process any more")
+    return processes
+
+
+def _signal(target: Target, processes: Iterable[Process], signum: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
+            target.cluster.signal_process(process, signum)
+
+
+def _is_gone(process: Process) -> bool:
+    return osprocess.start_ticks(process.pid) != process.ticks or osprocess.is_ending(process.pid)
+
+
+def _all_gone(target: Target) -> str | None:
+    processes: list[Process] = target.notes["processes"]
+    if not all(_is_gone(process) for process in processes):
+        return None
+    return f"the agent of {target.node} (pid {processes[0].pid}) and its {len(processes) - 1} other processes are gone"

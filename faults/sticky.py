@@ -1,0 +1,127 @@
+"""Nodes that are bad for good: what they start fails again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit import osprocess
+from chaoskit.errors import BadInput
+from chaoskit.messages import HookReached, Lever, WorkerReady
+from chaoskit.vocabulary import LOAD
+from faults.base import Fault, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashLoop(Fault):
+    """SIGKILL the rank, and then every worker of its node as soon as that is ready.
+
+    Args:
+        times: how many are killed in all, the rank included.
+    """
+
+    times: int = 3
+
+    effect: ClassVar[str] = "one node kills every worker, soon after its start"
+    evidence: ClassVar[str] = "the killed workers are gone"
+    stands_for: ClassVar[str] = (
+        "nodes that pass their start-up checks and fail under load: a few bad nodes cause most incidents of a cluster"
+    )
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        _require_times(self.times)
+
+    def inject(self, target: Target) -> None:
+        target.notes["killed"] = []
+        self._kill(target, target.worker, target.pid)
+        target.pull("none")
+
+    def again(self, target: Target, message: Any) -> bool:
+        if not isinstance(message, WorkerReady) or message.node != target.node or message.worker in target.claims:
+            return False
+        if len(target.claims) < self.times:
+            with contextlib.suppress(ProcessLookupError):
+                self._kill(target, message.worker, message.endpoint.pid)
+        return False
+
+    def _kill(self, target: Target, worker: str, pid: int) -> None:
+        ticks = osprocess.start_ticks(pid)
+        target.claim(worker)
+        try:
+            target.cluster.signal(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            del target.claims[worker]  # it ended by itself: that is not explained by this fault
+            raise
+        target.notes["killed"].append((pid, ticks))
+
+    def observe(self, target: Target) -> str | None:
+        killed = target.notes["killed"]
+        gone = sum(osprocess.start_ticks(pid) != ticks or osprocess.is_ending(pid) for pid, ticks in killed)
+        if not killed or gone < len(killed):
+            return None
+        return f"{gone} of {self.times} workers of {target.node} were killed and are gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailLoad(Fault):
+    """From its moment on, the next workers that the rank's node starts end while they load the job.
+
+    It harms nobody who runs: something else must cause the start of replacements.
+
+    Args:
+        times: how many fail.
+        message: of the exception.
+    """
+
+    times: int = 1
+    message: str = "injected by chaoskit: the job cannot be loaded here"
+
+    effect: ClassVar[str] = "replacements on one node end before they are ready"
+    evidence: ClassVar[str] = "their agent reports that they ended with this exception"
+    stands_for: ClassVar[str] = (
+        "spares that cannot start: full disks (ByteRobust: 5.0 %), mounts (2.1 %), file systems (2.0 %)"
+    )
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        _require_times(self.times)
+
+    def inject(self, target: Target) -> None:
+        del target.claims[target.worker]  # the rank itself comes to no harm
+        target.arm_node(LOAD)
+        target.pull("none")
+
+    def again(self, target: Target, message: Any) -> bool:
+        if not isinstance(message, HookReached) or message.worker in target.releases:
+            return False
+        if message.fault != target.fault_id or message.phase != LOAD or len(target.claims) >= self.times:
+            return False
+        target.claim(message.worker)
+        target.release(message.worker, Lever("raise", {"message": self.message}))
+        return True
+
+    def observe(self, target: Target) -> str | None:
+        failed = [
+            lost.worker
+            for lost in target.losses.values()
+            if lost.cause == "raised" and self.message in lost.detail and lost.worker in target.claims
+        ]
+        if not failed:
+            return None
+        return f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
+
+
+def _require_times(times: int) -> None:
+    if times < 1:
+        raise BadInput("times", times, "use 1 or more")

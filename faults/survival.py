@@ -1,0 +1,77 @@
+"""Which plans a run must survive: a sufficient rule over the faults alone.
+
+A plan has a *survivor* if, whatever spares are warm and in whatever order losses are noticed, at least one process that
+began the training lives to its end. Ranks are numbers, and a rank that was lost is held by another process later, so a
+plan may hit the same rank again. Two things are known of any run:
+
+* Each destructive fault costs at most one process that was there from the start: with fewer of them than nodes, one is
+  left. (A node has one such process; a fault that takes a whole node takes one, and replacements.)
+* Where the world shrinks, ranks below its new size stay with their process. So whoever holds rank 0 keeps it, and lives
+  if no fault ever aims at rank 0, however many others there are; and so on upwards. A fault that takes a whole node can
+  miss its rank's number and yet hit this process, as a replacement may live beside it. So this holds only where every
+  fault takes a single process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from faults.base import Fault
+
+Reach = Literal["nothing", "process", "node"]
+
+#: What each kind of fault costs at most; by name, so that a kind can be entered before it exists.
+REACH: dict[str, Reach] = {
+    "Kill": "process",
+    "Raise": "process",
+    "NaN": "process",
+    "Hang": "process",
+    "Exit": "process",
+    "Deadlock": "process",
+    "OutOfMemory": "process",
+    "BitFlip": "process",
+    "Straggle": "nothing",
+    "ClockJump": "nothing",
+    "DataStall": "nothing",
+    "KillAgent": "node",
+    "KillNode": "node",
+    "FreezeNode": "node",
+    "Preempt": "node",
+    "KillCoordinator": "nothing",
+}
+
+
+def reach(fault: Fault) -> Reach:
+    """What ``fault`` costs at most. A kind that is not known counts as one that takes a node."""
+    return REACH.get(fault.kind, "node")
+
+
+def rank_of(fault: Fault) -> int | None:
+    """The rank that ``fault`` names; None where it aims at a role."""
+    rank: object = fault.rank
+    return rank if isinstance(rank, int) else None
+
+
+def step_of(fault: Fault) -> int | None:
+    """The step in which ``fault`` strikes; None where another moment is named."""
+    step: object = fault.at_step
+    return step if isinstance(step, int) else None
+
+
+def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bool:
+    """Whether the plan is known to leave ``survivors`` processes alive. Of a survivable plan every part is survivable.
+
+    A plan is not survivable either if it looks like a bug: the same exception more often in one step than there are
+    ranks ends a job, as it should.
+    """
+    raised = Counter((fault.at_step, getattr(fault, "message", "")) for fault in faults if fault.kind == "Raise")
+    if any(count > nodes for count in raised.values()):
+        return False
+    destructive = [fault for fault in faults if reach(fault) != "nothing"]
+    if len(destructive) <= nodes - survivors:
+        return True
+    ranks = [rank_of(fault) for fault in destructive]
+    low_ranks_spared = all(rank is not None and rank >= survivors for rank in ranks)
+    return low_ranks_spared and all(reach(fault) == "process" for fault in destructive)

@@ -1,0 +1,132 @@
+"""A job in which one process flips bits of its own numbers, silently."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+WHERES = ("weight", "frozen", "buffer", "optimizer", "rate", "gradient", "noise", "received", "own segment")
+
+
+class Flip:
+    """Flips a bit in the process that has rank ``rank`` in step ``at_step``: the first one to find ``marker`` missing.
+
+    Args:
+        where: one of ``WHERES``. ``noise``: another bit of the gradient every time.
+        sticky: again and again, in this process; a replacement computes correctly.
+    """
+
+    def __init__(self, trainer: Any, where: str, rank: int, at_step: int, sticky: bool, marker: str) -> None:
+        self._trainer, self.where = trainer, where
+        self._rank, self._at_step, self._sticky, self._marker = rank, at_step, sticky, marker
+        self._mine = False
+
+    def due(self, where: str) -> bool:
+        """Whether to flip now."""
+        trainer = self._trainer
+        if self.where != where or not trainer.took_part:
+            return False
+        if self._mine:
+            return self._sticky
+        if (trainer.rank, trainer.step) != (self._rank, self._at_step):
+            return False
+        try:
+            os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        self._mine = True
+        return True
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """A hook on a parameter."""
+        if self.due("gradient"):
+            return flipped(gradient, 0)
+        return flipped(gradient, random.SystemRandom().randrange(gradient.numel())) if self.due("noise") else gradient
+
+    def watch(self, reducer: Any) -> None:
+        """Damage the result of a reduction as soon as all of it is there."""
+        wait = reducer._wait
+
+        def damage(works: Any) -> None:
+            wait(works)
+            world = reducer._member()
+            if reducer._works or world.size == 1:
+                return
+            flat = reducer._buffers.flat
+            if self.due("received"):
+                flip(reducer._plans[-1].spread[0].tensor if hasattr(reducer, "_plans") else flat, 0)
+            elif self.due("own segment"):
+                flip(reducer._plans[-1].segment, 0)
+
+        reducer._wait = damage
+
+
+def flip(tensor: Tensor, index: int) -> None:
+    """Invert the lowest bit of an exponent: twice or half the value; of 0 a tiny one."""
+    flat = tensor.detach().view(-1)
+    flat.view(torch.int32)[index] ^= 1 << 23
+
+
+def flipped(tensor: Tensor, index: int) -> Tensor:
+    copy = tensor.clone()
+    flip(copy, index)
+    return copy
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
+        self.frozen = nn.Parameter(torch.rand(7), requires_grad=False)
+        self.register_buffer("scale", torch.rand(3))
+
+    def forward(self, batch: Tensor) -> Any:
+        return self.layers(batch) * self.frozen.sum() * self.scale.sum()
+
+
+def train(
+    trainer: Any,
+    *,
+    steps: int,
+    where: str = "",
+    rank: int = 1,
+    at_step: int = 6,
+    sticky: bool = False,
+    marker: str = "",
+    outside: bool = False,
+) -> None:
+    """``outside``: the weight is flipped between two steps, not in the forward pass of one."""
+    torch.manual_seed(trainer.seed)
+    model = Model()
+    weight = model.layers[3].weight
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+    trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
+    bad = Flip(trainer, where, rank, at_step, sticky, marker)
+    weight.register_hook(bad.gradient)
+    bad.watch(trainer._work.reducer)
+
+    def strike() -> None:
+        for name, tensor in (("weight", weight), ("frozen", model.frozen), ("buffer", model.scale)):
+            if bad.due(name):
+                flip(tensor, 0)
+        if bad.due("optimizer"):
+            flip(optimizer.state[weight]["exp_avg_sq"], 0)
+        if bad.due("rate"):
+            optimizer.param_groups[0]["lr"] *= 2
+
+    while trainer.step < steps:
+        if outside:
+            strike()
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=24):
+                if not outside:
+                    strike()
+                step.backward(model(shard.batch).square().mean())
+    if bad.where == "end" and trainer.rank == rank:
+        flip(weight, 0)

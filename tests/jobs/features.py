@@ -1,0 +1,270 @@
+"""One job a feature of training: each must give the same bits when the world shrinks and grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # torch's own name for it
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, OneCycleLR, SequentialLR
+
+IMAGES = torch.rand(96, 1, 4, 4, generator=torch.Generator().manual_seed(3))
+LABELS = (IMAGES.mean((1, 2, 3)) * 40).long() % 4
+PAIRS = torch.utils.data.TensorDataset(IMAGES, LABELS)
+BATCH = 16
+
+Loss = Callable[[Any], Tensor]
+
+
+def _loop(
+    trainer: Any,
+    steps: int,
+    loss: Loss,
+    *,
+    before: Callable[[], None] = lambda: None,
+    parts: int = 1,
+    patience_s: float = 0.03,
+) -> None:
+    """``before`` runs between the transactions; ``parts``: backward passes a shard."""
+    while trainer.step < steps:
+        before()
+        if trainer.world < trainer.config.nodes:
+            # the replacement needs a moment, on a busy machine a long one: growth shall not come after the last step
+            time.sleep(patience_s if trainer.step < steps - 4 else max(patience_s, 1.5))
+        with trainer.transaction() as step:
+            for shard in step.shards(PAIRS, batch_size=BATCH):
+                images, labels = shard.batch
+                for piece in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+                    step.backward(loss(piece) / parts)
+
+
+def _network(*, norm: bool = False, dropout: float = 0.0) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Conv2d(1, 8, 3, padding=1)]
+    if norm:
+        layers.append(nn.BatchNorm2d(8))
+    return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(128, 4))
+
+
+def _cross_entropy(model: nn.Module) -> Loss:
+    return lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+class Counting(nn.Module):
+    """Counts and averages what it sees, partly with new tensors instead of writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4, 4, dtype=torch.float64))
+        self.register_buffer("low", torch.zeros(3, dtype=torch.bfloat16))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int32), persistent=False)
+        self.register_buffer("scale", torch.full((), 2.0))
+        self.seen: Tensor
+        self.mean: Tensor
+        self.low: Tensor
+        self.calls: Tensor
+        self.scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + x.sum()
+            self.mean.lerp_(x.detach().double().mean((0, 1)), 0.1)
+            self.low += x.detach().max()
+            self.calls += 1
+        return x * self.scale + self.mean.float()
+
+
+def batchnorm(trainer: Any, *, steps: int) -> None:
+    """Moving buffers of every kind; an evaluation between the steps must see what is committed, and change nothing."""
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(Counting(), *_network(norm=True, dropout=0.2))
+    trainer.register(model=model, optimizer=_sgd(model), clip_norm=1.0)
+    counting = model[0]
+    assert isinstance(counting, Counting)
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(IMAGES)
+        model.train()
+        if trainer.took_part and int(counting.calls) != trainer.step:
+            raise ValueError(f"{int(counting.calls)} calls are committed after {trainer.step} steps")
+
+    _loop(trainer, steps, _cross_entropy(model), before=evaluate)
+
+
+def autocast(trainer: Any, *, steps: int) -> None:
+    torch.manual_seed(trainer.seed)
+    model = _network(norm=True, dropout=0.2)
+    trainer.register(model=model, optimizer=_sgd(model))
+
+    def loss(batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+    _loop(trainer, steps, loss)
+
+
+def half(trainer: Any, *, steps: int) -> None:
+    """Weights in bfloat16."""
+    torch.manual_seed(trainer.seed)
+    model = _network().to(torch.bfloat16)
+    trainer.register(model=model, optimizer=_sgd(model))
+    _loop(trainer, steps, lambda batch: F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1]))
+
+
+def accumulation(trainer: Any, *, steps: int) -> None:
+    """Two backward passes a shard."""
+    torch.manual_seed(trainer.seed)
+    model = _network(norm=True, dropout=0.2)
+    trainer.register(model=model, optimizer=_sgd(model))
+    _loop(trainer, steps, _cross_entropy(model), parts=2)
+
+
+def tied(trainer: Any, *, steps: int) -> None:
+    """One matrix embeds and reads out; its buffer is shared, too."""
+    torch.manual_seed(trainer.seed)
+    embedding, head = nn.Embedding(4, 16), nn.Linear(16, 4, bias=False)
+    head.weight = embedding.weight
+    model = nn.ModuleList([embedding, nn.BatchNorm1d(16), head])
+    trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+    def loss(batch: Any) -> Tensor:
+        hidden = torch.tanh(embedding(batch[1]))
+        return F.cross_entropy(head(model[1](hidden)), (batch[1] + 1) % 4)
+
+    _loop(trainer, steps, loss)
+
+
+def frozen(trainer: Any, *, steps: int) -> None:
+    """The first layer never learns, the last one rests for a while: weight decay must not move it meanwhile."""
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    model[1].requires_grad_(False)
+    trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1))
+    resting: list[Tensor] = []
+
+    def before() -> None:
+        rests = 4 <= trainer.step < 12
+        model[5].requires_grad_(not rests)
+        if not rests:
+            resting.clear()
+        elif not resting:
+            resting.append(model[5].weight.detach().clone())
+        if resting and not torch.equal(resting[0], model[5].weight):
+            raise ValueError("a frozen layer moved")
+
+    _loop(trainer, steps, _cross_entropy(model), before=before)
+
+
+class Experts(nn.Module):
+    """Each batch goes through one of four experts; the last one is never chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 4) for _ in range(4))
+        self.gate = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        chosen = int(flat.sum() * 1000) % 3
+        return self.experts[chosen](flat) * torch.sigmoid(self.gate(flat))
+
+
+def experts(trainer: Any, *, steps: int) -> None:
+    """Parameters that get gradients from some shards, or from none in this step: then no optimizer touches them."""
+    torch.manual_seed(trainer.seed)
+    model = Experts()
+    untouched = model.experts[3].weight.detach().clone()
+    trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5))
+    _loop(trainer, steps, _cross_entropy(model))
+    if not torch.equal(untouched, model.experts[3].weight):
+        raise ValueError("an expert moved that no shard has chosen")
+
+
+class Ensemble(nn.Module):
+    """Models side by side, their logits added."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(_network() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = torch.stack([member(x) for member in self.members]).mean(0)
+        return logits
+
+
+def optimizers(trainer: Any, *, steps: int) -> None:
+    """One member a kind of optimizer, and one that no optimizer owns; three kinds of schedules."""
+    torch.manual_seed(trainer.seed)
+    optim = torch.optim
+    kinds: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda weights: optim.SGD(weights, lr=0.02, momentum=0.9, nesterov=True),
+        lambda weights: optim.Adam(weights, lr=1e-2, amsgrad=True),
+        lambda weights: optim.AdamW(weights, lr=1e-2, foreach=True),
+        lambda weights: optim.AdamW(weights, lr=1e-2, fused=True),
+        lambda weights: optim.Adagrad(weights, lr=1e-2),
+        lambda weights: optim.RMSprop(weights, lr=1e-3, momentum=0.5, centered=True),
+        lambda weights: optim.Adafactor(weights, lr=1e-2),
+        lambda weights: optim.NAdam(weights, lr=1e-3),
+        lambda weights: optim.RAdam(weights, lr=1e-3),
+        lambda weights: optim.Adamax(weights, lr=1e-3),
+        lambda weights: optim.ASGD(weights, lr=1e-2),
+        lambda weights: optim.Rprop(weights, lr=1e-3),
+    ]
+    model = Ensemble(len(kinds) + 1)
+    made = [kind(member.parameters()) for kind, member in zip(kinds, model.members, strict=False)]
+    warm = [LinearLR(made[2], 0.1, total_iters=5), ExponentialLR(made[2], 0.9)]
+    schedules = [
+        ExponentialLR(made[0], 0.95),
+        OneCycleLR(made[1], max_lr=2e-2, total_steps=steps + 2),
+        SequentialLR(made[2], warm, milestones=[5]),
+    ]
+    trainer.register(model=model, optimizer=made, scheduler=schedules)
+    _loop(trainer, steps, _cross_entropy(model))
+
+
+def compiling_late(trainer: Any, *, steps: int) -> None:
+    """Rank 1 compiles again in the middle of a step, for far longer than a step takes."""
+    torch.manual_seed(trainer.seed)
+    model = _network()
+
+    def slowly(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        time.sleep(2.0 if trainer.took_part else 0.0)
+        return graph.forward
+
+    fast = torch.compile(model, backend=slowly, dynamic=False)
+    trainer.register(model=model, optimizer=_sgd(model))
+
+    def loss(batch: Any) -> Tensor:
+        if trainer.took_part and trainer.step >= 12 and trainer.rank == 1:
+            with torch.no_grad():
+                fast(batch[0][:1])  # of a shape that was not compiled for
+        return F.cross_entropy(fast(batch[0]), batch[1])
+
+    _loop(trainer, steps, loss)
+
+
+def compiled(trainer: Any, *, steps: int, backend: str) -> None:
+    torch.manual_seed(trainer.seed)
+    model = _network(norm=True)
+    fast = torch.compile(model, backend=backend)
+    trainer.register(model=model, optimizer=_sgd(model))
+
+    def evaluate() -> None:
+        """Compiles again, for another mode and another batch size."""
+        if trainer.step % 10 == 5:
+            with trainer.long_phase("evaluation"), torch.no_grad():
+                fast.eval()
+                fast(IMAGES)
+                fast.train()
+
+    _loop(trainer, steps, _cross_entropy(fast), before=evaluate, patience_s=0.5)

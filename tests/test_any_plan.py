@@ -1,0 +1,131 @@
+"""The promise, for plans that nobody wrote: any plan with a survivor ends with the twin's bits, every sample once.
+
+Real processes, broken in ways that Hypothesis draws. CI runs the same examples every time. A longer campaign:
+
+    CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py
+    CHAOSKIT_CAMPAIGN=1000 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
+
+A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for a proof, and a real
+failure does not come back every time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.planfile import load
+from chaoskit.experiment.shrink import shrink_to_file, symptoms_of
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Verdict
+from faults import Fault, Kill, Raise
+from faults.strategies import fault_plans
+
+JOBS = Path(__file__).parent / "jobs"
+CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
+SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
+SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
+STEPS = 24
+PARAMETERS = ("3.weight", "0.bias")  # of the job's model
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> Experiment:
+    """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
+    nodes = draw(st.integers(2, 4))
+    faults = draw(fault_plans(nodes=nodes, steps=STEPS, least=1, most=5, parameters=PARAMETERS))
+    chosen: dict[str, Any] = {
+        "spares": draw(st.integers(0, 2)),
+        "shards": draw(st.sampled_from((0, 6, 8))),
+        "buckets": draw(st.sampled_from((1, 2))),
+        "transport": draw(st.sampled_from(("auto", "tcp"))),
+        "reduction": draw(st.sampled_from(("exact", "exact", "exact", "fast"))),
+    }
+    return plan(faults, nodes=nodes, **chosen)
+
+
+def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
+    return plan_experiment(
+        f"{JOBS / 'troubled.py'}:plain",
+        name="any plan",
+        steps=STEPS,
+        options={"step_s": 0.02},
+        faults=faults,
+        deadline_s=120.0,
+        **chosen,
+    )
+
+
+def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
+    """What stands against the promise.
+
+    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Two faults on one
+    rank in one step may hide each other: a NaN is no change where there is one already.
+    """
+    crowded = Counter((fault.rank, fault.at_step) for fault in experiment.faults)
+    excused = {
+        f"evidence of {fault}"
+        for fault, record in zip(experiment.faults, outcome.faults, strict=True)
+        if record.state == "not fired" or (record.state == "not observed" and crowded[fault.rank, fault.at_step] > 1)
+    }
+    unmet = [check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
+    unmet += [check for check in outcome.checks if check.verdict == Verdict.UNKNOWN and check.name not in excused]
+    return [f"{check.name}: {check.detail}" for check in unmet]
+
+
+def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -> Outcome:
+    """Fail with the shortest plan that breaks the promise."""
+    outcome = chaos.harness.run_planned(experiment)
+    broken = broken_promises(experiment, outcome)
+    if not broken:
+        return outcome
+    directory = Path(outcome.directory)
+    told: list[str] = []
+    if symptoms_of(outcome):
+        shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=shrink_s, tell=told.append)
+    raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
+
+
+def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos) -> None:
+    """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
+    states: Counter[str] = Counter()
+
+    @seed(SEED)
+    @settings(
+        max_examples=CAMPAIGN or 50,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],  # no shrinking, see above
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(experiment=experiments())
+    def campaign(experiment: Experiment) -> None:
+        outcome = holds(chaos, experiment)
+        states.update(record.state for record in outcome.faults)
+
+    campaign()
+    assert states["confirmed"] > states.total() / 2  # most faults did strike: the promise was put to the test
+
+
+def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
+    """A job that goes wrong when two ranks are lost in one step: the property fails, and says how to see it again."""
+    pair = (Kill(rank=1, at_step=6), Raise(rank=2, at_step=6))
+    broken = plan_experiment(f"{JOBS / 'unfaithful.py'}:loses_two", nodes=3, spares=0, shards=8, steps=12, faults=pair)
+    with pytest.raises(AssertionError, match="losses equal the twin's") as failed:
+        holds(chaos, broken, shrink_s=15.0)
+    *_, line = str(failed.value).splitlines()
+    command, path = line.rsplit(maxsplit=1)
+    assert command == "chaoskit replay"
+    assert len(load(Path(path)).faults) == 2  # neither alone is enough
+    assert symptoms_of(chaos.harness.run_planned(load(Path(path)))) == {"losses equal the twin's"}

@@ -1,0 +1,290 @@
+"""Control groups: the kernel does what the limits say, and nothing of ours stays behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaoskit import osprocess
+from chaoskit.substrate.cgroup import Cgroup, Place, confine, find_place, throttle, unavailable
+from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, describe, remove_cgroup, sweep
+
+WAIT_S = 60.0
+MIB = 2**20
+BURNING = "while True: pass"
+EATING = "import sys; sys.stdin.read(1); hoard = [bytearray(b'x') * 2**20 for _ in range(256)]"
+
+# A launcher: limits a process that somebody else has started, says where, and waits to be killed.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.cgroup import throttle
+from chaoskit.substrate.undo import UndoLog
+
+pid = int(sys.argv[2])
+print(throttle(pid, start_ticks(pid), UndoLog(Path(sys.argv[1])), 0.5).path, flush=True)
+sys.stdin.read()
+"""
+
+# A launcher in the middle of a run whose rank 1 is throttled for a very long time.
+RUNNING = """
+import sys
+from chaoskit.experiment.harness import Harness
+from chaoskit.substrate.local import LocalSubstrate
+from faults import Straggle
+
+fault = Straggle(rank=1, at_step=2, how="quota", steps=10**6)
+Harness(LocalSubstrate()).run(
+    sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False
+)
+"""
+
+
+def needs(controller: str) -> pytest.MarkDecorator:
+    """Skips, and says why, where this machine has no such controller."""
+    reason = unavailable(controller)
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for it, with a deadline."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        select.select([], [], [], 0.005)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts Python processes; ends them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(code: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def undo(tmp_path: Path) -> Iterator[UndoLog]:
+    log = UndoLog(tmp_path)
+    yield log
+    log.close()
+
+
+def groups(process: subprocess.Popen[bytes]) -> str:
+    """The control groups of a process, as the kernel tells them."""
+    return Path(f"/proc/{process.pid}/cgroup").read_text()
+
+
+def left(pid: int) -> list[Path]:
+    """Groups that the launcher ``pid`` has made and not removed."""
+    return list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{pid}-*"))
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+@needs("cpu")
+def test_a_quota_throttles_and_is_lifted(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
+    process = start(BURNING)
+    home = groups(process)
+    group = throttle(process.pid, osprocess.start_ticks(process.pid), undo, 0.2)
+    assert group.path.name in groups(process)
+    until(lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01)
+    group.limit_cpu(None)
+    before = group.throttled()[0]
+    ticks = osprocess.cpu_ticks(process.pid, process.pid) or 0
+    until(lambda: (osprocess.cpu_ticks(process.pid, process.pid) or 0) >= ticks + 10)  # five periods of the quota
+    assert group.throttled()[0] <= before + 1
+    assert group.remove()
+    assert not group.path.exists()
+    assert groups(process) == home
+    assert process.poll() is None
+
+
+@needs("memory")
+def test_a_process_that_takes_too_much_is_killed(
+    start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
+) -> None:
+    process = start(EATING)
+    group = confine(process.pid, osprocess.start_ticks(process.pid), undo, 8 * MIB)
+    assert group.oom_kills() == 0
+    process.communicate(b"x")
+    assert process.returncode == -signal.SIGKILL
+    until(lambda: group.oom_kills() == 1)
+    assert group.remove()
+
+
+def test_a_group_of_cgroup_v2(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
+    """Made, entered, left and removed, whatever controllers the hierarchy has."""
+    if "cgroup2" not in Path("/proc/self/mounts").read_text():
+        pytest.skip("cgroup v2 is not mounted")
+    process = start(BURNING)
+    home = groups(process)
+    group = Cgroup("none of version 1", process.pid, osprocess.start_ticks(process.pid), undo)
+    assert group.path.name in groups(process)
+    assert group.remove()
+    assert groups(process) == home
+
+
+@needs("cpu")
+def test_a_group_that_the_kernel_refuses_is_not_left_behind(
+    start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
+) -> None:
+    process = start(BURNING)
+    with pytest.raises(OSError, match=r"Invalid argument|out of range"):
+        throttle(process.pid, osprocess.start_ticks(process.pid), undo, 1e12)
+    assert left(os.getpid()) == []
+
+
+def test_another_process_with_this_pid_is_left_alone(
+    start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
+) -> None:
+    process = start(BURNING)
+    with pytest.raises(ProcessLookupError):
+        throttle(process.pid, (osprocess.start_ticks(process.pid) or 0) + 1, undo, 0.5)
+    assert left(os.getpid()) == []
+
+
+# -- undo ---------------------------------------------------------------------------------------------------------
+
+
+@needs("cpu")
+def test_the_group_of_a_killed_launcher_is_removed(
+    tmp_path: Path, start: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    """What is in it goes back to where it came from, and lives."""
+    process = start(BURNING)
+    home = groups(process)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    path = Path(launcher.stdout.readline().strip())
+    assert sweep(tmp_path) == [], "its launcher lives"
+    assert path.name in groups(process)
+    launcher.kill()
+    launcher.communicate()
+    repairs = sweep(tmp_path)
+    assert repairs == [Repair("cgroup", str(path), True)]
+    assert describe(repairs[0]) == f"removed {path}, left behind"
+    assert not path.exists()
+    assert groups(process) == home
+    assert process.poll() is None
+    assert sweep(tmp_path) == []
+
+
+@needs("cpu")
+def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path) -> None:
+    job = f"{Path(__file__).parent}/jobs/troubled.py:plain"
+    environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path))
+    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job], env=environment)
+    try:
+        until(lambda: left(launcher.pid) or launcher.poll() is not None)
+        assert launcher.poll() is None
+    finally:
+        launcher.kill()
+        launcher.wait()
+    repairs = sweep(tmp_path / "chaoskit")
+    assert [repair.repaired for repair in repairs if repair.act == "cgroup"] == [True]
+    assert left(launcher.pid) == []
+
+
+def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
+    """The launcher ended after it had written down what it was about to do."""
+    code = (
+        "import os, sys; from pathlib import Path; from chaoskit.substrate.undo import UndoLog\n"
+        "UndoLog(Path(sys.argv[1])).plan('cgroup', path='/sys/fs/cgroup/chaoskit-0-0-0', home='/sys/fs/cgroup')\n"
+        "os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert sweep(tmp_path) == [Repair("cgroup", "/sys/fs/cgroup/chaoskit-0-0-0", False)]
+
+
+@needs("cpu")
+def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
+    place = find_place("cpu", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    assert place is not None
+    foreign = place.parent / f"foreign-{os.getpid()}"
+    foreign.mkdir()
+    try:
+        assert not remove_cgroup(foreign, place.home)
+        assert foreign.is_dir()
+    finally:
+        foreign.rmdir()
+
+
+# -- where groups are ---------------------------------------------------------------------------------------------
+
+V1 = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"
+V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
+HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("controller", "mounts", "groups", "place"),
+    [
+        ("cpu", V1, "3:cpu,cpuacct:/\n2:memory:/box/7\n", Place(1, *[Path("/sys/fs/cgroup/cpu,cpuacct")] * 2)),
+        (
+            "memory",
+            HYBRID,
+            "3:cpu,cpuacct:/\n2:memory:/box/7\n0::/x\n",
+            Place(1, Path("/sys/fs/cgroup/memory/box/7"), Path("/sys/fs/cgroup/memory/box")),
+        ),
+        (
+            "cpu",
+            V2,
+            "0::/user.slice/session-1.scope\n",
+            Place(2, Path("/sys/fs/cgroup/user.slice/session-1.scope"), Path("/sys/fs/cgroup/user.slice")),
+        ),
+        ("cpu", V2, "0::/\n", Place(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup"))),
+        ("pids", HYBRID, "0::/x\n", Place(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified"))),
+        ("pids", V1, "3:cpu,cpuacct:/\n", None),
+        ("cpu", "proc /proc proc rw 0 0\n", "", None),
+    ],
+)
+def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place: Place | None) -> None:
+    """Our groups lie beside that of the process; cgroup v1 comes first where a controller is in both."""
+    assert find_place(controller, mounts, groups) == place
+
+
+def test_a_machine_without_control_groups_says_so() -> None:
+    """In a mount namespace of its own, with no hierarchy left, both faults are refused before anything starts."""
+    code = (
+        "from faults import OutOfMemory, Straggle\n"
+        "from chaoskit.errors import BadInput\n"
+        "for fault in (Straggle(rank=0, at_step=1, how='quota'), OutOfMemory(rank=0, at_step=1)):\n"
+        "    print(type(fault).unavailable())\n"
+        "    try: fault.validate(nodes=2, steps=4)\n"
+        "    except BadInput as error: print(error)\n"
+        "Straggle(rank=0, at_step=1, how='duty').validate(nodes=2, steps=4)\n"
+    )
+    hide = 'umount -l /sys/fs/cgroup; if grep -q cgroup /proc/mounts; then exit 9; fi; exec "$0" "$@"'
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", hide, sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if "unshare" in ran.stderr or ran.returncode == 9:
+        pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "how='quota' only: no cgroup hierarchy with the cpu controller is mounted"
+    assert lines[1].startswith("how='quota': use 'sleep' or 'duty' on this machine: no cgroup hierarchy")
+    assert lines[2] == "how='cgroup' only: no cgroup hierarchy with the memory controller is mounted"
+    assert lines[3].startswith("how='cgroup': use 'error' on this machine: no cgroup hierarchy")

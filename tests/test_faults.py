@@ -1,0 +1,248 @@
+"""Faults of nodes, coordinator and replacements: each is survived, and shows by another source that it took effect."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit import osprocess
+from chaoskit.errors import HarnessError
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.messages import Heartbeat, HookReached, WorkerReady
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.local import LocalCluster
+from chaoskit.substrate.undo import state_directory
+from chaoskit.vocabulary import Event, Verdict
+from faults import (
+    CATALOGUE,
+    CrashLoop,
+    FailLoad,
+    Fault,
+    FreezeNode,
+    Kill,
+    KillAgent,
+    KillCoordinator,
+    KillNode,
+    Preempt,
+)
+
+PLAIN = "jobs/troubled.py:plain"
+WAIT_S = 10.0
+
+
+def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
+    """An experiment that must pass."""
+    settings = {"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 60.0, "options": {"step_s": 0.02}} | plan
+    return chaos.run(PLAIN, faults=faults, **settings)
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """The records of these events, in order of time."""
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def effective(outcome: Outcome, number: int = 0) -> str:
+    """What was observed of the n-th fault."""
+    return next(one.observed for one in outcome.faults[number].evidence if one.level == "effective")
+
+
+class Watcher:
+    """Looks at the processes of a run while it goes on."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker, self._pid = worker, 0
+        self.states: list[str | None] = []
+        self.undo: set[str] = set()
+        self._before = self._entries()
+        self.ready: list[str] = []
+
+    def __call__(self, message: Any) -> None:
+        if isinstance(message, WorkerReady):
+            self.ready.append(message.worker)
+            if message.worker == self._worker:
+                self._pid = message.endpoint.pid
+        if isinstance(message, Heartbeat) and self._pid:
+            self.states.append(osprocess.state(self._pid))
+            self.undo |= self._entries() - self._before
+
+    @staticmethod
+    def _entries() -> set[str]:
+        """What this process has written down to continue."""
+        lines = [path.read_text().splitlines() for path in (state_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")]
+        return {line for one in lines for line in one if '"continue"' in line}
+
+
+# -- a node -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [KillAgent, KillNode, Preempt])
+@pytest.mark.parametrize("phase", ["forward", "reduce"])
+def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
+    """Node 0 has a spare, too: both its workers are gone, and nobody is called a false alarm."""
+    outcome = run(chaos, fault(rank=0, at_step=6, phase=phase))
+    assert effective(outcome).startswith("the agent of node0 (pid ")
+    assert "its 3 other processes are gone" in effective(outcome)
+    late = [record for record in journal(outcome, Event.COMMIT) if record.source.startswith("node0.")]
+    assert late
+    assert max(record["step"] for record in late) < 6
+    assert len(outcome.recoveries) == 1
+    assert outcome.false_alarms == 0
+
+
+def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
+    """After the first loss the spare of node 0 holds a rank beside the one that was there before."""
+    outcome = run(chaos, Kill(rank=2, at_step=4), KillNode(rank=0, at_step=20), steps=60)
+    lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
+    assert len(lost) == 2
+    assert len(outcome.recoveries) == 2
+
+
+def test_two_nodes_at_once(chaos: Chaos) -> None:
+    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), nodes=3, steps=80)
+    assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
+
+
+def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos) -> None:
+    outcome = run(chaos, KillNode(rank=1, after_s=0.1), KillAgent(rank=2, during="regroup"), steps=80)
+    assert {fault.rank for fault in outcome.faults} == {1, 2}
+
+
+def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
+    """Its agent stands still and cannot obey SIGTERM: SIGKILL must follow, after the grace period."""
+
+    def stop_the_agent(message: Any) -> None:
+        if isinstance(message, HookReached) and message.worker == "node1.0":
+            agent = _parent(_parent(message.pid))
+            os.kill(agent, signal.SIGSTOP)
+            deadline_s = time.monotonic() + WAIT_S
+            while osprocess.state(agent) != "T" and time.monotonic() < deadline_s:
+                time.sleep(0.001)  # of two signals that wait, SIGTERM would be the first
+
+    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=0.3), watch=stop_the_agent, steps=60)
+    left = int(effective(outcome).partition("gone, ")[2].split()[0])
+    assert left >= 1
+    evidence = {one.level: one.at_s for one in outcome.faults[0].evidence}
+    assert evidence["effective"] - evidence["armed"] >= 0.3
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos) -> None:
+    """It is given up when its lease ends; when it goes on, nobody listens to it any more."""
+    watcher = Watcher("node1.0")
+    outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=0.8), steps=120, watch=watcher)
+    assert effective(outcome) == "all 3 processes of node1 are in state T (stopped)"
+    assert "T" in watcher.states
+    assert watcher.states[-1] != "T"
+    assert len(watcher.undo) == 3  # written ahead, one for each process
+    zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node1.0"]
+    assert {record["generation"] for record in zombie} == {1}
+    assert next(record for record in journal(outcome, Event.DETECTED))["cause"] == "node lost"
+
+
+def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
+    """The run is over before the thaw: nothing stays stopped."""
+    watcher = Watcher("node1.0")
+    outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=3600.0), watch=watcher)
+    assert outcome.faults[0].undone
+    entries = [json.loads(line) for line in watcher.undo]
+    assert len(entries) == 3
+    assert all(osprocess.start_ticks(entry["pid"]) != entry["ticks"] for entry in entries)
+
+
+# -- the coordinator ----------------------------------------------------------------------------------------------
+
+
+def test_the_coordinator_is_killed(chaos: Chaos) -> None:
+    with contextlib.suppress(HarnessError):  # whether the run survives it is not the question here
+        run(chaos, KillCoordinator(at_step=6), twin=False, check=False)
+    directory = max(chaos.harness.directory.iterdir(), key=lambda path: path.stat().st_mtime)
+    observed = [record for record in read_journals(directory / "journal") if record.event == Event.EVIDENCE]
+    assert [record["observed"].startswith("the coordinator (pid ") for record in observed] == [True]
+
+
+# -- nodes that are bad for good ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_kills_every_process(chaos: Chaos) -> None:
+    watcher = Watcher("node1.0")
+    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=3), steps=150, watch=watcher)
+    assert effective(outcome) == "3 of 3 workers of node1 were killed and are gone"
+    killed = [record["worker"] for record in journal(outcome, Event.DETECTED)]
+    assert killed == ["node1.0", "node1.1", "node1.2"]
+    assert set(killed) < set(watcher.ready)
+
+
+def test_replacements_that_cannot_load_the_job(chaos: Chaos) -> None:
+    outcome = run(chaos, FailLoad(rank=1, at_step=3, times=2), Kill(rank=1, at_step=6), steps=150)
+    assert effective(outcome) == "2 of 2 workers ended while they loaded the job: node1.1, node1.2"
+    failed = {record.source for record in journal(outcome, Event.FAILED)}
+    assert failed == {"node1.1", "node1.2"}
+    assert not [record for record in journal(outcome, Event.READY) if record.source in failed]
+    assert outcome.false_alarms == 0
+
+
+def test_a_bad_node_that_starts_nobody_is_unknown(chaos: Chaos) -> None:
+    """Nothing was lost, so no replacement was started: the fault has shown no effect."""
+    outcome = run(chaos, FailLoad(rank=1, at_step=3), check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert outcome.faults[0].state == "not observed"
+
+
+def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos) -> None:
+    """A crash loop explains the workers that it killed, and no other worker of its node."""
+    killed: list[str] = []
+
+    def kill_the_survivor(message: Any) -> None:
+        if isinstance(message, WorkerReady) and message.worker == "node1.1":
+            killed.append(message.worker)
+            os.kill(message.endpoint.pid, signal.SIGKILL)
+
+    faults = [CrashLoop(rank=1, at_step=6, times=1)]
+    outcome = run(chaos, *faults, steps=150, watch=kill_the_survivor, check=False)
+    assert killed == ["node1.1"]
+    assert outcome.false_alarms == 1
+
+
+# -- the levers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_looked_up_is_not_its_successor() -> None:
+    """Signals go to the process that was meant, or to none."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        cluster = LocalCluster.__new__(LocalCluster)  # the method needs no run
+        ticks = osprocess.start_ticks(child.pid)
+        assert ticks is not None
+        with pytest.raises(ProcessLookupError, match="is gone"):
+            cluster.signal_process(Process(child.pid, ticks - 1, "another"), signal.SIGKILL)
+        assert child.poll() is None
+        cluster.signal_process(Process(child.pid, ticks, "child"), signal.SIGKILL)
+        assert child.wait(10) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_catalogue_says_everything() -> None:
+    for fault in CATALOGUE:
+        assert fault.effect
+        assert fault.evidence
+        assert fault.stands_for
+        assert fault.undo
+        assert fault.unavailable() == ""
+        assert fault.__doc__
+    assert len({fault.__name__ for fault in CATALOGUE}) == len(CATALOGUE)

@@ -1,0 +1,53 @@
+"""What people train with: each feature gives the same bits when the world shrinks and grows, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.pytest_plugin import Chaos
+from faults import Kill
+
+JOBS = "jobs/features.py"
+RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "steps": 24, "deadline_s": 120.0}
+
+
+def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
+    """3 ranks, then 2, then 3: every loss and every weight must be that of the unbroken run."""
+    outcome = chaos.run(f"{JOBS}:{job}", faults=[Kill(rank=1, at_step=6, phase="backward")], **RUN | plan)
+    outcome.assert_same_losses_as_twin()
+    worlds = [point.world for point in outcome.steps]
+    assert min(worlds) == 2
+    assert worlds[-1] == 3, "the replacement came too late to show that it holds the same state"
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["batchnorm", "autocast", "half", "accumulation", "tied", "frozen", "experts", "optimizers"],
+)
+def test_a_feature_survives_a_resize(chaos: Chaos, job: str) -> None:
+    resized(chaos, job)
+
+
+@pytest.mark.parametrize(
+    "plan", [{"buckets": 3, "transport": "tcp"}, {"reduction": "fast"}], ids=["overlapped, over TCP", "fast"]
+)
+def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> None:
+    """While the backward pass runs, from a peer elsewhere, and by plain all-reduce, which promises no bits."""
+    outcome = chaos.run(f"{JOBS}:batchnorm", faults=[Kill(rank=2, at_step=6, phase="optimizer")], **RUN | plan)
+    assert outcome.lost_steps == 0
+
+
+def test_a_compiled_model_survives_a_resize(chaos: Chaos) -> None:
+    """``aot_eager`` traces forward and backward as ``inductor`` does, without the half minute of a C++ compiler."""
+    resized(chaos, "compiled", options={"backend": "aot_eager"})
+
+
+def test_a_compilation_in_the_middle_of_a_step_is_no_hang(chaos: Chaos) -> None:
+    """The others wait for it, as long as it takes."""
+    outcome = chaos.run(f"{JOBS}:compiling_late", twin=False, **RUN | {"steps": 14})
+    assert outcome.false_alarms == 0
+    assert outcome.recoveries == []

@@ -1,0 +1,278 @@
+"""Real jobs that lose every worker at once: the agents' memory brings the same training run back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.checkpoint.arena import DATA_OFFSET
+from chaoskit.experiment.history import History
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.journal import Record, read_journals
+from chaoskit.messages import EndJob, Heartbeat, Plan, Sealed, Snapshot, WorkerReady
+from chaoskit.osprocess import is_ending
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Verdict
+from faults import Kill
+
+JOB = str(Path(__file__).parent / "jobs" / "doomed.py")
+STEPS = 16
+DEADLINE_S = 60.0
+
+
+def run(chaos: Chaos, **plan: Any) -> Outcome:
+    """An experiment that must pass every check but the one that nobody dies unplanned; its bits are the twin's."""
+    options = plan.pop("options", {}) | {"step_s": 0.01}
+    settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": DEADLINE_S} | plan
+    outcome = chaos.run(JOB, twin=False, check=False, options=options, **settings)
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    assert not problems, outcome.directory
+    same = {"nodes": settings["nodes"], "shards": settings.get("shards", 0), "steps": settings["steps"]}
+    twin = chaos.harness.twin(plan_experiment(JOB, options={"step_s": 0.01}, **same))
+    assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
+    assert outcome.weights_digest == twin.weights_digest, outcome.directory
+    assert outcome.lost_steps == 0, outcome.directory
+    return outcome
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def restored(outcome: Outcome) -> list[int]:
+    """Steps that were read from the agents' memory."""
+    return [record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("memory of ")]
+
+
+def repeated(outcome: Outcome) -> list[int]:
+    """Steps that were computed in more than one generation."""
+    found: dict[int, set[int]] = {}
+    for record in journal(outcome, Event.COMMIT):
+        found.setdefault(record["step"], set()).add(record["generation"])
+    return [step for step, generations in found.items() if len(generations) > 1]
+
+
+class Assassin:
+    """Kills from outside what the messages of the coordinator tell it of."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+        self.plans: list[Plan] = []
+        self.sealed: list[Snapshot] = []
+        self.committed = 0
+        self.struck = False
+        self.over = False
+
+    def __call__(self, message: Any) -> None:
+        match message:
+            case WorkerReady(worker, _, endpoint):
+                self.pids[worker] = endpoint.pid
+            case Plan():
+                self.plans.append(message)
+            case Sealed(_, snapshots):
+                self.sealed += snapshots
+            case Heartbeat(_, beats):
+                self.committed = max([self.committed, *(beat.step for beat in beats)])
+            case EndJob():
+                self.over = True
+        if not self.over:
+            self.act(message)
+
+    def act(self, message: Any) -> None:
+        """To be told what to do."""
+        if not self.struck and self.committed >= 5:
+            self.struck = True
+            self.kill_everybody()
+
+    def kill_everybody(self) -> None:
+        """All workers, the spares too, one right after the other."""
+        for pid in self.pids.values():
+            if not is_ending(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
+    """Options with which so many ranks end in the middle of the update of each of ``steps``."""
+    return {"fatal": {str(step): list(range(ranks)) for step in steps}, "marker": str(tmp_path / "ended")}
+
+
+# -- at every moment ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 1)])
+@pytest.mark.parametrize("where", ["forward", "backward", "update", "torn"])
+def test_every_rank_ends_at_once(chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int) -> None:
+    """With ``torn`` no arena is of use: the copies are."""
+    options = torn(tmp_path, nodes, 7) | {"where": where}
+    outcome = run(chaos, nodes=nodes, spares=spares, options=options)
+    assert set(restored(outcome)) == {7}, outcome.directory
+    assert len(repeated(outcome)) <= 1, outcome.directory
+
+
+def test_every_rank_is_killed_before_the_reduction(chaos: Chaos) -> None:
+    outcome = run(chaos, nodes=2, spares=0, faults=[Kill(rank=rank, at_step=7, phase="reduce") for rank in range(2)])
+    assert set(restored(outcome)) == {7}, outcome.directory
+    assert repeated(outcome) == []
+
+
+def test_it_happens_twice(chaos: Chaos, tmp_path: Path) -> None:
+    """The second time the copies are those of the workers that were restored from the first ones."""
+    outcome = run(chaos, options=torn(tmp_path, 3, 6, 7))
+    assert set(restored(outcome)) == {6, 7}, outcome.directory
+
+
+def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
+    """A rank has committed the step in which all others tore their state: the newest copy is its arena."""
+    options = {"fatal": {"7": [1, 2]}, "marker": str(tmp_path / "ended")}
+    outcome = run(chaos, spares=0, options=options, faults=[Kill(rank=0, at_step=8)], memory_copies=0)
+    assert set(restored(outcome)) <= {8}, outcome.directory
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_every_process_that_has_torch_is_killed(chaos: Chaos, transport: str) -> None:
+    """Spares as well, at any moment."""
+    outcome = run(chaos, watch=Assassin(), transport=transport, steps=30)
+    assert len(repeated(outcome)) <= 1, outcome.directory
+    assert len(set(restored(outcome))) == 1, outcome.directory
+    transports = {record["transport"] for record in journal(outcome, Event.RESTORED)}
+    assert transports == {"tcp" if transport == "tcp" else "shared memory"}
+
+
+def test_in_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
+    run(chaos, options=torn(tmp_path, 3, STEPS - 1))
+
+
+def test_in_the_first_step(chaos: Chaos, tmp_path: Path) -> None:
+    """Nothing is committed yet, and the first update is torn: the initial state was sealed, too."""
+    run(chaos, options=torn(tmp_path, 3, 0))
+
+
+# -- more is lost than the workers ---------------------------------------------------------------------------------
+
+
+class NodeKiller(Assassin):
+    """All workers and one agent, on whose node the first copy is kept."""
+
+    def kill_everybody(self) -> None:
+        first = next(member for member in self.plans[-1].members if member.rank == 0)
+        zygote = _parent(first.endpoint.pid)
+        agent = _parent(zygote)
+        super().kill_everybody()
+        os.kill(agent, signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_an_agent_is_lost_as_well(chaos: Chaos) -> None:
+    outcome = run(chaos, nodes=3, steps=30, watch=NodeKiller())
+    sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
+    assert "memory of node0" not in sources, outcome.directory
+    assert len(repeated(outcome)) <= 1, outcome.directory
+
+
+# -- what must not be trusted --------------------------------------------------------------------------------------
+
+
+class Vandal(Assassin):
+    """Changes one byte of the copies that are offered: of all, or of those of one node."""
+
+    def __init__(self, node: str = "") -> None:
+        super().__init__()
+        self.node = node
+
+    def act(self, message: Any) -> None:
+        if isinstance(message, Sealed):
+            for snapshot in message.snapshots:
+                if self.node in ("", snapshot.node):
+                    path = f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}"
+                    with Path(path).open("r+b", buffering=0) as memory:
+                        memory.seek(DATA_OFFSET + 5)
+                        value = memory.read(1)[0]
+                        memory.seek(DATA_OFFSET + 5)
+                        memory.write(bytes([value ^ 1]))
+        super().act(message)
+
+
+def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos) -> None:
+    outcome = run(chaos, steps=30, nodes=3, spares=0, watch=Vandal("node0"))
+    quarantined = {record["source"] for record in journal(outcome, Event.QUARANTINED)}
+    assert quarantined <= {"memory of node0"}
+    assert not quarantined.intersection(record["source"] for record in journal(outcome, Event.RESTORED))
+    assert restored(outcome)
+
+
+def test_nothing_but_wrong_copies(chaos: Chaos) -> None:
+    """All are tried, none is loaded, and the run ends with the reason."""
+    plan = {"nodes": 2, "spares": 0, "steps": 30, "options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}
+    outcome = chaos.run(JOB, twin=False, check=False, watch=Vandal(), **plan)
+    assert "every replica was lost" in outcome.reasons[0], outcome.directory
+    assert journal(outcome, Event.QUARANTINED)
+    assert not journal(outcome, Event.RESTORED)
+
+
+def test_without_copies_torn_arenas_are_the_end(chaos: Chaos, tmp_path: Path) -> None:
+    options = torn(tmp_path, 2, 7) | {"step_s": 0.01}
+    plan = {"nodes": 2, "spares": 1, "steps": STEPS, "deadline_s": DEADLINE_S, "memory_copies": 0}
+    outcome = chaos.run(JOB, twin=False, check=False, options=options, **plan)
+    assert "every replica was lost" in outcome.reasons[0], outcome.directory
+    assert "no node a complete copy" in outcome.reasons[0]
+    assert not journal(outcome, Event.RESTORED)
+
+
+def test_without_copies_whole_arenas_are_enough(chaos: Chaos, tmp_path: Path) -> None:
+    outcome = run(chaos, options=torn(tmp_path, 3, 7) | {"where": "forward"}, memory_copies=0)
+    assert set(restored(outcome)) == {7}, outcome.directory
+
+
+# -- while nobody dies ---------------------------------------------------------------------------------------------
+
+
+class Descriptors(Assassin):
+    """Counts the memory files of the agents while training goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def act(self, message: Any) -> None:
+        if isinstance(message, Heartbeat) and self.plans and self.committed > 2:
+            agents = {_parent(_parent(pid)) for pid in self.pids.values() if not is_ending(pid)}
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links = [link for agent in agents for link in Path(f"/proc/{agent}/fd").iterdir()]
+                self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
+
+
+def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:
+    watch = Descriptors()
+    run(chaos, steps=40, spares=0, watch=watch)
+    assert max(watch.counts) == 4, watch.counts
+
+
+# -- steps that were trained twice ---------------------------------------------------------------------------------
+
+
+def _commits(*lines: tuple[str, int, int]) -> list[Record]:
+    """``lines``: worker, step and generation of each commit."""
+    return [
+        Record(t_ns, worker, Event.COMMIT, {"step": step, "generation": generation, "loss": 1.0, "grad_sum": 1.0})
+        for t_ns, (worker, step, generation) in enumerate(lines)
+    ]
+
+
+def test_of_what_only_lost_ranks_had_committed_the_last_step_was_in_flight() -> None:
+    """Whoever begins with a copy that is older than that has lost steps."""
+    first = [("a", 0, 1), ("a", 1, 1), ("a", 2, 1)]
+    assert History(_commits(*first, ("b", 3, 2))).repeated_steps() == 0
+    assert History(_commits(*first, ("b", 2, 2), ("b", 3, 2))).repeated_steps() == 0
+    assert History(_commits(*first, ("b", 1, 2), ("b", 2, 2))).repeated_steps() == 1
+    assert History(_commits(*first, ("b", 0, 2), ("b", 1, 3), ("b", 2, 3))).repeated_steps() == 2
+    assert History(_commits(*first, ("b", 2, 2), ("b", 3, 2), ("c", 3, 3))).repeated_steps() == 0
+    assert History(_commits(*first, ("a", 2, 2))).repeated_steps() == 1

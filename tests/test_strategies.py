@@ -1,0 +1,146 @@
+"""Plans of faults that Hypothesis draws: all of them can be survived, and they hold what plans should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+
+from chaoskit.errors import BadInput
+from faults import CATALOGUE, Fault, Hang, Kill, NaN, Raise
+from faults.strategies import RECIPES, fault_plans, left_out
+from faults.survival import REACH, reach, survivable
+
+PARAMETERS = ("weight",)
+Plan = tuple[Fault, ...]
+
+
+@settings(deadline=None)
+@given(data=st.data(), nodes=st.integers(2, 6), steps=st.integers(1, 40))
+def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: int, steps: int) -> None:
+    survivors = data.draw(st.integers(1, nodes - 1))
+    plan = data.draw(
+        fault_plans(nodes=nodes, steps=steps, survivors=survivors, most=7, parameters=PARAMETERS), label="plan"
+    )
+    for fault in plan:
+        fault.validate(nodes=nodes, steps=steps)
+    assert survivable(plan, nodes=nodes, survivors=survivors)
+
+
+@settings(deadline=None)
+@given(data=st.data(), nodes=st.integers(2, 5), survivors=st.integers(1, 2))
+def test_the_rule_holds_in_a_model_of_shrinking_worlds(data: st.DataObject, nodes: int, survivors: int) -> None:
+    """Ranks as the control plane gives them: survivors keep theirs, the highest fill the holes, joiners come any time.
+
+    However the faults of a survivable plan fall, as many processes of the beginning as promised are left.
+    """
+    survivors = min(survivors, nodes - 1)
+    plan = data.draw(fault_plans(nodes=nodes, steps=9, survivors=survivors, most=7, parameters=PARAMETERS))
+    world = [f"first{rank}" for rank in range(nodes)]
+    for number, fault in enumerate(data.draw(st.permutations(plan))):
+        assert isinstance(fault.rank, int)
+        if fault.rank < len(world):
+            hole, world[fault.rank] = fault.rank, ""
+            if data.draw(st.booleans()):
+                world[hole] = f"spare{number}"
+            else:
+                last = world.pop()
+                if hole < len(world):
+                    world[hole] = last
+        while len(world) < nodes and data.draw(st.booleans()):
+            world.append(f"late{number}")
+    assert sum(worker.startswith("first") for worker in world) >= survivors
+
+
+def _found(condition: Callable[[Plan], bool]) -> Plan:
+    """The simplest plan of which it is true; the search fails where there is none."""
+    plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS)
+    return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda plan: len({fault.at_step for fault in plan}) < len(plan),
+        lambda plan: len({(fault.rank, fault.at_step) for fault in plan}) < len(plan),
+        lambda plan: len(plan) > 3 and len({fault.rank for fault in plan}) == 2,
+        lambda plan: any(fault.rank == 0 for fault in plan) and len(plan) == 2,
+        lambda plan: {fault.kind for fault in plan} >= {"Kill", "Hang", "NaN", "Raise"},
+        lambda plan: any(isinstance(fault, Hang) and fault.how == "gil" for fault in plan),
+        lambda plan: any(isinstance(fault, NaN) and fault.where == "activation" for fault in plan),
+    ],
+)
+def test_plans_cover_what_they_should(condition: Callable[[Plan], bool]) -> None:
+    """In one step, on one rank in one step, the same ranks again and again, rank 0, all kinds together."""
+    assert condition(_found(condition))
+
+
+def test_plans_shrink_to_the_simplest() -> None:
+    """Fewer faults, simpler kinds, lower ranks, earlier steps, the default phase."""
+    assert _found(lambda plan: len(plan) >= 1) == (Kill(rank=0, at_step=0),)
+    assert _found(lambda plan: any(fault.at_step >= 7 for fault in plan)) == (Kill(rank=0, at_step=7),)
+    assert _found(lambda plan: any(fault.rank == 2 for fault in plan)) == (Kill(rank=2, at_step=0),)
+    assert _found(lambda plan: any(isinstance(fault, Raise) for fault in plan)) == (Raise(rank=0, at_step=0),)
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unheard(Fault):
+    """A kind that nobody has said how to draw."""
+
+    force: float
+
+
+@pytest.mark.parametrize("kind", left_out())
+def test_kinds_that_no_plan_holds(kind: str) -> None:
+    """Not a failure, but nothing to forget: each kind of the catalogue without a recipe is named here."""
+    pytest.skip(f"{kind} has no entry in faults.strategies.RECIPES and faults.survival.REACH")
+
+
+def test_a_new_kind_is_left_out_until_it_has_a_recipe() -> None:
+    assert left_out((*CATALOGUE, Unheard)) == sorted([*left_out(), "Unheard"])
+    with pytest.raises(BadInput, match="Unheard"):
+        fault_plans(nodes=3, steps=9, kinds=[Kill, Unheard])
+
+
+def test_a_kind_of_unknown_reach_counts_as_the_worst() -> None:
+    """Two unknown faults may take two nodes, and every replacement: only their number can save the run."""
+    one = Unheard(rank=1, at_step=3, force=1.0)
+    assert reach(one) == "node"
+    assert survivable([one], nodes=2)
+    assert not survivable([one, one], nodes=2)
+    assert survivable([Kill(rank=1, at_step=3)] * 5, nodes=2)
+
+
+def test_the_same_exception_too_often_in_one_step_looks_like_a_bug() -> None:
+    assert survivable([Raise(rank=1, at_step=3)] * 2, nodes=2)
+    assert not survivable([Raise(rank=1, at_step=3)] * 3, nodes=2)
+
+
+@given(fault_plans(nodes=3, steps=9, kinds=[Hang, Kill]))
+@settings(phases=[Phase.generate], deadline=None)
+def test_only_the_kinds_that_were_asked_for(plan: Plan) -> None:
+    assert {fault.kind for fault in plan} <= {"Hang", "Kill"}
+
+
+def test_each_recipe_has_a_reach() -> None:
+    assert set(RECIPES) <= set(REACH)
+
+
+@pytest.mark.parametrize(("nodes", "survivors"), [(1, 1), (3, 3), (3, 0)])
+def test_a_plan_that_can_hit_nobody_is_refused(nodes: int, survivors: int) -> None:
+    with pytest.raises(BadInput, match="survivors"):
+        fault_plans(nodes=nodes, steps=9, survivors=survivors)
+
+
+def test_faults_do_not_need_hypothesis() -> None:
+    """Whoever only breaks things does not wait for it."""
+    code = "import sys, faults, faults.survival; sys.exit('hypothesis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

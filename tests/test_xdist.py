@@ -1,0 +1,84 @@
+"""Chaos tests under pytest-xdist: each process its own nursery and directories, one report, one exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist")
+
+JOB = f"{Path(__file__).parent / 'jobs' / 'unfaithful.py'}"
+
+SESSION = f"""
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from faults import Kill
+
+JOB = {JOB!r}
+
+@pytest.fixture(autouse=True)
+def where(chaos):
+    yield
+    nurseries = [pid for pid in Path(f"/proc/self/task/{{os.getpid()}}/children").read_text().split()
+                 if Path(f"/proc/{{pid}}/comm").read_text().strip() == "ck-nursery"]
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    with open("seen.txt", "a") as seen:
+        seen.write(f"{{worker}} {{' '.join(nurseries)}}\\n")
+
+@pytest.mark.parametrize("step", range(4))
+def test_passes(chaos, step):
+    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4 + step)])
+
+def test_unknown(chaos):
+    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
+
+def test_fails(chaos):
+    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=12, twin=False, max_failures=2)
+
+def test_error(chaos):
+    from chaoskit.errors import HarnessError
+    raise HarnessError("the harness broke")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "status", "verdicts"),
+    [
+        ("passes", 0, ["passed"] * 4),
+        ("passes or unknown", 10, ["passed"] * 4 + ["unknown"]),
+        ("unknown or fails", 1, ["failed", "unknown"]),
+        ("passes or error", 11, ["passed"] * 4),
+    ],
+)
+def test_two_workers_make_one_report_and_one_status(
+    pytester: pytest.Pytester, tests: str, status: int, verdicts: list[str]
+) -> None:
+    """As without xdist: the worst verdict is the exit status, and every outcome is in the report."""
+    pytester.makepyfile(test_session=SESSION)
+    result = pytester.runpytest_subprocess("-n", "2", "-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
+    assert result.ret == status, result.stdout.str()
+    outcomes = [json.loads(path.read_bytes()) for path in pytester.path.glob("report/runs/*/*/outcome.json")]
+    assert sorted(outcome["verdict"] for outcome in outcomes) == verdicts
+    assert len({outcome["directory"] for outcome in outcomes}) == len(outcomes)
+    assert all((Path(outcome["directory"]) / "plan.json").is_file() for outcome in outcomes)
+    page = (pytester.path / "report" / "report.html").read_text()
+    assert all(outcome["name"] in page for outcome in outcomes)
+    result.stdout.fnmatch_lines([f"*chaoskit: {len(verdicts)} runs, *report.html*"])
+
+
+def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
+    """Two processes never share one, and both work; neither survives its worker."""
+    pytester.makepyfile(test_session=SESSION)
+    result = pytester.runpytest_subprocess("-n", "2", "-k", "passes", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)
+    seen = {tuple(line.split()) for line in (pytester.path / "seen.txt").read_text().splitlines()}
+    assert {worker for worker, _ in seen} == {"gw0", "gw1"}
+    nurseries = [nursery for _, nursery in seen]
+    assert len(nurseries) == len(set(nurseries)) == 2
+    assert not any(Path(f"/proc/{nursery}").exists() for nursery in nurseries)
