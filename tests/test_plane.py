@@ -201,7 +201,7 @@ def test_a_node_that_does_not_come_back_is_lost() -> None:
 
 
 def test_the_startup_deadline_counts_from_the_same_moment_in_the_replay() -> None:
-    """The first tick comes before the first node; a smaller world that began at the deadline began for the next, too."""
+    """The first tick comes before the first node. A smaller world that began at the deadline began for the next too."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
     bench.wait(0.02)
     bench.now_s = 3.0

@@ -126,9 +126,7 @@ class Faults:
 
     def _nodes(self) -> list[str]:
         world = self._world
-        return [
-            node for node, agent in world.agents.items() if node != world.haven and agent.alive and not agent.over
-        ]
+        return [node for node, agent in world.agents.items() if node != world.haven and agent.alive and not agent.over]
 
     def _victim(self) -> Worker | None:
         victims = self._victims()

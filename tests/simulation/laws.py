@@ -70,9 +70,7 @@ class Laws:
                 case membership.WorkerLost(worker):
                     process = self._world.workers.get(worker)
                     guilty = worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
-                    self._require(
-                        guilty or process is None or not process.alive, f"{worker} is well and was given up"
-                    )
+                    self._require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
                     self.lost_s.setdefault(worker, self._world.engine.now_s)
                 case membership.NodeLost(node):
                     self._require(node in self.excused_nodes, f"node {node} is well and was given up")

@@ -212,6 +212,4 @@ class Agent(Process):
     def _read_board(self, worker: Worker) -> Beat:
         board = worker.board
         age_ms = (self.engine.now_s - board.since_s) * 1000
-        return Beat(
-            worker.name, board.generation, board.rank, board.step, board.phase, age_ms, 0.0, board.commits, 0.0
-        )
+        return Beat(worker.name, board.generation, board.rank, board.step, board.phase, age_ms, 0.0, board.commits, 0.0)
