@@ -121,6 +121,7 @@ class ControlPlane:
         self._repeats = Repeats(limit=config.nodes)
         self._stalls = Repeats(limit=STALLS_MAX)
         self._leases = Leases(config.heartbeat_ms / 1000, config.lease_beats)
+        self._leases.expired(now_s)  # nobody yet; from now on it counts how long this process was deaf itself
         self._board = RendezvousBoard()
         self._results = Results()
         self._facts = Facts()  # for observers
@@ -399,7 +400,8 @@ class ControlPlane:
         members = self._membership.members
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         ranks = self._board.arrived(messages.STANDING)
-        arrived = {member.worker for member in plan.members if member.rank in ranks}
+        formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
+        arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, arrived, now_s)}
         hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
         outputs: list[Output] = []
@@ -409,8 +411,8 @@ class ControlPlane:
                 "while others wait"
             )
             outputs += self._stop_and_lose(hang.worker, "hung", detail, now_s)
-        together = not plan.abort or all(beat.generation == plan.generation for beat in beats)
-        if not hangs and together and len(beats) == len(members) and self._hangs.stalled(now_s):
+        gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
+        if not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s):
             outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
         return outputs
 
