@@ -649,6 +649,16 @@ def test_when_nobody_can_train_and_nothing_starts_the_job_ends() -> None:
     assert "8 workers in a row ended before they were ready: 1 ranks are left, min_world=2" in cluster.finish.reason
 
 
+def test_a_replacement_that_never_becomes_ready_is_overdue() -> None:
+    cluster = running(nodes=2, spares=0, startup_s=30.0)
+    cluster.lose("b.0")
+    begun_s = cluster.now_s
+    assert cluster.machine.overdue(begun_s + 29.9) == ()
+    assert cluster.machine.overdue(begun_s + 30.1) == ("b.1",)
+    cluster.become_ready()
+    assert cluster.machine.overdue(begun_s + 99.0) == ()
+
+
 def test_a_bad_node_is_given_no_more_workers() -> None:
     cluster = running(nodes=2, spares=0, strikes_max=2)
     cluster.lose("b.0")

@@ -61,7 +61,7 @@ def test_one_seed() -> None:
     history = run(SEED, trace=True)
     print("\n".join(history.trace))
     assert history == run(SEED, trace=True), "a seed is not one history"
-    assert len(history.trace) > 20
+    assert history.trace
     assert not history.broken, told(history)
 
 

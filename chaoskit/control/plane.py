@@ -434,6 +434,9 @@ class ControlPlane:
             outputs += self.detach(node, f"silent for {self._config.lease_beats} beats", now_s)
         if self._waiting_nodes and now_s - self._started_s > self._config.startup_s:
             outputs += self._admit_waiting(now_s)
+        for worker in self._membership.overdue(now_s):
+            detail = f"not ready within startup_s={self._config.startup_s:g}"
+            outputs += self._stop_and_lose(worker, "hung", detail, now_s)
         self._resume(now_s)
         if self._broken is not None and now_s >= self._broken[0]:
             outputs += self._stall(self._membership.generation, self._broken[1], now_s)
