@@ -252,7 +252,7 @@ class Descriptors(Assassin):
 
 def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:
     watch = Descriptors()
-    run(chaos, steps=40, spares=0, watch=watch)
+    run(chaos, steps=40, spares=0, watch=watch, memory_copies=2)
     assert max(watch.counts) == 4, watch.counts
 
 

@@ -36,7 +36,23 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.vocabulary import STRIKE_PHASES, Event, Phase, Verdict
-from faults import CATALOGUE, CrashLoop, FailLoad, Fault, FreezeNode, Hang, Kill, NaN, Preempt, Raise, at_rate
+from faults import (
+    CATALOGUE,
+    BitFlip,
+    ClockJump,
+    CrashLoop,
+    DataStall,
+    FailLoad,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    NaN,
+    OutOfMemory,
+    Preempt,
+    Raise,
+    at_rate,
+)
 from faults.base import DRAWN_ROLES
 
 PLAIN = "jobs/troubled.py:plain"
@@ -335,6 +351,15 @@ def test_what_cannot_strike_is_refused(fault: Fault, field: str, remedy: str) ->
     assert refused.value.field == field
 
 
+#: What kinds need beside a rank and a moment; any machine runs out of memory with an error.
+NEEDED: dict[type[Fault], dict[str, Any]] = {
+    BitFlip: {"parameter": "3.weight", "bit": 0},
+    ClockJump: {"seconds": 60.0},
+    DataStall: {"stall_ms": 5.0},
+    OutOfMemory: {"how": "error"},
+}
+
+
 @settings(deadline=None, database=None)
 @given(
     kind=st.sampled_from([kind for kind in CATALOGUE if kind is not NaN]),
@@ -345,7 +370,7 @@ def test_what_cannot_strike_is_refused(fault: Fault, field: str, remedy: str) ->
 )
 def test_whatever_is_accepted_has_a_moment(kind: type[Fault], rank: int | str, moment: dict[str, Any]) -> None:
     """It strikes at a hook that is known before the run, or when the harness says so; and it can say when in words."""
-    fault = kind(rank=rank, **moment)
+    fault = kind(rank=rank, **moment, **NEEDED.get(kind, {}))
     needs_restore = rank == "healer" and (fault.during != "restore" or not fault.from_outside)
     if needs_restore or (not fault.from_outside and fault.during in ("detection", "regroup")):
         with pytest.raises(BadInput):
