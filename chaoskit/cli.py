@@ -150,7 +150,8 @@ def run(
     from chaoskit.config import require_writable
     from chaoskit.faces import launch as launching
     from chaoskit.faces import suite as face
-    from chaoskit.report.store import FILE_NAME
+    from chaoskit.report.statistics import estimate_recovery
+    from chaoskit.report.store import FILE_NAME, decode_outcome
 
     face.suite_arguments(suite)  # a wrong name leaves no directory behind
     directory = report or launching.fresh_directory(None, Path(suite.partition("::")[0]).stem)
@@ -161,8 +162,10 @@ def run(
     arguments += [f"--chaos-repeats={repeats}"] if repeats is not None else []
     code = face.run_suite(suite, [*arguments, *context.args], quiet=machine)
     if machine:
-        outcomes = [json.loads(path.read_bytes()) for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
-        print_json({"exit_code": code, "directory": str(directory), "outcomes": outcomes})
+        written = [path.read_bytes() for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
+        recovery = estimate_recovery(map(decode_outcome, written)).plain()
+        outcomes = [json.loads(data) for data in written]
+        print_json({"exit_code": code, "directory": str(directory), "recovery": recovery, "outcomes": outcomes})
     return code
 
 
@@ -245,6 +248,7 @@ def report(
     from chaoskit.config import require_writable
     from chaoskit.report.html import write_html
     from chaoskit.report.junit import write_junit
+    from chaoskit.report.statistics import estimate_recovery
     from chaoskit.report.store import encode_outcome, read_outcomes
     from chaoskit.report.summary import render_summary
 
@@ -258,7 +262,8 @@ def report(
     if machine:
         verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
-        print_json({"verdict": verdict, "html": str(page), "outcomes": plain})
+        recovery = estimate_recovery(outcomes).plain()
+        print_json({"verdict": verdict, "html": str(page), "recovery": recovery, "outcomes": plain})
         return
     console = _console(machine)
     console.print(render_summary(outcomes))

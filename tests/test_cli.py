@@ -289,6 +289,8 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert "PASSED" in told.stdout
     assert (workplace.directory / "page.html").is_file()
     assert (workplace.directory / "junit.xml").is_file()
+    recovery = json.loads(workplace.run("report", "shown", "--json").stdout)["recovery"]
+    assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
