@@ -17,8 +17,8 @@ from chaoskit.runtime.buffers import MovingBuffers, same_bits
 from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.shardwork import ShardWork, Update
-from chaoskit.runtime.voting import Seal
 from chaoskit.runtime.sidecar import SidecarLayout, digest
+from chaoskit.runtime.voting import Seal
 
 
 def network() -> nn.Sequential:

@@ -133,7 +133,7 @@ def test_a_bit_in_the_state_has_its_rank_replaced(chaos: Chaos, where: str, phas
 
 
 def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos: Chaos) -> None:
-    """By default a sixteenth of the state is compared in each step; what was reduced before had come from good weights."""
+    """By default a sixteenth of it is compared in each step; what was reduced before had come from good weights."""
     fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5)
     outcome = run(chaos, fault, steps=AT + 18, check=False)
     assert_flipped(outcome, 3)

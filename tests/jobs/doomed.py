@@ -42,7 +42,7 @@ class Doom:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def await_copy(self) -> None:
-        """Before a step that may be torn: be sure that the agent of rank 0 has copied the state, however busy the machine
+        """Before a step that may be torn: let the agent of rank 0 copy the state, however busy the machine
         is. Training itself waits 20 ms at most."""
         trainer = self._trainer
         copies = trainer.config.memory_copies and self._where == "torn" and self._fatal
