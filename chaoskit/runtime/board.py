@@ -50,7 +50,7 @@ class Board:
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch()
-        board._slots[_RANK] = -1
+        board._slots[_RANK] = board._slots[_COPIED] = -1  # the state before the first step is copied, too
         return board
 
     def _init_latch(self) -> None:
