@@ -62,9 +62,11 @@ class Regicide:
                 self.committed = max([self.committed, *(beat.step for beat in beats)])
             case EndJob():
                 self.over = True
-        if self.kills < self._times and not self.over and self._moment(self, message):
+        # without a pid, this is still what one said that is dead: it cannot be killed again
+        if self.pid and self.kills < self._times and not self.over and self._moment(self, message):
             self.kills += 1
             os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
 
 
 def regicide(
@@ -102,7 +104,7 @@ def test_killed_again_and_again(chaos: Chaos) -> None:
         due[0] = next(moments, 10**9)
         return True
 
-    outcome, _ = regicide(chaos, moment, times=5)
+    outcome, _ = regicide(chaos, moment, times=5, steps=150)  # steps are taken while there is no coordinator
     assert len(journal(outcome, Event.PLAN)) == 1
 
 
