@@ -72,9 +72,32 @@ def test_a_world_of_one_needs_nobody_who_waits() -> None:
     assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7)) == ["a"]
 
 
-@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.LONG, Phase.START, Phase.DONE])
+@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.LONG, Phase.START, Phase.DONE])
 def test_a_rank_that_waits_or_said_so_is_never_blamed(phase: Phase) -> None:
     assert blamed(trained(), beat("a", phase, 1e6), beat("b", Phase.REDUCE, 1e6)) == []
+
+
+def test_a_copy_of_the_state_has_as_long_as_a_start() -> None:
+    """Else a rank that is stuck in it, or whose source is, would keep the others for ever."""
+    waiting = beat("b", Phase.REDUCE, 1e6)
+    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s - 1, step=0), waiting) == []
+    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == ["a"]
+
+
+def test_a_rank_that_is_stuck_in_the_last_reduction_stalls_those_that_are_done() -> None:
+    detector = trained()
+    detector.observe([beat("a", Phase.REDUCE, 60), beat("b", Phase.DONE, 60, step=11)], 0.01)
+    assert detector.stalled(0.02)
+    detector.observe([beat("a", Phase.DONE, 60, step=11), beat("b", Phase.DONE, 60, step=11)], 0.03)
+    assert not detector.stalled(0.04)
+
+
+def test_a_rank_that_is_stuck_on_its_way_to_the_others_stalls_them() -> None:
+    detector = trained()
+    detector.observe([beat("a", Phase.REGROUP, 60), beat("b", Phase.REGROUP, 60)], 0.01)
+    assert not detector.stalled(0.02), "all wait for a plan, perhaps for a replacement"
+    detector.observe([beat("a", Phase.REGROUP, 60), beat("b", Phase.REDUCE, 60)], 0.03)
+    assert detector.stalled(0.04)
 
 
 def test_a_hang_in_the_optimizer_is_waited_for_in_the_next_step() -> None:

@@ -235,6 +235,8 @@ class Cluster:
                 peers = [self.processes[member] for member in self.members()]
                 steps = [peer.step for peer in [*peers, process] if peer.alive or peer is process]
                 process.step = max([*steps, *(snapshot.step for snapshot in self.plans[-1].restore)])
+                if self.plans[-1].restore and not self.live(self.holders):
+                    self.committed = process.step  # a copy may be older than what the lost ones had committed
 
     def commit(self) -> None:
         """Every generation that can commit a step does so: its group is whole and its members agree on the step."""
@@ -243,6 +245,8 @@ class Cluster:
             group = [self.processes[worker] for worker in workers]
             if not all(process.alive and process.generation == generation for process in group):
                 continue
+            if any(plan.restore for plan in self.plans[generation:]):
+                continue  # agents end whoever they gave up before they offer copies
             if len({process.step for process in group}) > 1 or group[0].step == LAST_STEP:
                 continue
             assert group[0].step == self.committed or self.plans[generation - 1].restore, (

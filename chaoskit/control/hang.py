@@ -112,16 +112,18 @@ class HangDetector:
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
     def stalled(self, now_s: float) -> bool:
-        """Whether every member has been waiting in the reduction for so long that no end is to be expected.
+        """Whether every member has been waiting for the others for so long that no end is to be expected.
 
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
         """
         patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
-        placed = [beat for beat in self._beats if beat.generation > 0]  # the others wait for a step boundary of these
-        found = bool(placed) and all(
-            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in placed
+        # who has no generation yet waits for a step boundary of these, and who is done for the end of all
+        placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
+        # one that is stuck on its way to the newest generation shows REGROUP, and the others wait for it
+        found = any(beat.phase == Phase.REDUCE for beat in placed) and all(
+            beat.phase in (Phase.REDUCE, Phase.REGROUP) and _age_s(beat) + since_s > patience_s for beat in placed
         )
         self._stalls += found
         return found
@@ -148,6 +150,8 @@ class HangDetector:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
+        if beat.phase == Phase.RESTORE:
+            return self._config.startup_s  # a state may be large
         return self._first_limit_s(beat) if beat.phase in TIMED_PHASES else math.inf
 
     def _first_limit_s(self, beat: Beat) -> float:

@@ -37,7 +37,10 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeJoined(Event, frozen=True):
+    """``incarnation``: which agent speaks for the node; its workers live as long as it does."""
+
     node: str
+    incarnation: str = ""
 
 
 class NodeLost(Event, frozen=True):
@@ -199,7 +202,7 @@ class Membership:
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
-        self._start_after_s = 0.0
+        self._start_after_s = -math.inf  # a clock may read anything, also less than 0
         self._revival = Revival()
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""

@@ -237,6 +237,8 @@ class Trainer:
                 continue
             if formation.target.done:
                 raise TrainingOver
+            if self.step < 0:
+                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             return formation
 
@@ -256,7 +258,8 @@ class Trainer:
         self._worker.board.enter(Phase.RESTORE)
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
-        if not self._worker.regrouper.wait_newer(formation, _PLAN_S):
+        # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
+        if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
             raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 
