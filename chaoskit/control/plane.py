@@ -56,6 +56,8 @@ STALLS_MAX = 20
 BROKEN_GRACE_S = 0.15
 #: A new coordinator gives the nodes that the one before it knew so long to attach to it.
 REATTACH_S = 2.0
+#: A node that is new forks its zygote before it reports; the end of its connection is noticed at once all the same.
+ATTACH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ class ControlPlane:
         return [output for node in waiting if node in self._attached for output in self._admit(node, now_s)]
 
     def _admit(self, node: str, now_s: float) -> list[Output]:
-        self._leases.beat(node, now_s)
+        self._leases.beat(node, now_s + ATTACH_S)
         return self._advance(membership.NodeJoined(node, self._incarnations[node]), now_s)
 
     def detach(self, node: str, detail: str, now_s: float) -> list[Output]:
