@@ -54,7 +54,7 @@ def test_10000_histories() -> None:
     assert 0.85 < ends["done"] / HISTORIES < 0.99, ends
     assert ends["every replica was lost"], ends
     assert resumed > HISTORIES / 4, "too few coordinators were lost"
-    assert regrouped > HISTORIES / 3, "too few ranks were lost"
+    assert regrouped > HISTORIES / 6, "too few ranks were lost"
 
 
 def test_one_seed() -> None:
@@ -201,7 +201,7 @@ def without(monkeypatch: pytest.MonkeyPatch, method: str, unwanted: Callable[[An
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     forgets_generations: "was published after generation|was started twice",
     lets_zombies_live: "still runs",
-    retells_nothing: "not over",
+    retells_nothing: "not over|is well and was given up",
     settles_in_memory_only: "without need|published after generation",
     believes_stale_breaks: "without need",
     starts_the_dead_again: "was started twice",
