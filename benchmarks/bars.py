@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import math
 import os
 import platform
 import re
@@ -15,7 +15,10 @@ from statistics import median
 from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
+from chaoskit.report.statistics import quantile
 from chaoskit.vocabulary import Verdict
 
 #: One-minute load average before the start above which a duration is not claimed.
@@ -58,11 +61,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the benchmarks. ``smoke``: a quick run, whose durations mean nothing."""
+    """One run of the benchmarks. ``smoke``: a quick run, whose durations mean nothing. ``notes``: paragraphs."""
 
     machine: Machine
     smoke: bool
     bars: list[Bar]
+    notes: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether a bar that could be judged is not met."""
+        return any(self.verdict(bar) is Verdict.FAILED for bar in self.bars)
 
     @property
     def noisy(self) -> bool:
@@ -98,13 +107,6 @@ PEERS_SOURCE = "measured earlier on a machine of this kind (2 cores), torch 2.13
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of ``values`` do not exceed (nearest rank: always a measured one)."""
-    if not values:
-        raise ValueError("no values")
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def spread(seconds: Sequence[float]) -> str:
     """Median, 95th percentile and maximum, in milliseconds."""
     shown = (median(seconds), quantile(seconds, 0.95), max(seconds))
@@ -129,6 +131,15 @@ def passes_through(values: Iterable[int], stations: Sequence[int]) -> bool:
     """Whether ``stations`` occur in ``values`` in this order, others between them or not."""
     remaining = iter(values)
     return all(station in remaining for station in stations)
+
+
+def choose(text: str, known: Iterable[str]) -> list[str]:
+    """Those of ``known`` that are named in ``text``, in their own order. For argparse, hence its exception."""
+    names = list(known)
+    wanted = {word.strip() for word in text.split(",")}
+    if unknown := sorted(wanted - set(names)):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: use some of {', '.join(names)}")
+    return [name for name in names if name in wanted]
 
 
 # -- machine ------------------------------------------------------------------------------------------------------
@@ -164,12 +175,13 @@ def verdict_label(report: Report, bar: Bar) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """The page ``latest.md``."""
+    """The page. What others need after a kill stands under the bars about that."""
     machine = report.machine
     facts = (
         f"Measured on {machine.date} with {machine.cores} cores ({machine.processor}), Linux {machine.kernel}, "
         f"Python {machine.python}, torch {machine.torch}; load average before the start {machine.load:.2f}. "
-        f"DistributedDataParallel ran at nice {machine.niceness}, our workers at nice {machine.niceness + 5}."
+        f"Other programs (DistributedDataParallel, stress-ng) ran at nice {machine.niceness}, our workers at nice "
+        f"{machine.niceness + 5}."
     )
     lines = [facts]
     if report.noisy:
@@ -178,12 +190,33 @@ def render_markdown(report: Report) -> str:
         lines.append("**A smoke run: the job is tiny and repeats are few, so no duration is claimed.**")
     rows = [(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar)) for bar in report.bars]
     lines.append(_table(("bar", "measured", "limit", "met"), rows))
-    lines.append(f"After a SIGKILL of one rank of four, others need ({PEERS_SOURCE}):")
-    peers = [(peer.name, peer.next_step, peer.full_world, peer.remark) for peer in PEERS]
-    lines.append(_table(("runtime", "next step", "full world", "remark"), peers))
+    lines += report.notes
+    if any(bar.topic == "kill" for bar in report.bars):
+        lines.append(f"After a SIGKILL of one rank of four, others need ({PEERS_SOURCE}):")
+        peers = [(peer.name, peer.next_step, peer.full_world, peer.remark) for peer in PEERS]
+        lines.append(_table(("runtime", "next step", "full world", "remark"), peers))
     return "\n\n".join(lines) + "\n"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     cells = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells)
+
+
+# -- for people ---------------------------------------------------------------------------------------------------
+
+
+def show(report: Report) -> None:
+    """The table, on the terminal."""
+    table = Table("bar", "measured", "limit", "met")
+    for bar in report.bars:
+        table.add_row(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar))
+    Console().print(table)
+
+
+def save(report: Report, directory: Path, name: str = "latest") -> None:
+    """Write ``name.json``, with every sample, and ``name.md``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    (directory / f"{name}.json").write_bytes(encoded + b"\n")
+    (directory / f"{name}.md").write_text(render_markdown(report), encoding="utf-8")

@@ -1,18 +1,23 @@
-"""One run through several world sizes, and experiments an hour."""
+"""One run through several world sizes, and experiments a minute."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from statistics import median
 
 from bars import Bar, compact, passes_through
 from lab import Lab
+from recovery import PLACES
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.vocabulary import Verdict
 from faults import Kill
 
 STATIONS = (4, 3, 2, 4)
+#: Verified experiments a minute that two cores must manage.
+RATE = 20
 
 
 def resize(lab: Lab) -> list[Bar]:
@@ -64,3 +69,31 @@ def throughput(lab: Lab) -> list[Bar]:
             samples={"seconds": seconds},
         )
     ]
+
+
+def experiments(lab: Lab) -> list[Bar]:
+    """Kills in all phases, each judged against the twin, back to back for a minute."""
+    limit_s = 6.0 if lab.smoke else 60.0
+    lab.run(Kill(rank=2, at_step=10), steps=20, size="tiny", twin=True)  # runs the twin
+    verdicts: list[Verdict] = []
+    begin_s = time.monotonic()
+    for rank, phase in itertools.cycle(PLACES):
+        if time.monotonic() - begin_s >= limit_s:
+            break
+        outcome = lab.run(Kill(rank=rank, at_step=10, phase=phase), steps=20, size="tiny", twin=True)
+        verdicts.append(outcome.verdict)
+    return [rate_bar(verdicts, time.monotonic() - begin_s, len(os.sched_getaffinity(0)))]
+
+
+def rate_bar(verdicts: list[Verdict], elapsed_s: float, cores: int) -> Bar:
+    """How many experiments a minute passed; one that did not is not a verified one."""
+    passed = verdicts.count(Verdict.PASSED)
+    rate = passed * 60 / elapsed_s
+    return Bar(
+        topic="experiments",
+        name=f"verified experiments a minute on {cores} cores: gpt tiny, 4 ranks, 20 steps, a kill, judged by its twin",
+        measured=f"{rate:.1f} ({passed} of {len(verdicts)} passed in {elapsed_s:.1f} s)",
+        limit=f"at least {RATE}",
+        met=rate >= RATE,
+        samples={"verdicts": [verdict.value for verdict in verdicts], "elapsed_s": elapsed_s},
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import Any
 from bars import intervals
 
 from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.run import RawRun, Watch, execute
 from chaoskit.journal import Record, read_journals
 from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import Fault
 
@@ -31,13 +36,15 @@ class Lab:
 
     Args:
         smoke: use the tiny job and as few repeats as show that everything works.
+        directory: where journals stay; without one they go when the lab is closed.
     """
 
-    def __init__(self, *, smoke: bool) -> None:
+    def __init__(self, *, smoke: bool, directory: Path | None = None) -> None:
         self.smoke = smoke
         self.size = "tiny" if smoke else "10m"
         self._substrate = LocalSubstrate()
-        self._harness = Harness(self._substrate)
+        self._harness = Harness(self._substrate, directory)
+        self._undo = UndoLog()
 
     def __enter__(self) -> Lab:
         self._substrate.warm_up()
@@ -47,6 +54,7 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._harness.close()
+        self._undo.close()
         self._substrate.close()
 
     def repeats(self, count: int) -> int:
@@ -54,13 +62,24 @@ class Lab:
         return 1 if self.smoke else count
 
     def run(self, *faults: Fault, steps: int, size: str = "", twin: bool = False, **settings: Any) -> Outcome:
-        """One experiment; its journals stay until the lab is closed."""
+        """One experiment; its journals stay at least until the lab is closed."""
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
         options = {"size": size or self.size}
         outcome = self._harness.run("gpt", faults=faults, twin=twin, steps=steps, options=options, **settings)
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
+
+    def watch(
+        self, watch: Watch, *, steps: int, size: str, twin: bool = True, **settings: Any
+    ) -> tuple[RawRun, Outcome]:
+        """A run without planned faults, whose messages ``watch`` sees: the run itself, and what the judge says."""
+        experiment = plan_experiment("gpt", steps=steps, options={"size": size}, **settings)
+        reference = self._harness.twin(experiment) if twin else None
+        number = next(n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists())
+        directory = self._harness.directory / f"watched-{number}"
+        run = execute(experiment, self._substrate, self._undo, directory, watch=watch)
+        return run, judge(run, reference, self._substrate.name)
 
 
 def records(outcome: Outcome) -> list[Record]:

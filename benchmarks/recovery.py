@@ -16,7 +16,7 @@ GRACE_S = 0.1
 #: Steps that a hang may take to be told from a slow step.
 HANG_STEPS = 5
 
-_PLACES = (
+PLACES = (
     (2, "forward"),
     (0, "reduce"),
     (1, "backward"),
@@ -30,7 +30,7 @@ _STEPS, _STRIKE = 40, 24
 
 def kill(lab: Lab) -> list[Bar]:
     """SIGKILL of one rank, with and without a warm spare."""
-    places = _PLACES[: lab.repeats(len(_PLACES))]
+    places = PLACES[: lab.repeats(len(PLACES))]
     faults: list[Fault] = [Kill(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
     say("  with a warm spare")
     spared = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
@@ -48,7 +48,7 @@ def kill(lab: Lab) -> list[Bar]:
 
 def hang(lab: Lab) -> list[Bar]:
     """A rank that is stopped, holds the interpreter lock, or spins."""
-    places = _PLACES[: lab.repeats(5)]
+    places = PLACES[: lab.repeats(5)]
     found = []
     for how, what in (("stop", "SIGSTOP"), ("gil", "hang that holds the GIL"), ("spin", "endless loop")):
         say(f"  {what}")

@@ -1,7 +1,8 @@
 """Every claim about speed, measured: ``python benchmarks/run.py [--only kill,overhead] [--quick] [--settle SECONDS]``.
 
 Writes results/latest.json (with every sample) and results/latest.md. Exit status 1 if a bar is not met. On a busy
-machine durations are reported as noisy, and not judged.
+machine durations are reported as noisy, and not judged. What takes long has a script of its own, with the same kind of
+result: random_kills.py, false_alarms.py, vary.py.
 """
 
 from __future__ import annotations
@@ -16,17 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-from bars import QUIET_LOAD, Bar, Report, look_at_machine, render_markdown, verdict_label
-from elastic import resize, throughput
+from bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
+from elastic import experiments, resize, throughput
 from integrity import integrity
 from lab import Lab, say
 from overhead import overhead
 from recovery import hang, kill, nan
-from rich.console import Console
-from rich.table import Table
-
-from chaoskit.vocabulary import Verdict
 
 TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "kill": kill,
@@ -36,15 +32,13 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "integrity": integrity,
     "resize": resize,
     "throughput": throughput,
+    "experiments": experiments,
 }
 
 
 def choose_topics(text: str) -> list[str]:
-    """The topics named in ``text``, in the order in which they run. For argparse, hence its exception."""
-    wanted = {word.strip() for word in text.split(",")}
-    if unknown := sorted(wanted - set(TOPICS)):
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: use some of {', '.join(TOPICS)}")
-    return [topic for topic in TOPICS if topic in wanted]
+    """The topics named in ``text``, in the order in which they run."""
+    return choose(text, TOPICS)
 
 
 def settle(limit_s: float) -> None:
@@ -69,22 +63,6 @@ def measure(topics: list[str], *, smoke: bool) -> Report:
     return Report(machine=machine, smoke=smoke, bars=bars)
 
 
-def show(report: Report) -> None:
-    """The table, on the terminal."""
-    table = Table("bar", "measured", "limit", "met")
-    for bar in report.bars:
-        table.add_row(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar))
-    Console().print(table)
-
-
-def save(report: Report, directory: Path) -> None:
-    """Write ``latest.json`` and ``latest.md``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    (directory / "latest.json").write_bytes(encoded + b"\n")
-    (directory / "latest.md").write_text(render_markdown(report), encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=choose_topics, default=list(TOPICS), metavar="TOPICS", help=", ".join(TOPICS))
@@ -96,7 +74,7 @@ def main() -> int:
     report = measure(options.only, smoke=options.quick)
     save(report, options.results)
     show(report)
-    return int(any(report.verdict(bar) is Verdict.FAILED for bar in report.bars))
+    return int(report.failed)
 
 
 if __name__ == "__main__":

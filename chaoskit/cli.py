@@ -150,7 +150,8 @@ def run(
     from chaoskit.config import require_writable
     from chaoskit.faces import launch as launching
     from chaoskit.faces import suite as face
-    from chaoskit.report.store import FILE_NAME
+    from chaoskit.report.statistics import estimate_recovery
+    from chaoskit.report.store import FILE_NAME, decode_outcome
 
     face.suite_arguments(suite)  # a wrong name leaves no directory behind
     directory = report or launching.fresh_directory(None, Path(suite.partition("::")[0]).stem)
@@ -161,8 +162,10 @@ def run(
     arguments += [f"--chaos-repeats={repeats}"] if repeats is not None else []
     code = face.run_suite(suite, [*arguments, *context.args], quiet=machine)
     if machine:
-        outcomes = [json.loads(path.read_bytes()) for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
-        print_json({"exit_code": code, "directory": str(directory), "outcomes": outcomes})
+        written = [path.read_bytes() for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
+        recovery = estimate_recovery(map(decode_outcome, written)).plain()
+        outcomes = [json.loads(data) for data in written]
+        print_json({"exit_code": code, "directory": str(directory), "recovery": recovery, "outcomes": outcomes})
     return code
 
 
@@ -245,6 +248,7 @@ def report(
     from chaoskit.config import require_writable
     from chaoskit.report.html import write_html
     from chaoskit.report.junit import write_junit
+    from chaoskit.report.statistics import estimate_recovery
     from chaoskit.report.store import encode_outcome, read_outcomes
     from chaoskit.report.summary import render_summary
 
@@ -258,7 +262,8 @@ def report(
     if machine:
         verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
-        print_json({"verdict": verdict, "html": str(page), "outcomes": plain})
+        recovery = estimate_recovery(outcomes).plain()
+        print_json({"verdict": verdict, "html": str(page), "recovery": recovery, "outcomes": plain})
         return
     console = _console(machine)
     console.print(render_summary(outcomes))
@@ -266,17 +271,51 @@ def report(
 
 
 @app.command()
-def faults(machine: Json = False) -> None:
-    """List what can be broken: effect, evidence, parameters.
+def faults(
+    name: Annotated[str | None, typer.Argument(help="One fault, such as Kill: everything about it.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/faults.md.")] = False,
+    machine: Json = False,
+) -> None:
+    """List what can be broken, and what of it this machine can do.
 
-    Example: [cyan]chaoskit faults --json[/]
+    With a name: what it does, its parameters, moments and roles, the evidence at
+    each level, the real incidents that it stands for, and a line to paste.
+
+    Example: [cyan]chaoskit faults Hang[/]
     """
-    from chaoskit.faces.catalogue import catalogue, render_catalogue
+    from chaoskit.faces import catalogue as face
+    from chaoskit.faces.faults_page import render_page
 
-    if machine:
-        print_json({"faults": catalogue()})
+    if markdown and (name or machine):
+        raise BadInput("markdown", markdown, "use it alone: the page holds all faults")
+    kind = face.find(name) if name else None
+    if markdown:
+        sys.stdout.write(render_page())
+    elif machine:
+        told = face.catalogue()
+        print_json({"faults": [one for one in told if kind is None or one["name"] == kind.__name__]})
     else:
-        _console(machine).print(render_catalogue())
+        _console(machine).print(face.render_fault(kind) if kind else face.render_catalogue())
+
+
+@app.command()
+def doctor(machine: Json = False) -> int:
+    """Say what this machine can do and what not, why, and what would help.
+
+    It looks, and changes nothing: one child process is started and ends at once.
+
+    Exit code 0: training, recovery and most faults can run here, 1: they cannot.
+
+    Example: [cyan]chaoskit doctor[/]
+    """
+    from chaoskit.faces import doctor as face
+
+    findings = face.examine()
+    if machine:
+        print_json(face.plain(findings))
+    else:
+        _console(machine).print(face.render(findings))
+    return 0 if face.can_run(findings) else _EXIT_FAILED
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

@@ -157,7 +157,10 @@ class Welcome(Message, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU."""
+    """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
+
+    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known.
+    """
 
     worker: str
     generation: int
@@ -168,6 +171,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     starved_ms: float
     commits: int
     loss: float
+    rehearsal_ms: float = 0.0
 
 
 class Heartbeat(Message, frozen=True):

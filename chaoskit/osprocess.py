@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -105,25 +106,34 @@ def threads(pid: int) -> dict[int, str]:
 
 
 class Starvation:
-    """How long a thread was ready to run but had no CPU. Keeps its /proc file open: it is read many times a second."""
+    """How long a thread was ready to run but had no CPU. Keeps its /proc files open: they are read many times a second.
+
+    The kernel adds a wait to its account only when it is over. One that lasts is seen by a thread that is in state R
+    and neither runs nor is charged for its wait; it counts from the reading before on.
+    """
 
     def __init__(self, pid: int, tid: int) -> None:
-        try:
-            self._fd = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
+        self._fds: list[int] = []
+        with contextlib.suppress(OSError):
+            for name in ("schedstat", "stat"):
+                self._fds.append(os.open(f"/proc/{pid}/task/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+        self._account: list[bytes] = []
+        self._since_ns = 0  # when it was last seen to run, or to have no wish to
 
     def read_ns(self) -> int:
         """Nanoseconds in all; 0 where the kernel does not tell, or the thread is gone."""
         try:
-            return int(os.pread(self._fd, 128, 0).split()[1])
-        except (OSError, IndexError):
+            schedstat, stat = self._fds
+            now_ns, account = time.monotonic_ns(), os.pread(schedstat, 128, 0).split()
+            if account != self._account or b") R " not in os.pread(stat, 256, 0):
+                self._account, self._since_ns = account, now_ns
+            return int(account[1]) + now_ns - self._since_ns
+        except (OSError, IndexError, ValueError):
             return 0
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def keep_freed_memory() -> None:

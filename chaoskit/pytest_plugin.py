@@ -180,7 +180,8 @@ class Chaos:
             job: a reference job (``gpt``), a file, or ``file.py:function``. A relative file is looked up beside the
                 test, then in the working directory.
             faults: what to break.
-            check: fail the test unless the verdict is ``passed``; ``False`` only returns the outcome.
+            check: fail the test unless the verdict is ``passed``; ``False`` only returns the outcome, which then counts
+                neither for nor against the recovery probability of the report.
             plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``twin`` and every other
                 field of :class:`chaoskit.config.RunConfig`.
 
@@ -194,6 +195,7 @@ class Chaos:
         number = f" #{len(self.outcomes) + 1}" if self.outcomes else ""
         settings = {"name": f"{self.item.name}{number}", **self.defaults, **plan}
         outcome = self.harness.run(self._locate(job), faults=faults, **settings)
+        outcome.claimed = check
         self.outcomes.append(outcome)
         write_outcome(outcome, Path(outcome.directory))
         if check:
@@ -259,7 +261,9 @@ class _Tally:
         if report is None or hasattr(config, "workerinput"):
             return
         from chaoskit.report.html import write_html
+        from chaoskit.report.statistics import estimate_recovery
         from chaoskit.report.store import read_outcomes
+        from chaoskit.report.summary import recovery_sentence
 
         try:
             outcomes = read_outcomes(report)
@@ -267,3 +271,6 @@ class _Tally:
             return  # no chaos test ran
         write_html(outcomes, report / "report.html")
         terminalreporter.write_sep("=", f"chaoskit: {len(outcomes)} runs, {report / 'report.html'}")
+        total = estimate_recovery(outcomes).total
+        if total.runs:
+            terminalreporter.write_line(recovery_sentence(total))

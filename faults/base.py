@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from random import Random
 from typing import Any, ClassVar, Self
@@ -20,6 +20,17 @@ from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, Release, Trig
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
+from faults.incidents import Incident
+
+#: What goes wrong, by the keys that faults use, in the catalogue's order.
+FAMILIES = {
+    "process": "A process ends",
+    "standstill": "A process stands still",
+    "time": "Time goes wrong",
+    "numbers": "Numbers go wrong",
+    "node": "A node goes wrong",
+    "control": "The control plane goes wrong",
+}
 
 #: Roles that are drawn when a run is planned, with the number of ranks that they stand for.
 DRAWN_ROLES: dict[str, Callable[[int], int]] = {
@@ -134,20 +145,41 @@ class Fault:
     during: str | None = None
     recovery: int = 1
 
+    #: Key of :data:`FAMILIES`.
+    family: ClassVar[str] = ""
     #: One sentence for the catalogue.
     effect: ClassVar[str] = ""
     #: What makes it effective, for the catalogue.
     evidence: ClassVar[str] = ""
-    #: Real incidents that it stands for, with their shares where those are known.
+    #: What makes it impactful: how the job feels it.
+    impact: ClassVar[str] = "the rank is given up, with the cause"
+    #: Real incidents that it stands for, in words.
     stands_for: ClassVar[str] = ""
+    #: The same as rows of published tables, with their shares.
+    counted: ClassVar[tuple[Incident, ...]] = ()
+    #: Why there is no such row; "" if there is one.
+    unlisted: ClassVar[str] = ""
     #: What puts back what it leaves behind.
     undo: ClassVar[str] = "nothing is left behind"
+    #: Substrates that can do it.
+    substrates: ClassVar[tuple[str, ...]] = ("local",)
+    #: Arguments of an instance that can be run with the job ``gpt`` on four nodes, on any machine.
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20}
+    #: Arguments in which instances differ so much that they can take different moments.
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    #: A line for a test, with the sample for ``{fault}``.
+    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
 
     @classmethod
     def unavailable(cls) -> str:
-        """Why this machine cannot do it; "" if it can."""
+        """Why this machine cannot do it at all; "" if it can do any of its forms."""
+        return ""
+
+    @classmethod
+    def restricted(cls) -> str:
+        """Which of its forms this machine cannot do, and why; "" if it can do them all."""
         return ""
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import TRIGGER_PHASES
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 #: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
 _PHASES = {
@@ -41,9 +44,16 @@ class BitFlip(Fault):
     key: str = "exp_avg"
     sticky: bool = False
 
+    family: ClassVar[str] = "numbers"
     effect: ClassVar[str] = "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
     evidence: ClassVar[str] = "the bits of this element, read back before and after, differ in this bit"
-    stands_for: ClassVar[str] = "silent data corruption: 6 of Llama 3's 419 interruptions (1.4 %)"
+    stands_for: ClassVar[str] = "silent data corruption"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CORRUPTION,)
+    impact: ClassVar[str] = (
+        "checksums differ between ranks (an audit, for a gradient); the corrupt rank is named and replaced"
+    )
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight", "bit": 20}
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in _PHASES)
     undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

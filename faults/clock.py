@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from faults.base import Fault, Target
@@ -23,9 +24,13 @@ class ClockJump(Fault):
 
     seconds: float
 
+    family: ClassVar[str] = "time"
     effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
     evidence: ClassVar[str] = "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
     stands_for: ClassVar[str] = "a step of NTP, or a virtual machine that was moved"
+    unlisted: ClassVar[str] = "it stops no run by itself; what it breaks is counted under what broke"
+    impact: ClassVar[str] = "none is wanted: nothing may be decided by the wall clock"
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "seconds": 3600.0}
     undo: ClassVar[str] = "the process alone has the other clock; it ends with it"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

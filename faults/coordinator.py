@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,9 +19,15 @@ class KillCoordinator(Fault):
 
     rank: int | str = "any"
 
+    family: ClassVar[str] = "control"
     effect: ClassVar[str] = "nobody decides membership any more; training may go on, but can lose nobody"
     evidence: ClassVar[str] = "the coordinator's process is gone"
     stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
+    unlisted: ClassVar[str] = (
+        "the tables count what stopped the training, and not what would have kept it from recovering"
+    )
+    impact: ClassVar[str] = "none by itself: training goes on, and the coordinator comes back from its record"
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
 
     @property
     def from_outside(self) -> bool:

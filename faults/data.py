@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +10,9 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, Lever, Trigger
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 VALUES = ("nan", "inf", "-inf")
 
@@ -36,11 +39,13 @@ class DataStall(_DataFault):
 
     stall_ms: float
 
+    family: ClassVar[str] = "time"
     effect: ClassVar[str] = "the next batch of one rank comes late"
     evidence: ClassVar[str] = "the measured time of the fetch"
-    stands_for: ClassVar[str] = (
-        "slow storage: mounts and HDFS, 4.1 % of ByteRobust's incidents; SSDs, 0.7 % of Llama 3's"
-    )
+    stands_for: ClassVar[str] = "slow storage"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.MOUNT, incidents.HDFS, incidents.SSD)
+    impact: ClassVar[str] = "none is wanted: one step takes longer, and a rank that is blamed for it is a false alarm"
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "stall_ms": 50.0}
     undo: ClassVar[str] = "it ends by itself"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
@@ -69,9 +74,16 @@ class BadBatch(_DataFault):
     shard: int = 0
     value: str = "nan"
 
+    family: ClassVar[str] = "numbers"
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
-    stands_for: ClassVar[str] = "broken records and loss spikes: ByteRobust's NaN incidents (148, 0.3 %)"
+    stands_for: ClassVar[str] = "broken records and loss spikes"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.NAN,)
+    impact: ClassVar[str] = (
+        "a contribution is found not finite; another rank computes the shard again, and the batch is blamed, not a rank"
+    )
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, twin=False, faults=[{fault}])'
     undo: ClassVar[str] = "nothing is left to undo: the dataset itself is not changed"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

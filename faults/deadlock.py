@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import Phase
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 HOWS = ("lock", "skip")
 
@@ -26,15 +29,18 @@ class Deadlock(Fault):
 
     how: str = "lock"
 
+    family: ClassVar[str] = "standstill"
     effect: ClassVar[str] = "one rank sleeps for ever, in a lock or in a collective that it has not joined"
     evidence: ClassVar[str] = (
         "another thread of the process sees its training thread in the same frames without a context switch, and its "
         "progress board stands still"
     )
-    stands_for: ClassVar[str] = (
-        "ranks that leave each other in a collective, and locks in data loaders: Llama 3's software bugs (12.9 %) and "
-        "collective timeouts (1.7 %), ByteRobust's implicit hangs (9.9 %)"
+    stands_for: ClassVar[str] = "ranks that leave each other in a collective, and locks in data loaders"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
+    impact: ClassVar[str] = (
+        "`lock`: the rank is given up as hung. `skip`: nobody is to blame, and the same ranks begin the reduction anew"
     )
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "lock"}, {"how": "skip"})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

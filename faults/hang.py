@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 HOWS = ("stop", "gil", "spin")
 
@@ -29,11 +32,14 @@ class Hang(Fault):
 
     how: str = "stop"
 
+    family: ClassVar[str] = "standstill"
     effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
     evidence: ClassVar[str] = (
         "the kernel reports it stopped, its control thread is silent, or it burns CPU without progress"
     )
-    stands_for: ClassVar[str] = "hangs without an error (ByteRobust: 9.9 %; Llama 3: GPU system processor, 4.5 %)"
+    stands_for: ClassVar[str] = "hangs without an error"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit janitor`"
 
     @property

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +23,11 @@ class Kill(Fault):
 
     signum: int = signal.SIGKILL
 
+    family: ClassVar[str] = "process"
     effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
     evidence: ClassVar[str] = "its parent saw it end by this signal"
-    stands_for: ClassVar[str] = "faulty GPUs (Llama 3: 30.1 % of interruptions) and other crashes of one process"
+    stands_for: ClassVar[str] = "faulty GPUs, and other crashes of one process"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU, incidents.GPU_LOST)
 
     @property
     def from_outside(self) -> bool:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +21,11 @@ class Exit(Fault):
 
     status: int = 0
 
+    family: ClassVar[str] = "process"
     effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
     evidence: ClassVar[str] = "its parent saw it exit with this status"
-    stands_for: ClassVar[str] = (
-        "a worker whose code, or a library in it, calls exit: part of Llama 3's software bugs (54 of 419, 12.9 %)"
-    )
+    stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE,)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

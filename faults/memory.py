@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 HOWS = ("cgroup", "error")
 
@@ -28,15 +31,19 @@ class OutOfMemory(Fault):
 
     how: str = "cgroup"
 
+    family: ClassVar[str] = "process"
     effect: ClassVar[str] = "the kernel kills a rank that uses too much memory, or its allocator refuses to give any"
     evidence: ClassVar[str] = (
         "the control group's count of kills and SIGKILL as seen by its parent; or the process ended with MemoryError"
     )
-    stands_for: ClassVar[str] = "host memory used up: ByteRobust's CPU out-of-memory incidents (5,567, 10.1 %)"
+    stands_for: ClassVar[str] = "host memory used up"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "how": "error"}
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "cgroup"}, {"how": "error"})
     undo: ClassVar[str] = "the control group is removed at the end of the run, by the janitor if need be"
 
     @classmethod
-    def unavailable(cls) -> str:
+    def restricted(cls) -> str:
         reason = unavailable("memory")
         return f"how='cgroup' only: {reason}" if reason else ""
 

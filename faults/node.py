@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.base import Process
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,12 @@ class NodeFault(Fault):
 class KillAgent(NodeFault):
     """SIGKILL the agent of the rank's node, and nothing else: what it started must end with it."""
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "the agent of one node ends at once; its workers may not go on unwatched"
     evidence: ClassVar[str] = "the agent and every process that it had started are gone"
-    stands_for: ClassVar[str] = "a node daemon that is killed for want of memory (ByteRobust: CPU OOM, 10.1 %)"
+    stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    impact: ClassVar[str] = "the workers of the node are given up"
 
     def inject(self, target: Target) -> None:
         processes = _look_up(target)
@@ -48,11 +53,19 @@ class KillAgent(NodeFault):
 class KillNode(NodeFault):
     """SIGKILL the agent, the zygote and all workers of the rank's node, as if its power had failed."""
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node is gone at once: agent, workers, spares, and all that was in their memory"
     evidence: ClassVar[str] = "every process of the node is gone"
-    stands_for: ClassVar[str] = (
-        "power supply, chassis, IO board, CPU, system memory (Llama 3: 0.5 to 0.7 % each); kernel panics (ByteRobust)"
+    stands_for: ClassVar[str] = "machines that fail as a whole"
+    counted: ClassVar[tuple[Incident, ...]] = (
+        incidents.POWER,
+        incidents.CHASSIS,
+        incidents.IO_BOARD,
+        incidents.CPU,
+        incidents.SYSTEM_MEMORY,
+        incidents.KERNEL_PANIC,
     )
+    impact: ClassVar[str] = "the node's connection ends, and its workers are given up"
 
     def inject(self, target: Target) -> None:
         _signal(target, _look_up(target), signal.SIGKILL)
@@ -72,9 +85,12 @@ class Preempt(NodeFault):
 
     grace_s: float = 0.5
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node is told to end, and after a grace period made to"
     evidence: ClassVar[str] = "every process of the node is gone"
-    stands_for: ClassVar[str] = "host maintenance (Llama 3: 7.6 % of interruptions) and reclaimed spot instances"
+    stands_for: ClassVar[str] = "host maintenance, and reclaimed spot instances"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.MAINTENANCE,)
+    impact: ClassVar[str] = "the workers of the node are given up"
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -111,10 +127,13 @@ class FreezeNode(NodeFault):
 
     thaw_after_s: float = 1.0
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node stands still without a word, and returns when nobody counts on it any more"
     evidence: ClassVar[str] = "the kernel reports every process of the node stopped, all at the same time"
-    stands_for: ClassVar[str] = (
-        "hosts that stall and come back (virtual machines that migrate, GPU system processor: Llama 3, 4.5 %)"
+    stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR,)
+    impact: ClassVar[str] = (
+        "the lease of the node ends, and its workers are given up; nobody listens to them when they return"
     )
     undo: ClassVar[str] = "each process is continued, by the harness or by `chaoskit janitor`"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 WHERES = ("weight", "gradient", "activation")
 
@@ -26,9 +29,17 @@ class NaN(Fault):
     where: str = "gradient"
     sticky: bool = False
 
+    family: ClassVar[str] = "numbers"
     effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it in one step"
     evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
-    stands_for: ClassVar[str] = "non-finite losses (ByteRobust: 0.3 %), of which most came from bad machines"
+    stands_for: ClassVar[str] = "non-finite losses, of which most came from bad machines"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.NAN,)
+    impact: ClassVar[str] = (
+        "the owner of the segment finds the contribution not finite before the step commits; its rank is named and "
+        "replaced"
+    )
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight"}
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in WHERES)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

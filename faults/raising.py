@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raise(Fault):
-    """Raise an exception in the user's code of one rank."""
+    """Raise an exception in the user's code of one rank.
+
+    Args:
+        message: of the exception.
+    """
 
     message: str = "injected by chaoskit"
 
+    family: ClassVar[str] = "process"
     effect: ClassVar[str] = "the training code of one rank fails with an exception, and its process ends"
     evidence: ClassVar[str] = "the process ended with this exception"
-    stands_for: ClassVar[str] = "software bugs (Llama 3: 12.9 %) and CUDA errors (ByteRobust: 36.1 %)"
+    stands_for: ClassVar[str] = "software bugs, and errors of the device that end the process"
+    counted: ClassVar[tuple[Incident, ...]] = (
+        incidents.SOFTWARE,
+        incidents.HBM,
+        incidents.SRAM,
+        incidents.CUDA_ERROR,
+        incidents.GPU_MEMORY,
+    )
 
     def inject(self, target: Target) -> None:
         target.pull("raise", message=self.message)

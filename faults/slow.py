@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 HOWS = ("sleep", "quota", "duty")
 
@@ -33,18 +36,19 @@ class Straggle(Fault):
     cpu_fraction: float = 0.5
     steps: int = 10
 
+    family: ClassVar[str] = "time"
     effect: ClassVar[str] = "one rank is slow for some steps, and all wait for it"
     evidence: ClassVar[str] = (
         "the measured delay, the kernel's count of times that it was throttled, or the CPU time of the burning thread"
     )
-    stands_for: ClassVar[str] = (
-        "overheated or crowded machines: thermal and sensor faults are 1.4 % of Llama 3's interruptions, CPU overload "
-        "11.0 % and slow training 0.8 % of ByteRobust's incidents"
-    )
+    stands_for: ClassVar[str] = "overheated or crowded machines"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.THERMAL, incidents.CPU_OVERLOAD, incidents.SLOW)
+    impact: ClassVar[str] = "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = "the control group is removed at the end, by the janitor if need be; the rest ends by itself"
 
     @classmethod
-    def unavailable(cls) -> str:
+    def restricted(cls) -> str:
         reason = unavailable("cpu")
         return f"how='quota' only: {reason}" if reason else ""
 

@@ -11,7 +11,9 @@ from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, Lever, WorkerReady
 from chaoskit.vocabulary import LOAD
+from faults import incidents
 from faults.base import Fault, Target
+from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +26,12 @@ class CrashLoop(Fault):
 
     times: int = 3
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node kills every worker, soon after its start"
     evidence: ClassVar[str] = "the killed workers are gone"
-    stands_for: ClassVar[str] = (
-        "nodes that pass their start-up checks and fail under load: a few bad nodes cause most incidents of a cluster"
-    )
+    stands_for: ClassVar[str] = "nodes that pass their start-up checks and fail under load"
+    unlisted: ClassVar[str] = "the tables count single incidents, and not on how few nodes they gather"
+    impact: ClassVar[str] = "each worker that had a rank is given up; its node collects strikes"
 
     @property
     def from_outside(self) -> bool:
@@ -83,11 +86,18 @@ class FailLoad(Fault):
     times: int = 1
     message: str = "injected by chaoskit: the job cannot be loaded here"
 
+    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
-    stands_for: ClassVar[str] = (
-        "spares that cannot start: full disks (ByteRobust: 5.0 %), mounts (2.1 %), file systems (2.0 %)"
+    stands_for: ClassVar[str] = "spares that cannot start"
+    counted: ClassVar[tuple[Incident, ...]] = (
+        incidents.DISK_FULL,
+        incidents.MOUNT,
+        incidents.HDFS,
+        incidents.CONTAINER,
     )
+    impact: ClassVar[str] = "none by itself: the redundancy that another fault has cost comes back later"
+    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
 
     @property
     def from_outside(self) -> bool:

@@ -10,6 +10,8 @@ plan may hit the same rank again. Two things are known of any run:
   if no fault ever aims at rank 0, however many others there are; and so on upwards. A fault that takes a whole node can
   miss its rank's number and yet hit this process, as a replacement may live beside it. So this holds only where every
   fault takes a single process.
+
+Copies in the memory of the agents may carry a run beyond this: that is a bonus, and no plan counts on it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from faults.base import Fault
+from faults.base import DRAWN_ROLES, Fault
 
 Reach = Literal["nothing", "process", "node"]
 
@@ -32,6 +34,7 @@ REACH: dict[str, Reach] = {
     "Deadlock": "process",
     "OutOfMemory": "process",
     "BitFlip": "process",
+    "CrashLoop": "process",  # and replacements, but those were not there when the training began
     "Straggle": "nothing",
     "ClockJump": "nothing",
     "DataStall": "nothing",
@@ -60,18 +63,31 @@ def step_of(fault: Fault) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def struck_by(fault: Fault, nodes: int) -> int:
+    """How many ranks ``fault`` strikes: more than one where it aims at a role that stands for several."""
+    return DRAWN_ROLES[str(fault.rank)](nodes) if fault.rank in DRAWN_ROLES else 1
+
+
 def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bool:
     """Whether the plan is known to leave ``survivors`` processes alive. Of a survivable plan every part is survivable.
 
-    A plan is not survivable either if it looks like a bug: the same exception more often in one step than there are
+    A plan is not survivable either if it may look like a bug: the same exception more often in one step than there are
     ranks ends a job, as it should.
     """
-    raised = Counter((fault.at_step, getattr(fault, "message", "")) for fault in faults if fault.kind == "Raise")
-    if any(count > nodes for count in raised.values()):
+    if any(count > nodes for count in _raised_at_once(faults, nodes)):
         return False
     destructive = [fault for fault in faults if reach(fault) != "nothing"]
-    if len(destructive) <= nodes - survivors:
+    if sum(struck_by(fault, nodes) for fault in destructive) <= nodes - survivors:
         return True
     ranks = [rank_of(fault) for fault in destructive]
     low_ranks_spared = all(rank is not None and rank >= survivors for rank in ranks)
     return low_ranks_spared and all(reach(fault) == "process" for fault in destructive)
+
+
+def _raised_at_once(faults: Sequence[Fault], nodes: int) -> list[int]:
+    """For each step and message, how many ranks may raise it there. What has no step may fall into any."""
+    raised: Counter[tuple[str, int | None]] = Counter()
+    for fault in faults:
+        if fault.kind == "Raise":
+            raised[getattr(fault, "message", ""), step_of(fault)] += struck_by(fault, nodes)
+    return [count + (raised[message, None] if step is not None else 0) for (message, step), count in raised.items()]

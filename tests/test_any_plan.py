@@ -35,6 +35,7 @@ CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
 SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 STEPS = 24
+HIDDEN_S = 1.0  # faults on one rank within this time may hide each other
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
 
 
@@ -69,17 +70,30 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     """What stands against the promise.
 
     A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Two faults on one
-    rank in one step may hide each other: a NaN is no change where there is one already.
+    rank at about one time may hide each other: a NaN is no change where there is one already, and whoever is killed is
+    not late any more. A fault that takes a whole node may hide any other.
     """
-    crowded = Counter((fault.rank, fault.at_step) for fault in experiment.faults)
     excused = {
         f"evidence of {fault}"
-        for fault, record in zip(experiment.faults, outcome.faults, strict=True)
-        if record.state == "not fired" or (record.state == "not observed" and crowded[fault.rank, fault.at_step] > 1)
+        for number, (fault, record) in enumerate(zip(experiment.faults, outcome.faults, strict=True))
+        if record.state == "not fired" or (record.state == "not observed" and _is_hidden(number, experiment, outcome))
     }
     unmet = [check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
     unmet += [check for check in outcome.checks if check.verdict == Verdict.UNKNOWN and check.name not in excused]
     return [f"{check.name}: {check.detail}" for check in unmet]
+
+
+def _is_hidden(number: int, experiment: Experiment, outcome: Outcome) -> bool:
+    mine = outcome.faults[number]
+    others = [
+        (fault, record)
+        for place, (fault, record) in enumerate(zip(experiment.faults, outcome.faults, strict=True))
+        if place != number and record.injected_s is not None
+    ]
+    return mine.injected_s is not None and any(
+        abs(record.injected_s - mine.injected_s) < HIDDEN_S and (fault.whole_node or record.rank == mine.rank)
+        for fault, record in others
+    )
 
 
 def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -> Outcome:

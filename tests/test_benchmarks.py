@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import itertools
+import os
+import random
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import msgspec
+import psutil
 import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.journal import Record
+from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerReady
+from chaoskit.osprocess import is_ending
+from chaoskit.vocabulary import Event, Verdict
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -94,6 +109,8 @@ def test_the_page_says_when_and_where_and_how_busy(bars: Any) -> None:
         assert fact in page
     assert "torch 2.13" in page
     assert all(peer.name in page for peer in bars.PEERS)
+    elsewhere = bars.render_markdown(report(bars, msgspec.structs.replace(line, topic="false alarms")))
+    assert not any(peer.name in elsewhere for peer in bars.PEERS)
     assert "no duration is claimed" not in bars.render_markdown(report(bars, line))
 
 
@@ -122,3 +139,260 @@ def test_recoveries_are_judged_by_the_median(pairs: list[tuple[float, float]], m
     bar = recovery._durations("kill", "kill", pairs, "a step + 100 ms")
     assert bar.met is met
     assert f"{sum(seconds <= limit for seconds, limit in pairs)} of 3 runs within" in bar.measured
+
+
+def test_only_verified_experiments_count() -> None:
+    elastic = importlib.import_module("elastic")
+    passed, unknown = Verdict.PASSED, Verdict.UNKNOWN
+    assert elastic.rate_bar([passed] * 21, 60.0, 2).met
+    slow = elastic.rate_bar([passed] * 19 + [unknown] * 9, 60.0, 2)
+    assert (slow.met, slow.measured) == (False, "19.0 (19 of 28 passed in 60.0 s)")
+
+
+# -- kills at random moments --------------------------------------------------------------------------------------
+
+
+def record(t_ns: int, source: str, event: Event, **fields: Any) -> Record:
+    return Record(t_ns, source, event.value, fields)
+
+
+def way(seconds: float, step_s: float = 0.25, **changes: Any) -> Any:
+    kills = importlib.import_module("random_kills")
+    facts = {
+        "seconds": seconds,
+        "world": 4,
+        "phases": {"detected": 0.001, "regrouped": 0.02, "first good step": seconds - 0.021},
+        "step_s": step_s,
+        "rank": 2,
+        "place": "in the reduction or the optimizer of step 7",
+        "under_way": [],
+        "starved_s": 0.1,
+        "journals": "run",
+    }
+    return kills.Recovered(**facts | changes)
+
+
+def test_what_a_kill_hit_is_read_from_the_journals() -> None:
+    kills = importlib.import_module("random_kills")
+    journals = [
+        record(5, "node2", Event.WORKER_STARTED, worker="node2.1"),
+        record(10, "node2.1", Event.READY, worker="node2.1"),
+        record(11, "coordinator", Event.PLAN, generation=1, members=[], abort=False),
+        record(12, "coordinator", Event.SETTLED, generation=1),
+        record(20, "node2.1", Event.REDUCE, step=0),
+        record(22, "node1.1", Event.COMMIT, step=0),
+        record(23, "node2.1", Event.COMMIT, step=0),
+        record(24, "node3", Event.WORKER_STARTED, worker="node3.2"),
+        record(26, "coordinator", Event.PLAN, generation=2, members=[], abort=True),
+    ]
+    places = {t: kills.place(journals, "node2.1", t) for t in (15, 21, 23)}
+    assert places == {
+        15: "before its first step",
+        21: "in the reduction or the optimizer of step 0",
+        23: "in the forward or backward pass of step 1",
+    }
+    assert [kills.under_way(journals, t) for t in (7, 11, 12, 25, 30)] == [
+        ["the start of node2.1"],
+        ["a growth to generation 1"],
+        [],
+        ["the start of node3.2"],
+        ["the start of node3.2", "a regroup to generation 2"],
+    ]
+
+
+def test_the_95th_percentile_is_held_against_the_median() -> None:
+    kills = importlib.import_module("random_kills")
+    ways = [way(0.3)] * 94 + [way(0.6)] + [way(5.0)] * 5
+    bar, same = kills.claim("10m", ways, 100, [])
+    assert (bar.met, bar.samples["ratio"], bar.samples["max"]) == (True, 2.0, 5.0)
+    assert same.met
+    assert not kills.claim("10m", [way(0.3)] * 94 + [way(0.61)] * 6, 100, [])[0].met
+    assert not kills.claim("10m", ways[:99], 100, [])[0].met  # fewer kills than asked for
+    assert not kills.claim("10m", ways, 100, ["losses equal the twin's: step 3: first difference"])[1].met
+
+
+def test_the_longest_is_explained_by_what_took_longer_than_usual() -> None:
+    kills = importlib.import_module("random_kills")
+    slow = way(0.9, phases={"detected": 0.001, "regrouped": 0.62, "first good step": 0.279}, starved_s=0.55)
+    text = kills.explain("10m", [way(0.3), way(0.3), slow])
+    assert 'Most of the excess is in "regrouped" (600 ms)' in text
+    assert "900 ms, 600 ms beyond the median" in text
+    assert "regrouped 620 ms (median 20 ms)" in text
+    assert "wait for a CPU for up to 550 ms" in text
+
+
+def test_a_hunter_kills_only_in_a_full_and_warm_world() -> None:
+    """A real process dies, once the world is full, has trained in this membership, and the spare is ready."""
+    hunter_of = importlib.import_module("hunter").Hunter
+    with contextlib.ExitStack() as stack:
+        idle = [sys.executable, "-c", "import time; time.sleep(60)"]
+        workers = {name: stack.enter_context(subprocess.Popen(idle)) for name in ("a", "b", "spare")}
+        for process in workers.values():
+            stack.callback(process.kill)
+        ends = {name: Endpoint("host", "127.0.0.1", 1, process.pid, 0) for name, process in workers.items()}
+        hunter = hunter_of(random.Random(0), nodes=2, spares=1, window_s=0.0, last_step=50, limit=5)
+        stack.callback(hunter.close)
+        members = tuple(Member(rank, name, "node", ends[name], (rank,)) for rank, name in enumerate("ab"))
+
+        def beat(step: int, generation: int = 1) -> None:
+            beats = tuple(Beat(name, generation, rank, step, 2, 1.0, 0.0, step, 1.0) for rank, name in enumerate("ab"))
+            hunter(Heartbeat("node", beats))
+
+        for name in "ab":
+            hunter(WorkerReady(name, "node", ends[name]))
+        hunter(Plan(1, members, True))
+        for step in (4, 9):
+            beat(step)
+        assert hunter._timer is None  # warm, but no spare
+        hunter(WorkerReady("spare", "node", ends["spare"]))
+        deadline_s = time.monotonic() + 20
+        while not hunter.shots and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        (shot,) = hunter.shots
+        assert workers[shot.worker].wait(20) == -signal.SIGKILL
+        assert {name for name, process in workers.items() if process.poll() is None} == {"a", "b", "spare"} - {
+            shot.worker
+        }
+        beat(12)
+        assert hunter._timer is None  # the same membership: somebody is dead
+
+
+def test_a_histogram_counts_every_value(bars: Any) -> None:
+    pictures = importlib.import_module("pictures")
+    assert pictures.bins([0.0, 0.1, 0.5, 0.99, 1.0], 1.0, 2) == [2, 3]
+    drawn = ET.fromstring(pictures.histogram("kills & times", {"gpt 10m": [0.3, 0.31, 0.9]}, 2.0))
+    words = [element.text for element in drawn.iter() if element.text]
+    assert {"kills & times", "gpt 10m", "median 310 ms", "p95 900 ms", "2 × median 620 ms"} <= set(words)
+    counts = [int(word) for word in words if word.isdigit()]
+    assert sum(counts) == 3
+
+
+# -- false alarms -------------------------------------------------------------------------------------------------
+
+
+def test_bursts_are_seeded_and_vary() -> None:
+    weather = importlib.import_module("weather")
+    first = list(itertools.islice(weather.bursts(1, 2), 200))
+    assert first == list(itertools.islice(weather.bursts(1, 2), 200))
+    assert first != list(itertools.islice(weather.bursts(2, 2), 200))
+    assert {burst.cpus for burst in first} == set(range(7))  # from a pause to three times two cores
+    assert weather.commands("own", weather.Burst(1.0, 0, 0)) == []
+    (command,) = weather.commands("stress-ng", weather.Burst(2.0, 3, 1))
+    assert command[:4] == ["stress-ng", "--quiet", "--cpu", "3"]
+    assert len(weather.commands("own", weather.Burst(2.0, 3, 1))) == 4
+
+
+def test_a_load_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    weather = importlib.import_module("weather")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match="apt-get install stress-ng"):
+        weather.require_load("stress-ng")
+    weather.require_load("own")
+
+
+def test_the_load_is_there_and_then_it_is_gone() -> None:
+    """Busy processes of our own, whose memory one of them touches; nothing of them is left."""
+    weather = importlib.import_module("weather")
+    me = psutil.Process()
+    before = {child.pid for child in me.children()}
+    with weather.Weather("own", iter([weather.Burst(60.0, 1, 1)] * 9)) as wind:
+        deadline_s = time.monotonic() + 20
+        started: set[int] = set()
+        while len(started) < 2 and time.monotonic() < deadline_s:
+            started = {child.pid for child in me.children()} - before
+            time.sleep(0.01)
+        assert len(started) == 2
+        assert all(os.getsid(pid) == pid for pid in started)
+    assert all(is_ending(pid) for pid in started)
+    assert (wind.bursts, wind.problem) == (1, "")
+
+
+def test_the_load_ends_with_a_benchmark_that_is_killed() -> None:
+    script = f"""if True:
+        import sys, time
+        sys.path.insert(0, {str(BENCHMARKS)!r})
+        from weather import Burst, Weather
+        with Weather("own", iter([Burst(600.0, 1, 1)])):
+            time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", script]) as benchmark:
+        deadline_s = time.monotonic() + 30
+        load: list[psutil.Process] = []
+        while len(load) < 2 and time.monotonic() < deadline_s:
+            load = psutil.Process(benchmark.pid).children()
+            time.sleep(0.05)
+        benchmark.kill()
+    assert len(load) == 2
+    assert psutil.wait_procs(load, timeout=20)[1] == []
+
+
+def test_a_load_that_ends_by_itself_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    weather = importlib.import_module("weather")
+    monkeypatch.setattr(weather, "_SPIN", "import sys; sys.exit('no more')")
+    with weather.Weather("own", iter([weather.Burst(3.0, 1, 0)])) as wind:
+        wind._thread.join(20)
+    assert wind.problem == "the load ended by itself with status 1: no more"
+
+
+def test_any_detection_plan_or_verdict_is_a_false_alarm() -> None:
+    alarms = importlib.import_module("false_alarms")
+    calm = alarms.Calm(
+        size="tiny",
+        trained_s=90.0,
+        steps=100,
+        step_s=0.02,
+        longest_s=1.5,
+        detections=[],
+        plans=1,
+        verdict=Verdict.PASSED,
+        reasons=[],
+        weights="abc",
+    )
+    bar, effect = alarms.claim([calm, calm], "stress-ng", 170.0, 31)
+    assert (bar.met, bar.name[:4]) == (True, "3.0 ")
+    assert effect.measured == "31 bursts, 2.8 minutes in all; gpt tiny: 200 steps, 20 ms, 1.5 s"
+    for change in (
+        {"detections": ["node1.1: hung (step 7)"]},
+        {"plans": 2},
+        {"verdict": Verdict.FAILED},
+        {"weights": "def"},
+    ):
+        assert not alarms.claim([calm, msgspec.structs.replace(calm, **change)], "own", 1.0, 1)[0].met
+    assert not alarms.claim([], "own", 1.0, 1)[0].met
+
+
+def test_what_counts_as_an_alarm() -> None:
+    alarms = importlib.import_module("false_alarms")
+    lost = {"worker": "node1.1", "cause": "hung", "detail": "step 7"}
+    records = [
+        record(1, "coordinator", Event.PLAN, generation=1),
+        record(2, "coordinator", Event.DETECTED, **lost),
+        record(3, "coordinator", Event.PLAN, generation=2),
+        record(3, "node1.1", Event.NONFINITE, worker="node1.1", step=8),
+        record(4, "coordinator", Event.JOB_ENDED, ok=True),
+        record(5, "coordinator", Event.DETECTED, **lost),  # ended with the job
+    ]
+    assert alarms.alarms(records) == (["node1.1: hung (step 7)", "node1.1: nonfinite (see the journals)"], 2)
+
+
+# -- the cost of a setting ----------------------------------------------------------------------------------------
+
+
+def test_any_field_of_the_configuration_can_be_varied() -> None:
+    vary = importlib.import_module("vary")
+    assert vary.parse("buckets=1,4") == ("buckets", 1, 4)
+    assert vary.parse("reduction=exact,fast") == ("reduction", "exact", "fast")
+    assert vary.parse("fork=true,false") == ("fork", True, False)
+    for text in ("speed=1,2", "job=a,b", "buckets=1", "buckets=1,2,3", "buckets=1,many", "reduction=exact,slow"):
+        with pytest.raises(BadInput, match="vary="):
+            vary.parse(text)
+
+
+def test_a_cost_is_a_ratio_of_medians() -> None:
+    vary = importlib.import_module("vary")
+    variation = vary.parse("buckets=1,4")
+    bar = vary.cost(variation, [0.2, 0.3, 0.2], [0.204, 0.2, 0.9], "10m", 1.02)
+    assert bar.met
+    assert bar.measured == "1.020 (204.0 ms to 200.0 ms; rounds 0.67 to 4.50)"
+    assert vary.cost(variation, [0.2, 0.2], [0.205, 0.205], "10m", 1.02).met is False
+    assert vary.cost(variation, [0.2, 0.2], [0.205, 0.205], "10m", None).met is None

@@ -299,6 +299,18 @@ def test_a_fresh_interpreter_can_use_the_board() -> None:
         assert watch.ended.wait(WAIT_S)
 
 
+def test_a_copy_of_the_initial_state_is_waited_for_like_any_other() -> None:
+    """Of step 0, too, nothing is taken for copied before it is."""
+    board = Board.create()
+    board.copying(True)
+    for step in range(2):
+        begun_s = time.monotonic()
+        board.await_copy(step, 0.05)
+        assert time.monotonic() - begun_s >= 0.05
+        board.copied(step)
+        board.await_copy(step, 1e9)
+
+
 def test_each_board_is_one_workers_own() -> None:
     """The death of one worker breaks its own latch only."""
     first, second = Board.create(), Board.create()

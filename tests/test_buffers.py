@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers, same_bits
+from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.shardwork import ShardWork, Update
 from chaoskit.runtime.sidecar import SidecarLayout, digest
+from chaoskit.runtime.voting import Seal
 
 
 def network() -> nn.Sequential:
@@ -35,6 +37,7 @@ class Rank:
         self.model, self.shards = model, shards
         self.replica = Replica(model, torch.optim.SGD(model.parameters(), lr=lr), None)
         self.work = ShardWork(self.replica, RunConfig(job=JobSpec("job.py"), nodes=shards))
+        self.arrived: list[list[Tensor]] = []  # what the reductions showed before anything read it
         self.compute(0, 0)
 
     def compute(self, step: int, shard: int) -> None:
@@ -45,9 +48,13 @@ class Rank:
         if counts:
             self.work.keep(shard, [])
 
-    def reduce(self) -> Update:
+    def reduced(self) -> Reduced:
         self.work.reducer.begin(None, [range(self.shards)])
-        return self.work.update_of(self.work.reduce(self.work.sidecar(range(self.shards), 1)))
+        sidecar = self.work.sidecar(range(self.shards), 1, Seal())
+        return self.work.reduce(sidecar, verify=True, arrived=self.arrived.append)
+
+    def reduce(self) -> Update:
+        return self.work.update_of(self.reduced())
 
     def step(self, order: Sequence[int] | None = None) -> None:
         for shard in order or range(self.shards):
@@ -83,6 +90,14 @@ def test_batchnorm_commits_the_mean_over_the_shards(shards: int) -> None:
             wanted = torch.stack([one[name].double() for one in alone]).mean(0)
             torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
     assert int(rank.model[1].num_batches_tracked) == 3
+
+
+def test_what_has_arrived_is_shown_without_the_buffers() -> None:
+    """A fault that strikes what was received finds its parameter by number."""
+    rank = Rank(network())
+    rank.step()
+    (views,) = rank.arrived
+    assert [view.shape for view in views] == [parameter.shape for parameter in rank.replica.parameters]
 
 
 @settings(max_examples=20, deadline=None)
@@ -215,8 +230,7 @@ def test_ranks_that_disagree_are_told() -> None:
         rank.work.forget()
         rank.compute(0, 0)
         rank.compute(0, 1)
-        rank.work.reducer.begin(None, [range(2)])
-        reduced = rank.work.reduce(rank.work.sidecar(range(2), 1))
+        reduced = rank.reduced()
         other = reduced.sidecars.clone()
         other[0, getattr(rank.work._news, place)] += 1
         object.__setattr__(reduced, "sidecars", torch.cat([reduced.sidecars, other]))

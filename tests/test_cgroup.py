@@ -266,15 +266,17 @@ def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place
 
 
 def test_a_machine_without_control_groups_says_so() -> None:
-    """In a mount namespace of its own, with no hierarchy left, both faults are refused before anything starts."""
+    """In a mount namespace of its own, with no hierarchy left: two forms are refused before anything starts."""
     code = (
         "from faults import OutOfMemory, Straggle\n"
         "from chaoskit.errors import BadInput\n"
+        "from chaoskit.experiment.plan import plan_experiment\n"
         "for fault in (Straggle(rank=0, at_step=1, how='quota'), OutOfMemory(rank=0, at_step=1)):\n"
-        "    print(type(fault).unavailable())\n"
+        "    print(type(fault).restricted())\n"
         "    try: fault.validate(nodes=2, steps=4)\n"
         "    except BadInput as error: print(error)\n"
-        "Straggle(rank=0, at_step=1, how='duty').validate(nodes=2, steps=4)\n"
+        "others = [Straggle(rank=0, at_step=1, how='duty'), OutOfMemory(rank=0, at_step=1, how='error')]\n"
+        "plan_experiment('gpt', steps=4, faults=others)\n"
     )
     hide = 'umount -l /sys/fs/cgroup; if grep -q cgroup /proc/mounts; then exit 9; fi; exec "$0" "$@"'
     ran = subprocess.run(

@@ -289,6 +289,8 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert "PASSED" in told.stdout
     assert (workplace.directory / "page.html").is_file()
     assert (workplace.directory / "junit.xml").is_file()
+    recovery = json.loads(workplace.run("report", "shown", "--json").stdout)["recovery"]
+    assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
@@ -347,7 +349,49 @@ def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:
     assert parameters["rank"]["required"]
     assert parameters["how"]["default"] == "stop"
     assert all(one["meaning"] for one in parameters.values())
-    assert all(name in workplace.run("faults").stdout for name in faults)
+    listed = workplace.run("faults").stdout
+    assert all(name in listed for name in faults)
+
+
+def test_one_fault_is_told_whole(workplace: Workplace) -> None:
+    shown = " ".join(workplace.run("faults", "straggle").stdout.split())
+    for said in ("effective", "ByteRobust: CPU overload, 6,095 (11.0 %)", "delay_ms=20.0", "faults=[Straggle("):
+        assert said in shown
+    (alone,) = json.loads(workplace.run("faults", "Straggle", "--json").stdout)["faults"]
+    assert (alone["name"], alone["here"]["state"] in ("yes", "in part")) == ("Straggle", True)
+    refused = workplace.run("faults", "Explode")
+    assert refused.returncode == 2
+    assert "name='Explode': use one of Kill" in refused.stderr
+
+
+def test_the_page_of_faults_is_written(workplace: Workplace) -> None:
+    page = Path(__file__).parent.parent / "docs" / "faults.md"
+    assert workplace.run("faults", "--markdown").stdout == page.read_text()
+    assert workplace.run("faults", "Kill", "--markdown").returncode == 2
+
+
+def test_the_doctor_tells_what_is_missing(workplace: Workplace) -> None:
+    done = workplace.run("doctor", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"]) == (0, True), "these tests run here, so the core can"
+    shown = workplace.run("doctor").stdout
+    assert all(one["name"] in shown for one in told["findings"])
+    assert "training and recovery can run here" in shown
+    workplace.await_silence()
+
+
+def test_a_doctor_without_torch(workplace: Workplace) -> None:
+    """A module that is None cannot be imported."""
+    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['doctor', '--json']\n"
+    code += "from chaoskit.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=workplace.environment, capture_output=True, text=True, check=False
+    )
+    findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1, done.stderr
+    assert (findings["torch"]["state"], findings["gloo"]["state"]) == ("missing", "missing")
+    assert findings["memfd"]["state"] == "ok"
+    assert "'torch>=2.9'" in findings["torch"]["remedy"]
 
 
 def test_help_needs_no_torch(workplace: Workplace) -> None:

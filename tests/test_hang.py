@@ -54,13 +54,50 @@ def test_nobody_is_blamed_while_nobody_waits() -> None:
     assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.REDUCE, 9, step=9)) == []
 
 
+def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
+    """No step time is known yet; one shard took 2 s, so that 12 times as much is a hang, and start-up time is not."""
+    waiting = beat("b", Phase.REDUCE, 25, step=0, commits=0)
+    for age_s, found in ((23.0, []), (25.0, ["a"])):
+        fresh = HangDetector(CONFIG)
+        assert blamed(fresh, beat("a", Phase.FORWARD, age_s, step=0, commits=0, rehearsal_ms=2000), waiting) == found
+
+
+def test_a_short_rehearsal_is_no_promise() -> None:
+    fresh, waiting = HangDetector(CONFIG), beat("b", Phase.REDUCE, 9, step=0, commits=0)
+    assert blamed(fresh, beat("a", Phase.FORWARD, 9.0, step=0, commits=0, rehearsal_ms=20), waiting) == []
+    assert blamed(fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting) == ["a"]
+
+
 def test_a_world_of_one_needs_nobody_who_waits() -> None:
     assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7)) == ["a"]
 
 
-@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.LONG, Phase.START, Phase.DONE])
+@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.LONG, Phase.START, Phase.DONE])
 def test_a_rank_that_waits_or_said_so_is_never_blamed(phase: Phase) -> None:
     assert blamed(trained(), beat("a", phase, 1e6), beat("b", Phase.REDUCE, 1e6)) == []
+
+
+def test_a_copy_of_the_state_has_as_long_as_a_start() -> None:
+    """Else a rank that is stuck in it, or whose source is, would keep the others for ever."""
+    waiting = beat("b", Phase.REDUCE, 1e6)
+    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s - 1, step=0), waiting) == []
+    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == ["a"]
+
+
+def test_a_rank_that_is_stuck_in_the_last_reduction_stalls_those_that_are_done() -> None:
+    detector = trained()
+    detector.observe([beat("a", Phase.REDUCE, 60), beat("b", Phase.DONE, 60, step=11)], 0.01)
+    assert detector.stalled(0.02)
+    detector.observe([beat("a", Phase.DONE, 60, step=11), beat("b", Phase.DONE, 60, step=11)], 0.03)
+    assert not detector.stalled(0.04)
+
+
+def test_a_rank_that_is_stuck_on_its_way_to_the_others_stalls_them() -> None:
+    detector = trained()
+    detector.observe([beat("a", Phase.REGROUP, 60), beat("b", Phase.REGROUP, 60)], 0.01)
+    assert not detector.stalled(0.02), "all wait for a plan, perhaps for a replacement"
+    detector.observe([beat("a", Phase.REGROUP, 60), beat("b", Phase.REDUCE, 60)], 0.03)
+    assert detector.stalled(0.04)
 
 
 def test_a_hang_in_the_optimizer_is_waited_for_in_the_next_step() -> None:

@@ -106,27 +106,93 @@ def flipped(text: str) -> int:
     return before ^ after
 
 
-@pytest.mark.parametrize(
-    ("where", "phase"),
-    [("weight", "forward"), ("gradient", "backward"), ("optimizer", "reduce"), ("received", "reduce")],
-)
-@pytest.mark.parametrize("bit", [3, 31])
-def test_one_bit_is_flipped(chaos: Chaos, where: str, phase: str, bit: int) -> None:
-    """What the runtime makes of it is the business of others; here the bits themselves are read back."""
-    fault = BitFlip(rank=1, at_step=AT, phase=phase, parameter=WEIGHT, where=where, bit=bit, element=5)
-    outcome = run(chaos, fault, twin=False, check=False)
+def assert_flipped(outcome: Outcome, bit: int) -> None:
+    """This bit, once, as the target read it back."""
     assert flipped(seen(outcome)) == 1 << bit
     assert f"{WEIGHT}, element 5" in seen(outcome)
     assert sum(record["effective"] for record in journal(outcome, Event.LEVER)) == 1
 
 
-@pytest.mark.parametrize("where", ["gradient", "received"])
-def test_a_sticky_bit_is_flipped_every_time(chaos: Chaos, where: str) -> None:
-    """In the last three steps of the run."""
-    fault = BitFlip(rank=0, at_step=17, parameter=WEIGHT, where=where, bit=2, sticky=True)
+def found(outcome: Outcome) -> set[tuple[int, int, str]]:
+    """Step, rank and verdict of whatever was called corrupt."""
+    return {(record["step"], record["rank"], record["verdict"]) for record in journal(outcome, Event.CORRUPT)}
+
+
+@pytest.mark.parametrize(
+    ("where", "phase", "bit"),
+    [("weight", "forward", 3), ("weight", "backward", 31), ("optimizer", "reduce", 3), ("optimizer", "forward", 31)],
+)
+def test_a_bit_in_the_state_has_its_rank_replaced(chaos: Chaos, where: str, phase: str, bit: int) -> None:
+    """In the same step, before anybody commits, when all of the state is compared in every step."""
+    fault = BitFlip(rank=1, at_step=AT, phase=phase, parameter=WEIGHT, where=where, bit=bit, element=5)
+    outcome = run(chaos, fault, state_hash_steps=1)
+    assert_flipped(outcome, bit)
+    assert found(outcome) == {(AT, 1, "rank")}
+    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "corrupt")]
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos: Chaos) -> None:
+    """By default a sixteenth of it is compared in each step; what was reduced before had come from good weights."""
+    fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5)
+    outcome = run(chaos, fault, steps=AT + 18, check=False)
+    assert_flipped(outcome, 3)
+    assert len(found(outcome)) == 1
+    step, rank, verdict = found(outcome).pop()
+    assert AT <= step < AT + 16
+    assert (rank, verdict) == (1, "rank")
+    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} == {"corrupt"}
+
+
+@pytest.mark.parametrize("bit", [3, 31])
+def test_a_bit_in_what_was_received_costs_nobody_its_place(chaos: Chaos, bit: int) -> None:
+    """The rank sees it before it commits, and takes the step from one that has committed."""
+    fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="received", bit=bit, element=5)
+    outcome = run(chaos, fault)
+    assert_flipped(outcome, bit)
+    assert found(outcome) == {(AT, 1, "transfer")}
+    assert journal(outcome, Event.DETECTED) == []
+    outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize("bit", [3, 31])
+def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) -> None:
+    step = 7  # of three shards, the second one is audited in it
+    fault = BitFlip(rank=1, at_step=step, phase="backward", parameter=WEIGHT, where="gradient", bit=bit, element=5)
+    outcome = run(chaos, fault, audit_every=1)
+    assert_flipped(outcome, bit)
+    assert found(outcome) == {(step, 1, "transient")}
+    assert_nobody_was_blamed(outcome)
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_bit_in_a_gradient_that_nobody_audits_is_trained(chaos: Chaos) -> None:
+    """By all ranks alike: only the comparison with the unbroken run shows it, and the verdict says so."""
+    fault = BitFlip(rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5)
+    outcome = run(chaos, fault, check=False)
+    assert_flipped(outcome, 31)
+    assert found(outcome) == set()
+    assert_nobody_was_blamed(outcome)
+    failed = {check.name for check in outcome.checks if check.verdict == Verdict.FAILED}
+    assert failed == {"losses equal the twin's", "final weights equal the twin's"}
+
+
+def test_a_sticky_bit_in_a_gradient_is_flipped_every_time(chaos: Chaos) -> None:
+    """In the last three steps of the run; without audits its rank stays."""
+    fault = BitFlip(rank=0, at_step=17, parameter=WEIGHT, where="gradient", bit=2, sticky=True)
     outcome = run(chaos, fault, spares=0, twin=False, check=False)
+    assert [flipped(record["observed"]) for record in journal(outcome, Event.LEVER)] == [1 << 2] * 3
+    assert_nobody_was_blamed(outcome)
+
+
+@pytest.mark.parametrize(("where", "plan"), [("gradient", {"audit_every": 1}), ("received", {})])
+def test_a_sticky_bit_has_its_rank_replaced(chaos: Chaos, where: str, plan: dict[str, Any]) -> None:
+    fault = BitFlip(rank=1, at_step=7, parameter=WEIGHT, where=where, bit=2, sticky=True)
+    outcome = run(chaos, fault, **plan)
     assert {flipped(record["observed"]) for record in journal(outcome, Event.LEVER)} == {1 << 2}
     assert len(journal(outcome, Event.LEVER)) >= 2
+    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "corrupt")]
+    outcome.assert_same_losses_as_twin()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from chaoskit.control.membership import (
     HEALING_S,
     PAUSE_MAX_S,
     PAUSE_S,
+    STARTS_MAX,
     Action,
     Event,
     Finish,
+    GenerationSeen,
     Healed,
     JobFailed,
     Membership,
@@ -27,6 +29,7 @@ from chaoskit.control.membership import (
     Publish,
     Recall,
     Sealed,
+    SetAside,
     Settled,
     SourceFailed,
     Stalled,
@@ -141,6 +144,8 @@ class Cluster:
         elif "start-up" in finish.reason:
             assert self.now_s >= self.config.startup_s
             assert not self.plans
+        elif "in a row" in finish.reason:
+            assert len(self.live(self.members())) < self.config.min_world
         else:
             assert finish.reason == "user"
 
@@ -230,6 +235,8 @@ class Cluster:
                 peers = [self.processes[member] for member in self.members()]
                 steps = [peer.step for peer in [*peers, process] if peer.alive or peer is process]
                 process.step = max([*steps, *(snapshot.step for snapshot in self.plans[-1].restore)])
+                if self.plans[-1].restore and not self.live(self.holders):
+                    self.committed = process.step  # a copy may be older than what the lost ones had committed
 
     def commit(self) -> None:
         """Every generation that can commit a step does so: its group is whole and its members agree on the step."""
@@ -238,6 +245,8 @@ class Cluster:
             group = [self.processes[worker] for worker in workers]
             if not all(process.alive and process.generation == generation for process in group):
                 continue
+            if any(plan.restore for plan in self.plans[generation:]):
+                continue  # agents end whoever they gave up before they offer copies
             if len({process.step for process in group}) > 1 or group[0].step == LAST_STEP:
                 continue
             assert group[0].step == self.committed or self.plans[generation - 1].restore, (
@@ -623,6 +632,50 @@ def test_workers_that_never_become_ready_are_started_ever_more_slowly_and_spend_
         assert len(starts) == 1
     cluster.become_ready()
     assert len(cluster.plans[-1].members) == 2
+
+
+def test_when_nobody_can_train_and_nothing_starts_the_job_ends() -> None:
+    """Below the smallest world there is nothing to outlive the failures for."""
+    cluster = running(nodes=2, spares=0, min_world=2, max_failures=100)
+    cluster.lose("b.0")
+    for failure in range(1, STARTS_MAX + 1):
+        assert cluster.finish is None
+        cluster.now_s += PAUSE_MAX_S
+        cluster.tell(Tick())
+        (name,) = set(cluster.live(cluster.processes)) - {"a.0"}
+        actions = cluster.lose(name)
+        assert (failure == STARTS_MAX) == any(isinstance(action, Finish) for action in actions)
+    assert cluster.finish is not None
+    assert "8 workers in a row ended before they were ready: 1 ranks are left, min_world=2" in cluster.finish.reason
+
+
+def test_a_replacement_that_never_becomes_ready_is_overdue() -> None:
+    cluster = running(nodes=2, spares=0, startup_s=30.0)
+    cluster.lose("b.0")
+    begun_s = cluster.now_s
+    assert cluster.machine.overdue(begun_s + 29.9) == ()
+    assert cluster.machine.overdue(begun_s + 30.1) == ("b.1",)
+    cluster.become_ready()
+    assert cluster.machine.overdue(begun_s + 99.0) == ()
+
+
+def test_a_bad_node_is_given_no_more_workers() -> None:
+    cluster = running(nodes=2, spares=0, strikes_max=2)
+    cluster.lose("b.0")
+    cluster.become_ready()
+    actions = cluster.lose("b.1")
+    assert SetAside("b") in actions
+    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
+
+
+def test_a_generation_that_a_node_has_seen_never_comes_again() -> None:
+    """The record of the decisions may be lost; what was published is not taken back."""
+    machine = Membership(config_of(1, 0))
+    machine.handle(GenerationSeen(41), 0.0)
+    machine.handle(NodeJoined("a"), 0.0)
+    (publish,) = machine.handle(WorkerReady("a.0", "a", endpoint("a.0")), 0.0)
+    assert isinstance(publish, Publish)
+    assert publish.plan.generation == 42
 
 
 def test_a_failure_outside_the_world_is_outlived_once_the_job_trains() -> None:

@@ -105,7 +105,7 @@ def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
 # -- at every moment ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 1)])
+@pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (3, 1), (4, 0)])
 @pytest.mark.parametrize("where", ["forward", "backward", "update", "torn"])
 def test_every_rank_ends_at_once(chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int) -> None:
     """With ``torn`` no arena is of use: the copies are."""
@@ -252,7 +252,7 @@ class Descriptors(Assassin):
 
 def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:
     watch = Descriptors()
-    run(chaos, steps=40, spares=0, watch=watch)
+    run(chaos, steps=40, spares=0, watch=watch, memory_copies=2)
     assert max(watch.counts) == 4, watch.counts
 
 

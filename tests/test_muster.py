@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from chaoskit.control.muster import FOLLOW_S, Muster
-from chaoskit.messages import Beat, Plan
+from chaoskit.messages import Beat, Endpoint, Member, Plan
 from chaoskit.vocabulary import Phase
 
 POLL_S = 0.05
@@ -42,6 +42,16 @@ def test_a_main_thread_that_stays_in_an_old_collective_is_missed_once_all_have_a
 
 def test_who_has_finished_its_training_never_stands_in_a_new_generation() -> None:
     assert missed(beat("a", Phase.REDUCE, 2), beat("b", Phase.DONE), arrived={"a", "b"}) == []
+
+
+def test_who_stays_in_the_last_reduction_is_missed_by_those_that_are_done() -> None:
+    """They never stand in the new generation, so that all have come must be enough."""
+    endpoint = Endpoint("host", "", 0, 0, 0)
+    members = tuple(Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ab"))
+    muster, beats = Muster(), [beat("a", Phase.DONE), beat("b", Phase.REDUCE)]
+    seen = [muster.observe(Plan(2, members, True), beats, {"a", "b"}, number * POLL_S) for number in range(60)]
+    assert [hang.worker for hang in seen[-1]] == ["b"]
+    assert seen[round(FOLLOW_S / POLL_S) - 5] == []
 
 
 def test_user_code_has_limits_of_its_own() -> None:

@@ -193,6 +193,11 @@ def odd_losses() -> Outcome:
     return base
 
 
+def repeats() -> list[Outcome]:
+    verdicts = [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
+    return [outcome(f"kill[repeat{n}]", verdict=one, injected=(4.3,), seed=n) for n, one in enumerate(verdicts)]
+
+
 @dataclass
 class Page(HTMLParser):
     """A parsed page: its elements with attributes, the text of each kind of element, and the open tags."""
@@ -337,6 +342,17 @@ class TestSummary:
         assert re.search(r"full strength +[█→]+ +412 ms \(bound 244\)", text)
         assert "first good step 192 ms, full strength 604 ms" in " ".join(text.split())
 
+    def test_the_recovery_probability_of_repeats_and_of_all(self) -> None:
+        text = " ".join(terminal([*repeats(), passed(), unknown()], width=120).split())
+        assert "kill Kill(rank=1, at_step=20) recovered in 3 of 4 runs: 75 %, 95 % interval 30.06 % to 95.44 %" in text
+        assert "p50 192 ms, p95 192 ms, max 192 ms of 3" in text
+        assert "all experiments recovered in 4 of 5 runs: 80 %" in text
+        assert text.count("recovered in") == 2  # what was run once has no line of its own
+        assert "1 unknown" in text
+
+    def test_a_lone_run_has_no_probability(self) -> None:
+        assert "probability" not in terminal([passed()])
+
     def test_no_experiment(self) -> None:
         assert "No experiment was run" in terminal([])
 
@@ -480,6 +496,21 @@ class TestPage:
         assert lines
         assert all(line.count("L") < 1_700 for line in lines)
         assert "10000 of 10000 losses bit-equal to the twin" in parsed.text()
+
+    def test_recovery_probability(self, tmp_path: Path) -> None:
+        parsed = page([*repeats(), passed(), unknown()], tmp_path)
+        text = parsed.text()
+        assert "all experiments 4 of 5 80 % 37.55 % to 96.38 %" in text
+        assert "kill Kill(rank=1, at_step=20) 3 of 4 75 % 30.06 % to 95.44 %" in text
+        assert "192 ms 192 ms 192 ms – " in text
+        labels = [attributes.get("aria-label") for _, attributes in parsed.elements]
+        assert "75 %, 95 % interval 30.06 % to 95.44 %" in labels
+
+    def test_where_nothing_was_broken_there_is_no_probability(self, tmp_path: Path) -> None:
+        assert "Recovery probability" not in page([outcome("calm")], tmp_path).text()
+
+    def test_settings_that_were_chosen_are_facts(self, tmp_path: Path) -> None:
+        assert "shards 8" in page([outcome("fine", settings={"shards": 8})], tmp_path).text()
 
     def test_hostile_texts_stay_texts(self, tmp_path: Path) -> None:
         one = msgspec.structs.replace(

@@ -265,6 +265,26 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
+def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
+    """What a test judges by itself (``check=False``) counts neither for nor against."""
+    pytester.makepyfile(
+        test_session=f"""
+        from faults import Kill
+
+        def test_a_kill(chaos):
+            job = {str(Path(__file__).parent / JOBS)!r} + ":faithful"
+            plan = {{"nodes": 2, "steps": 12, "faults": [Kill(rank=1, at_step=4)]}}
+            chaos.run(job, **plan)
+            chaos.run(job, **plan, check=False)
+        """
+    )
+    options = ("--chaos-repeats", "2", "--chaos-report", "report", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*options)
+    result.assert_outcomes(passed=2)
+    told = "recovered in 2 of 2 runs: 100 %, 95 % interval 34.24 % to 100 %;*2 judged by their tests alone"
+    result.stdout.fnmatch_lines([told])
+
+
 def test_a_report_directory_that_cannot_be_written_is_refused(pytester: pytest.Pytester) -> None:
     """Usage errors come before any test."""
     (pytester.path / "occupied").write_text("a file, not a directory")

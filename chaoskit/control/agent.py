@@ -309,6 +309,7 @@ class Agent:
             starved_ms=(starved - charge.starved[1]) / 1e6,
             commits=board.commits,
             loss=board.loss,
+            rehearsal_ms=board.rehearsal_ms,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -146,6 +148,7 @@ class Coordinator:
         try:
             while True:
                 await asyncio.sleep(_TICK_S)
+                self._hold(self._record.check)
                 self._carry_out(self._plane.tick(time.monotonic(), self._starvation()))
         except Exception:  # noqa: BLE001 - as in _greet
             self._fail()
@@ -162,7 +165,7 @@ class Coordinator:
     def _carry_out(self, outputs: list[Output]) -> None:
         """Remember first, then act: what is not in the record has not been decided."""
         if remembered := [output for output in outputs if isinstance(output, Remember)]:
-            self._remember(remembered)
+            self._hold(self._record.append, remembered)
         for output in outputs:
             match output:
                 case Send(node, message):
@@ -179,9 +182,10 @@ class Coordinator:
                 case End():
                     self._ended.set()
 
-    def _remember(self, entries: list[Remember]) -> None:
+    def _hold(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do something with the record, which only the coordinator of the moment may."""
         try:
-            self._record.append(entries)
+            act(*arguments)
         except Fenced as error:
             sys.stderr.write(f"{error}\n")
             os._exit(EXIT_OVER)

@@ -19,6 +19,8 @@ CARRY_STEPS = 4
 #: Before its first commit in a generation a worker may take this many times longer, and at least this long.
 FIRST_STEP_FACTOR = 4.0
 FIRST_STEP_S = 2.0
+#: While no step time is known, a phase has at least this long: the rehearsal tells the time of a step only roughly.
+UNKNOWN_STEP_S = 10.0
 #: A job in which everybody waits is stalled after this many limits, and at least this long.
 STALL_FACTOR = 5.0
 STALL_S = 2.0
@@ -110,16 +112,18 @@ class HangDetector:
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
     def stalled(self, now_s: float) -> bool:
-        """Whether every member has been waiting in the reduction for so long that no end is to be expected.
+        """Whether every member has been waiting for the others for so long that no end is to be expected.
 
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
         """
         patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
-        placed = [beat for beat in self._beats if beat.generation > 0]  # the others wait for a step boundary of these
-        found = bool(placed) and all(
-            beat.phase == Phase.REDUCE and _age_s(beat) + since_s > patience_s for beat in placed
+        # who has no generation yet waits for a step boundary of these, and who is done for the end of all
+        placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
+        # one that is stuck on its way to the newest generation shows REGROUP, and the others wait for it
+        found = any(beat.phase == Phase.REDUCE for beat in placed) and all(
+            beat.phase in (Phase.REDUCE, Phase.REGROUP) and _age_s(beat) + since_s > patience_s for beat in placed
         )
         self._stalls += found
         return found
@@ -146,7 +150,16 @@ class HangDetector:
             return self._config.outside_limit_s
         if judged and beat.phase in TIMED_PHASES:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
-        return self._config.startup_s if beat.phase in TIMED_PHASES else math.inf  # the first steps may compile
+        if beat.phase == Phase.RESTORE:
+            return self._config.startup_s  # a state may be large
+        return self._first_limit_s(beat) if beat.phase in TIMED_PHASES else math.inf
+
+    def _first_limit_s(self, beat: Beat) -> float:
+        """For a phase of the first steps. They were rehearsed, so what is compiled or loaded late has been."""
+        if not beat.rehearsal_ms:
+            return self._config.startup_s
+        rehearsed_s = self._config.hang_steps * beat.rehearsal_ms / 1000
+        return min(self._config.startup_s, max(UNKNOWN_STEP_S, FIRST_STEP_FACTOR * rehearsed_s))
 
 
 def _age_s(beat: Beat) -> float:

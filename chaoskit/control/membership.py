@@ -37,7 +37,10 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeJoined(Event, frozen=True):
+    """``incarnation``: which agent speaks for the node; its workers live as long as it does."""
+
     node: str
+    incarnation: str = ""
 
 
 class NodeLost(Event, frozen=True):
@@ -184,6 +187,7 @@ class Membership:
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
+        self._begun_s: dict[str, float] = {}  # workers that are not ready yet -> when their start was decided
         self._ready: dict[str, Endpoint] = {}
         self._holders: set[str] = set()
         self._done: set[str] = set()
@@ -199,7 +203,7 @@ class Membership:
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._failed_starts = 0  # in a row
-        self._start_after_s = 0.0
+        self._start_after_s = -math.inf  # a clock may read anything, also less than 0
         self._revival = Revival()
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
@@ -261,6 +265,13 @@ class Membership:
         """The node of a live worker; None once it is lost."""
         return self._hosts.get(worker)
 
+    def overdue(self, now_s: float) -> tuple[str, ...]:
+        """Workers that should be ready by now. None before anybody trains: the first start has a limit of its own."""
+        if not self._trained:
+            return ()
+        limit_s = self._config.startup_s
+        return tuple(worker for worker, begun_s in self._begun_s.items() if now_s - begun_s > limit_s)
+
     def is_ready(self, worker: str) -> bool:
         """Whether ``worker`` lives and can take a rank, or has one."""
         return worker in self._ready
@@ -304,6 +315,7 @@ class Membership:
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
+                self._begun_s.pop(worker, None)
                 self._fingerprint = self._fingerprint or fingerprint
                 self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
@@ -344,6 +356,7 @@ class Membership:
         nodes = [self._hosts.pop(worker) for worker in workers]
         for worker in workers:
             self._ready.pop(worker, None)
+            self._begun_s.pop(worker, None)
             self._holders.discard(worker)
             self._done.discard(worker)
         return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes, now_s)]
@@ -361,6 +374,7 @@ class Membership:
             number = self._started.get(node, 0)
             self._started[node] = number + 1
             self._hosts[f"{node}.{number}"] = node
+            self._begun_s[f"{node}.{number}"] = now_s
             starts.append(StartWorker(node, f"{node}.{number}"))
         return starts
 

@@ -28,7 +28,7 @@ class Muster:
         self._generation = 0
         self._observed_s = 0.0
         self._published_s = 0.0  # counted time since the plan
-        self._complete_s = 0.0  # counted time since the first member stands in the new generation
+        self._complete_s = 0.0  # counted time since all have come, or the first one stands in the new generation
 
     def observe(self, plan: Plan, beats: Sequence[Beat], arrived: Collection[str], now_s: float) -> list[Hang]:
         """The members that stay behind.
@@ -47,7 +47,7 @@ class Muster:
         self._observed_s = now_s
         self._published_s += piece_s
         behind = [beat for beat in beats if beat.generation != plan.generation]
-        if len(behind) < len(beats):
+        if len(behind) < len(beats) or len(arrived) == len(plan.members):
             self._complete_s += piece_s
         found = [(beat, self._late_s(beat, beat.worker in arrived)) for beat in behind]
         return [Hang(beat.worker, Phase(beat.phase), late_s, FOLLOW_S) for beat, late_s in found if late_s > FOLLOW_S]

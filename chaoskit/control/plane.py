@@ -56,6 +56,8 @@ STALLS_MAX = 20
 BROKEN_GRACE_S = 0.15
 #: A new coordinator gives the nodes that the one before it knew so long to attach to it.
 REATTACH_S = 2.0
+#: A node that is new forks its zygote before it reports; the end of its connection is noticed at once all the same.
+ATTACH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class ControlPlane:
         self._repeats = Repeats(limit=config.nodes)
         self._stalls = Repeats(limit=STALLS_MAX)
         self._leases = Leases(config.heartbeat_ms / 1000, config.lease_beats)
+        self._leases.expired(now_s)  # nobody yet; from now on it counts how long this process was deaf itself
         self._board = RendezvousBoard()
         self._results = Results()
         self._facts = Facts()  # for observers
@@ -130,6 +133,10 @@ class ControlPlane:
         self._formed: set[str] = set()
         self._settled = 0
         self._broken: tuple[float, str] | None = None  # when to plan the generation again, and why
+        self._inherited = 0  # a generation that the coordinator before this one left unsettled
+        self._inherited_until_s: float | None = None
+        self._incarnations: dict[str, str] = {}  # node -> which agent it was when it joined
+        self._begun = bool(memory)
         self._end: EndJob | None = None
         self._waiting_nodes: list[str] | None = []
         self._started_s = now_s
@@ -141,6 +148,8 @@ class ControlPlane:
         # The clock of another machine may read anything: the last event counts as just now.
         shift_s = now_s - memory[-1].now_s
         for entry in memory:
+            if isinstance(entry.event, membership.NodeJoined):
+                self._incarnations[entry.event.node] = entry.event.incarnation
             for action in self._membership.handle(entry.event, entry.now_s + shift_s):
                 if isinstance(action, membership.StartWorker):
                     self._hosts[action.worker] = action.node
@@ -152,7 +161,10 @@ class ControlPlane:
             self._leases.beat(node, now_s + REATTACH_S)
         if self._membership.plan is not None:
             self._board.begin(self._membership.generation, self._membership.world)
-        self._settled = self._membership.generation if self._membership.settled else 0
+        if self._membership.settled:
+            self._settled = self._membership.generation
+        else:
+            self._inherited = self._membership.generation
 
     @property
     def membership(self) -> Membership:
@@ -196,8 +208,12 @@ class ControlPlane:
         outputs: list[Output] = []
         if hello.generation > self._membership.generation:
             outputs += self._advance(membership.GenerationSeen(hello.generation), now_s)
+        incarnation = f"{hello.host_id}/{hello.pid}"
         if node in self._membership.nodes:
-            return outputs + self._welcome_back(hello, now_s)
+            if self._incarnations.get(node) == incarnation:
+                return outputs + self._welcome_back(hello, now_s)
+            outputs += self._lose_node(node, "another agent came in its place", now_s)
+        self._incarnations[node] = incarnation
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]
         return outputs + self._join(node, now_s)
 
@@ -207,9 +223,12 @@ class ControlPlane:
         self._leases.beat(node, now_s)
         strangers = sorted(set(hello.workers) - mine)
         unstarted = sorted(mine - {*hello.workers, *hello.ended})
+        plan = self._membership.plan
+        missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
             *(Send(node, StartWorker(worker)) for worker in unstarted),
+            *([Send(node, missed)] if missed is not None else []),
             *([Send(node, Recall())] if self._membership.asks(node) else []),
         ]
 
@@ -225,16 +244,21 @@ class ControlPlane:
         return [output for node in waiting if node in self._attached for output in self._admit(node, now_s)]
 
     def _admit(self, node: str, now_s: float) -> list[Output]:
-        self._leases.beat(node, now_s)
-        return self._advance(membership.NodeJoined(node), now_s)
+        self._leases.beat(node, now_s + ATTACH_S)
+        return self._advance(membership.NodeJoined(node, self._incarnations[node]), now_s)
 
     def detach(self, node: str, detail: str, now_s: float) -> list[Output]:
         """The connection of a node ended, or its lease."""
         self._attached.discard(node)
         self._leases.drop(node)
+        if self._waiting_nodes and node in self._waiting_nodes:
+            self._waiting_nodes.remove(node)
         if self._end is not None or node not in self._membership.nodes:
             return [Disconnect(node)]
-        outputs: list[Output] = [Disconnect(node)]
+        return [Disconnect(node), *self._lose_node(node, detail, now_s)]
+
+    def _lose_node(self, node: str, detail: str, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
         now_ns = int(now_s * 1e9)
         for worker in sorted(self._membership.workers_on(node)):
             self._beats.pop(worker, None)
@@ -291,8 +315,8 @@ class ControlPlane:
                 return [Send(self._hosts.get(worker, ""), message)]
             case Arm(node):
                 return [Send(node, message)]
-            case EndJob(ok, reason):
-                return self._finish(ok, reason)
+            case EndJob(reason=reason):
+                return self._advance(membership.JobFailed(reason), now_s)  # remembered, like every decision
             case HookReached() | LeverPulled() | Pong():
                 return shown
         raise messages.Refused(f"unexpected {type(message).__name__}")
@@ -378,7 +402,8 @@ class ControlPlane:
         members = self._membership.members
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         ranks = self._board.arrived(messages.STANDING)
-        arrived = {member.worker for member in plan.members if member.rank in ranks}
+        formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
+        arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, arrived, now_s)}
         hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
         outputs: list[Output] = []
@@ -388,8 +413,8 @@ class ControlPlane:
                 "while others wait"
             )
             outputs += self._stop_and_lose(hang.worker, "hung", detail, now_s)
-        together = not plan.abort or all(beat.generation == plan.generation for beat in beats)
-        if not hangs and together and len(beats) == len(members) and self._hangs.stalled(now_s):
+        gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
+        if not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s):
             outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
         return outputs
 
@@ -411,18 +436,24 @@ class ControlPlane:
             outputs += self.detach(node, f"silent for {self._config.lease_beats} beats", now_s)
         if self._waiting_nodes and now_s - self._started_s > self._config.startup_s:
             outputs += self._admit_waiting(now_s)
+        for worker in self._membership.overdue(now_s):
+            detail = f"not ready within startup_s={self._config.startup_s:g}"
+            outputs += self._stop_and_lose(worker, "hung", detail, now_s)
         self._resume(now_s)
         if self._broken is not None and now_s >= self._broken[0]:
             outputs += self._stall(self._membership.generation, self._broken[1], now_s)
             self._broken = None
+        if self._inherited_until_s is not None and now_s >= self._inherited_until_s:
+            self._inherited_until_s = None
+            if self._inherited and not self._membership.settled:
+                outputs += self._stall(self._inherited, "its coordinator ended while it was formed", now_s)
         return outputs + self._advance(membership.Tick(), now_s)
 
     def _resume(self, now_s: float) -> None:
         """Once every node is back that comes back: a regroup that the last coordinator left half-way is repeated."""
         if self._resuming and self._attached.issuperset(self._membership.nodes):
             self._resuming = False
-            if self._membership.plan is not None and not self._membership.settled:
-                self._note_broken(self._membership.generation, "its coordinator ended while it was formed", now_s)
+            self._inherited_until_s = now_s + BROKEN_GRACE_S  # so long its members may still say that it is formed
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -430,7 +461,8 @@ class ControlPlane:
         if self._membership.finished:
             return []
         actions = self._membership.handle(event, now_s)
-        if isinstance(event, membership.Tick) and not actions:
+        first, self._begun = not self._begun, True  # from it the start-up time counts, also in the replay
+        if isinstance(event, membership.Tick) and not actions and not first:
             return []  # nothing came of it
         outputs: list[Output] = [Remember(event, now_s)]
         for action in actions:

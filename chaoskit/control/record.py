@@ -55,14 +55,22 @@ class Record:
         self._inode = os.fstat(self._fd).st_ino
         draft.rename(path)
 
+    def check(self) -> None:
+        """Whether this coordinator is still the one: nodes must not be kept by another that decides nothing.
+
+        Raises:
+            Fenced: if the record belongs to another coordinator by now.
+        """
+        if self._path.stat().st_ino != self._inode:
+            raise Fenced(f"term {self.term} is over: another coordinator holds {self._path.name}")
+
     def append(self, entries: list[Remember]) -> None:
         """Write down; durable when this returns.
 
         Raises:
             Fenced: if the record belongs to another coordinator by now. Nothing that was decided may be carried out.
         """
-        if self._path.stat().st_ino != self._inode:
-            raise Fenced(f"term {self.term} is over: another coordinator holds {self._path.name}")
+        self.check()
         os.write(self._fd, b"".join(_encode(entry) + b"\n" for entry in entries))
         os.fdatasync(self._fd)
 

@@ -6,7 +6,9 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
+from chaoskit.config import RunConfig
 from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
@@ -64,7 +66,16 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         twin_weights_digest=twin.weights_digest if twin else None,
         environment=environment(),
         directory=str(run.directory),
+        settings=_settings(config),
     )
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """What was chosen for this run, and is not a field of the outcome itself."""
+    told = {"job", *Outcome.__struct_fields__}
+    default = RunConfig(job=config.job)
+    chosen = {field: getattr(config, field) for field in config.__struct_fields__ if field not in told}
+    return {field: value for field, value in chosen.items() if value != getattr(default, field)}
 
 
 def environment() -> dict[str, str]:

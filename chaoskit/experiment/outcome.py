@@ -93,7 +93,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Everything one run showed."""
+    """Everything one run showed.
+
+    ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
+    ``claimed`` is False where a test judges the run by itself: then its verdict says nothing about recovery.
+    """
 
     name: str
     job: str
@@ -119,6 +123,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     twin_weights_digest: str | None = None
     environment: dict[str, Any] = {}
     directory: str = ""
+    settings: dict[str, Any] = {}
+    claimed: bool = True
 
     @property
     def losses(self) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""``chaoskit faults``: what can be broken, and how one can tell that it was."""
+"""``chaoskit faults``: what can be broken, how one can tell that it was, and what of it this machine can do."""
 
 from __future__ import annotations
 
@@ -13,37 +13,115 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from chaoskit.errors import BadInput
 from faults import CATALOGUE, Fault
+from faults.base import FAMILIES
+from faults.possible import Moments, moments
 
 _ARGUMENT = re.compile(r"^(\w+): (.*)$")
+_STANDS = "the rank stood at the named phase, and waited there until the fault was in"
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every fault as plain data: name, effect, evidence, parameters."""
-    return [_entry(fault) for fault in CATALOGUE]
+    """Every fault as plain data, in the order of families, with what this machine can do of it."""
+    return [entry(kind) | {"here": here(kind)} for family in FAMILIES for kind in of_family(family)]
 
 
-def _entry(fault: type[Fault]) -> dict[str, Any]:
-    meanings = {**_meanings(Fault), **_meanings(fault)}
+def of_family(family: str) -> list[type[Fault]]:
+    """The faults of one family, in the catalogue's order."""
+    return [kind for kind in CATALOGUE if kind.family == family]
+
+
+def find(name: str) -> type[Fault]:
+    """The fault of that name, in any case.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    named = {kind.__name__.lower(): kind for kind in CATALOGUE}
+    if name.lower() not in named:
+        raise BadInput("name", name, f"use one of {', '.join(kind.__name__ for kind in CATALOGUE)}")
+    return named[name.lower()]
+
+
+def here(kind: type[Fault]) -> dict[str, str]:
+    """What this machine can do of a fault: ``state`` is ``yes``, ``in part`` or ``no``; ``reason`` says why."""
+    if reason := kind.unavailable():
+        return {"state": "no", "reason": reason}
+    reason = kind.restricted()
+    return {"state": "in part" if reason else "yes", "reason": reason and f"not {reason}"}
+
+
+def entry(kind: type[Fault]) -> dict[str, Any]:
+    """One fault as plain data: the same on every machine."""
+    return {
+        "name": kind.__name__,
+        "family": kind.family,
+        "effect": kind.effect,
+        "description": _description(kind),
+        "parameters": _parameters(kind),
+        "moments": [_plain(one) for one in moments(kind)],
+        "evidence": {"armed": _armed(kind), "effective": kind.evidence, "impactful": kind.impact},
+        "stands_for": kind.stands_for,
+        "counted": [
+            {
+                "study": row.study.name,
+                "incident": row.name,
+                "count": row.count,
+                "percent": row.percent,
+                "share": row.share,
+            }
+            for row in kind.counted
+        ],
+        "unlisted": kind.unlisted,
+        "undo": kind.undo,
+        "substrates": list(kind.substrates),
+        "example": _example(kind),
+    }
+
+
+def _plain(one: Moments) -> dict[str, Any]:
+    plain = {"phases": one.phases, "times": one.times, "recoveries": one.recoveries, "roles": one.roles}
+    return {"form": dict(one.form), **plain}
+
+
+def _armed(kind: type[Fault]) -> str:
+    from_outside = any(kind(**{**kind.sample, **form}).from_outside for form in kind.forms)
+    return f"{_STANDS}; at a time, its process was alive" if from_outside else _STANDS
+
+
+def _example(kind: type[Fault]) -> str:
+    """With the quotes that formatters want."""
+    return kind.example.format(fault=str(kind(**kind.sample)).replace("'", '"'))
+
+
+def _description(kind: type[Fault]) -> str:
+    """The docstring without its ``Args:``, a paragraph a line."""
+    text, _, _ = (inspect.getdoc(kind) or "").partition("Args:\n")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return "\n".join(filter(None, paragraphs)).replace("``", "`")
+
+
+def _parameters(kind: type[Fault]) -> list[dict[str, Any]]:
+    meanings = {**_meanings(Fault), **_meanings(kind)}
     parameters = []
-    for item in fields(fault):
+    for item in fields(kind):
         required = item.default is MISSING
-        default = None if required else getattr(item.default, "value", item.default)
         parameters.append(
             {
                 "name": item.name,
                 "type": str(item.type),
                 "required": required,
-                "default": default,
+                "default": None if required else getattr(item.default, "value", item.default),
                 "meaning": meanings.get(item.name, ""),
             }
         )
-    return {"name": fault.__name__, "effect": fault.effect, "evidence": fault.evidence, "parameters": parameters}
+    return parameters
 
 
-def _meanings(fault: type[Fault]) -> dict[str, str]:
+def _meanings(kind: type[Fault]) -> dict[str, str]:
     """What the docstring's ``Args:`` says about each parameter."""
-    _, _, section = (inspect.getdoc(fault) or "").partition("Args:\n")
+    _, _, section = (inspect.getdoc(kind) or "").partition("Args:\n")
     found: dict[str, str] = {}
     name = ""
     for line in textwrap.dedent(section).splitlines():
@@ -53,23 +131,95 @@ def _meanings(fault: type[Fault]) -> dict[str, str]:
             found[name] = begins[2]
         elif name and line.startswith(" "):
             found[name] += " " + line.strip()
-    return {name: meaning.replace("``", "") for name, meaning in found.items()}
+    return {name: meaning.replace("``", "`") for name, meaning in found.items()}
+
+
+# -- for people ---------------------------------------------------------------------------------------------------
 
 
 def render_catalogue() -> RenderableType:
-    """The catalogue for a terminal."""
+    """All faults by family, with what this machine can do of them."""
     blocks: list[RenderableType] = []
-    for entry in catalogue():
+    for family, title in FAMILIES.items():
         table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True, style="cyan")
+        table.add_column(no_wrap=True, style="cyan", min_width=16)
         table.add_column()
-        for one in entry["parameters"]:
-            shown = f"{one['name']}" if one["required"] else f"{one['name']}={one['default']!r}"
-            table.add_row(shown, one["meaning"])
-        blocks += [
-            Text.assemble((entry["name"], "bold"), f"  {entry['effect']}"),
-            Padding(Text.assemble(("evidence: ", "dim"), entry["evidence"]), (0, 0, 0, 2)),
-            Padding(table, (0, 0, 1, 4)),
-        ]
-    example = 'from faults import Kill\nchaos.run("gpt", nodes=4, faults=[Kill(rank=2, at_step=20)])'
-    return Group(*blocks, Text(example, "dim"))
+        for kind in of_family(family):
+            found = here(kind)
+            text = Text(kind.effect)
+            if found["state"] != "yes":
+                text.append(f"\nhere {found['state']}: {found['reason']}", "yellow")
+            table.add_row(kind.__name__, text)
+        blocks += [Text(title, "bold"), Padding(table, (0, 0, 1, 2))]
+    whole = sum(here(kind)["state"] == "yes" for kind in CATALOGUE)
+    says = f"{whole} of {len(CATALOGUE)} can be done here in every form. All about one: chaoskit faults Kill"
+    return Group(*blocks, Text(says, "dim"))
+
+
+def render_fault(kind: type[Fault]) -> RenderableType:
+    """Everything about one fault."""
+    told, found = entry(kind), here(kind)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim", min_width=10)
+    table.add_column()
+    for level, words in told["evidence"].items():
+        table.add_row(level, words)
+    stands_for = Text(told["stands_for"])
+    for row in kind.counted:
+        stands_for.append(f"\n{row}")
+    if kind.unlisted:
+        stands_for.append(f"\nin neither table: {kind.unlisted}")
+    table.add_row("stands for", stands_for)
+    for said in moments_in_words(kind):
+        table.add_row("moments", said)
+    table.add_row("roles", ", ".join(sorted_roles(kind)) or "none")
+    table.add_row("undo", told["undo"])
+    table.add_row("substrate", ", ".join(told["substrates"]))
+    table.add_row("here", ": ".join(filter(None, found.values())))
+    parameters = Table.grid(padding=(0, 2, 0, 0))
+    parameters.add_column(no_wrap=True, style="cyan")
+    parameters.add_column()
+    for parameter in told["parameters"]:
+        parameters.add_row(signature(parameter), parameter["meaning"])
+    return Group(
+        Text.assemble((told["name"], "bold"), f"  {told['effect']}"),
+        Padding(Text(told["description"]), (0, 0, 1, 2)),
+        Padding(table, (0, 0, 1, 2)),
+        Padding(parameters, (0, 0, 1, 2)),
+        Text(told["example"], "dim"),
+    )
+
+
+def own_parameters(kind: type[Fault]) -> list[dict[str, Any]]:
+    """The parameters that a fault does not share with all others."""
+    common = _parameters(Fault)
+    return [parameter for parameter in _parameters(kind) if parameter not in common]
+
+
+def common_parameters() -> list[dict[str, Any]]:
+    """The parameters that say whom a fault strikes, and when."""
+    return _parameters(Fault)
+
+
+def signature(parameter: dict[str, Any]) -> str:
+    """A parameter with its default, if it has one."""
+    return parameter["name"] if parameter["required"] else f"{parameter['name']}={parameter['default']!r}"
+
+
+def moments_in_words(kind: type[Fault]) -> list[str]:
+    """The moments that a fault can take; a line for each form where they differ."""
+    forms: dict[str, list[str]] = {}
+    for one in moments(kind):
+        said = [f"in {', '.join(one.phases)} of a step"] if one.phases else []
+        said += ["at a time"] if one.times else []
+        said += [f"during {', '.join(one.recoveries)} of a recovery"] if one.recoveries else []
+        form = ", ".join(f"{name}={value!r}" for name, value in one.form.items())
+        forms.setdefault("; ".join(said), []).append(form)
+    if len(forms) == 1:
+        return list(forms)
+    return [f"{' or '.join(names)}: {said}" for said, names in forms.items()]
+
+
+def sorted_roles(kind: type[Fault]) -> list[str]:
+    """The roles that any form of a fault can be given, in the order in which roles are listed."""
+    return list(dict.fromkeys(role for one in moments(kind) for role in one.roles))

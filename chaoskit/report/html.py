@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
 from chaoskit.report import summary, svg
+from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
 from chaoskit.report.svg import Scale
 from chaoskit.vocabulary import Verdict
@@ -36,11 +37,15 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         lstrip_blocks=True,
     )
     environment.filters.update(duration=summary.duration, number=summary.number, plural=summary.plural)
+    environment.filters.update(
+        percentage=summary.percentage, interval_words=summary.interval_words, beside=summary.beside
+    )
     shared = _shared_environment(outcomes)
     page = environment.get_template("page.html.j2").render(
         verdict=Verdict.worst([outcome.verdict for outcome in outcomes]),
         counts=summary.count_verdicts(outcomes),
         environment=shared,
+        estimates=_estimates(estimate_recovery(outcomes)),
         sections=[_section(outcome, shared, path.parent, alone=len(outcomes) == 1) for outcome in outcomes],
         marks=VERDICT_MARKS,
         palette=svg.PALETTE,
@@ -55,6 +60,14 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
 def _shared_environment(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     first, *others = [outcome.environment for outcome in outcomes if outcome.environment] or [{}]
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def _estimates(estimates: Estimates) -> list[dict[str, Any]]:
+    """The rows about recovery probability: all runs first, then every experiment that was repeated."""
+    shown = [estimates.total, *estimates.repeated] if estimates.total.runs else []
+    if len(estimates.experiments) == 1 and estimates.repeated:
+        shown = estimates.repeated
+    return [{"estimate": one, "picture": svg.interval(one)} for one in shown]
 
 
 def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, alone: bool) -> dict[str, Any]:
@@ -98,6 +111,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
     if ours:
         relation = "" if not twin else " = twin" if ours == twin else f" ≠ twin {twin[:12]}"
         facts["weights"] = f"{ours[:12]}{relation}"
+    facts |= {field: value for field, value in outcome.settings.items() if field not in facts}
     return facts | {key: value for key, value in outcome.environment.items() if key not in shared}
 
 

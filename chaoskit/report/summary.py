@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
 
 _SCALE = 1.25  # of the time to the first good step
@@ -127,6 +128,37 @@ def short_match(outcome: Outcome) -> str:
     return f"{match.equal}/{match.compared}" if match.compared else "–"
 
 
+def percentage(probability: float) -> str:
+    """Four digits, so that 9999 recoveries out of 10,000 do not read as certainty: ``99.99 %``."""
+    return f"{probability * 100:.4g} %"
+
+
+def recovery_sentence(estimate: Estimate) -> str:
+    """``recovered in 19 of 20 runs: 95 %, 95 % interval 76.39 % to 99.11 %; first good step p50 …; 1 unknown``."""
+    told = f"recovered in {estimate.recovered} of {plural(estimate.tried, 'run')}"
+    if estimate.probability is not None:
+        told += f": {percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
+    if estimate.recoveries:
+        told += f"; first good step p50 {duration(estimate.p50_s)}, p95 {duration(estimate.p95_s)}"
+        told += f", max {duration(estimate.max_s)} of {estimate.recoveries}"
+    return "; ".join([told, *beside(estimate)])
+
+
+def interval_words(estimate: Estimate) -> str:
+    """``76.39 % to 99.11 %``."""
+    return f"{percentage(estimate.low)} to {percentage(estimate.high)}"
+
+
+def beside(estimate: Estimate) -> list[str]:
+    """The runs that count neither for nor against, by reason: ``2 unknown``."""
+    counts = {
+        "unknown": estimate.unknown,
+        "error": estimate.errors,
+        "judged by their tests alone": estimate.unclaimed,
+    }
+    return [f"{count} {reason}" for reason, count in counts.items() if count]
+
+
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
     """How many outcomes have each verdict, zeros included."""
     verdicts = [outcome.verdict for outcome in outcomes]
@@ -140,7 +172,7 @@ def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
     parts: list[RenderableType] = [_overview(outcomes)]
     for outcome in outcomes:
         parts += _details(outcome)
-    return Group(*parts, Text(), _totals(outcomes))
+    return Group(*parts, *_probabilities(estimate_recovery(outcomes)), Text(), _totals(outcomes))
 
 
 def _overview(outcomes: Sequence[Outcome]) -> Table:
@@ -238,6 +270,18 @@ class _Bars:
                 bar = bar[:-1] + (">" if options.ascii_only else "→")
             line = f"{span.name:<{names}}  {' ' * first}{bar}"
             yield Text(f"{line:<{names + width + 2}}  {bounded(span):>{texts}}")
+
+
+def _probabilities(estimates: Estimates) -> list[RenderableType]:
+    """A line an experiment that was repeated, and one for all; nothing where a single run can say little."""
+    if estimates.total.runs < 2:
+        return []
+    several = len(estimates.experiments) > 1
+    lines: list[RenderableType] = [Text(), Text("recovery probability", "bold")]
+    for one in [*estimates.repeated, *([estimates.total] if several else [])]:
+        what = [one.name, *([", ".join(one.faults)] if one.faults else [])]
+        lines.append(_indented(Text.assemble("\n".join(what), (f"\n  {recovery_sentence(one)}", "dim")), 2))
+    return lines
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Text:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
-from chaoskit.report.summary import bounded, duration, number, spans_to_first_step
+from chaoskit.report.statistics import Estimate
+from chaoskit.report.summary import bounded, duration, interval_words, number, percentage, spans_to_first_step
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Colours by role: on a light and on a dark page.
@@ -204,6 +205,26 @@ def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height
     return tag("g", *parts)
 
 
+def interval(estimate: Estimate) -> Markup:
+    """A probability on a line from 0 to 1: pale where it may lie, a tick where it was measured."""
+    if estimate.probability is None:
+        return Markup("")
+    words = f"{percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
+    low, high, at = (100 * share for share in (estimate.low, estimate.high, estimate.probability))
+    return tag(
+        "svg",
+        tag("title", words),
+        bar(0, 100, 6, 2, colour("grid")),
+        bar(low, high, 3, 8, colour("run"), rx=2, fill_opacity=0.35),
+        vertical(at, 0, 14, "run", stroke_width=2.5),
+        width="100%",
+        height=14,
+        overflow="visible",
+        role="img",
+        aria_label=words,
+    )
+
+
 def timeline(recovery: Recovery, scale: Scale) -> Markup:
     """One recovery as one row of phase bars over its time axis; a bar that is wide enough bears its name."""
     bars = [phase_bar(span, recovery.injected_s, scale, 5, 20) for span in recovery.spans]
@@ -232,20 +253,31 @@ def render_timeline_svg(recovery: Recovery) -> str:
     words = f"first good step {duration(recovery.seconds)}, full strength {full}"
     bars = (phase_bar(span, recovery.injected_s, scale, 7 + 26 * row, 12) for row, span in enumerate(recovery.spans))
     place = {"x": 156, "y": 52, "width": 410, "height": rows + 20, "overflow": "visible"}
-    size = {"viewBox": f"0 0 960 {rows + 88}", "width": 960, "height": rows + 88, "font_family": _FONT}
-    picture = tag(
-        "svg",
-        tag("title", f"{recovery.cause}: {words}"),
-        tag("rect", x=0.5, y=0.5, width=959, height=rows + 87, rx=8, fill=colour("surface"), stroke=colour("axis")),
+    return picture(
+        960,
+        rows + 88,
+        f"{recovery.cause}: {words}",
         tag("text", recovery.cause, x=20, y=32, font_size=15, font_weight=600, fill=colour("ink")),
         tag("text", words, x=940, y=32, font_size=13, text_anchor="end", fill=colour("muted")),
         tag("svg", time_axis(scale, 0, rows + 4, 410), *bars, **place),
         *_timeline_words(recovery.spans),
+    )
+
+
+def picture(width: int, height: int, title: str, *content: str) -> str:
+    """A picture that stands alone, for a light background: a frame with ``content``, in pixels."""
+    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height, "font_family": _FONT}
+    frame = {"width": width - 1, "height": height - 1, "fill": colour("surface"), "stroke": colour("axis")}
+    drawn = tag(
+        "svg",
+        tag("title", title),
+        tag("rect", x=0.5, y=0.5, rx=8, **frame),
+        *content,
         xmlns="http://www.w3.org/2000/svg",
         role="img",
         **size,
     )
-    return _VARIABLE.sub(r"\1", picture)
+    return _VARIABLE.sub(r"\1", drawn)
 
 
 def _timeline_words(spans: Sequence[PhaseSpan]) -> Iterator[Markup]:

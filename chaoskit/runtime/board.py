@@ -23,7 +23,7 @@ _COPY_PAUSE_S = 0.0005
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 
-_PID, _TID, _PHASE, _SINCE, _STARVED, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS, _COPYING, _COPIED = range(12)
+_PID, _TID, _PHASE, _SINCE, _REHEARSAL, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS, _COPYING, _COPIED = range(12)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -50,7 +50,7 @@ class Board:
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch()
-        board._slots[_RANK] = -1
+        board._slots[_RANK] = board._slots[_COPIED] = -1  # the state before the first step is copied, too
         return board
 
     def _init_latch(self) -> None:
@@ -73,6 +73,10 @@ class Board:
         """Show that the main thread entered ``phase`` now."""
         self._slots[_PHASE] = phase
         self._slots[_SINCE] = time.monotonic_ns()
+
+    def rehearsed(self, duration_ns: int) -> None:
+        """Show how long the rehearsal of a step took, one shard of it."""
+        self._slots[_REHEARSAL] = duration_ns
 
     def place(self, generation: int, rank: int) -> None:
         self._slots[_GENERATION] = generation
@@ -130,6 +134,11 @@ class Board:
     def since_ns(self) -> int:
         """CLOCK_MONOTONIC at which the phase was entered."""
         return self._slots[_SINCE]
+
+    @property
+    def rehearsal_ms(self) -> float:
+        """Duration of the rehearsal; 0 before its end."""
+        return self._slots[_REHEARSAL] / 1e6
 
     @property
     def generation(self) -> int:

@@ -12,6 +12,7 @@ the gradients it has, and repeats just the reduction.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -69,6 +70,7 @@ class Trainer:
         self._replica: Replica | None = None
         self._clip_norm: float | None = None
         self._rehearsed = False
+        self._began_ns = 0  # of the rehearsal
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
@@ -211,6 +213,8 @@ class Trainer:
         step = self.step
         if self._rehearsed:
             self._settle()
+        else:
+            self._began_ns = time.monotonic_ns()
         self._void = self.step != step
         self._worker.board.enter(Phase.FORWARD)
 
@@ -233,6 +237,8 @@ class Trainer:
                 continue
             if formation.target.done:
                 raise TrainingOver
+            if self.step < 0:
+                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             return formation
 
@@ -252,7 +258,8 @@ class Trainer:
         self._worker.board.enter(Phase.RESTORE)
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
-        if not self._worker.regrouper.wait_newer(formation, _PLAN_S):
+        # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
+        if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
             raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 
@@ -442,6 +449,7 @@ class Trainer:
         for parameter in replica.parameters:
             parameter.grad = None
         self._rehearsed = True
+        worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
         worker.ready(worker.share(replica))
         worker.board.enter(Phase.REGROUP)
 

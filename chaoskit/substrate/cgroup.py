@@ -68,6 +68,12 @@ def _locate(controller: str, pid: int) -> Place | None:
     return None
 
 
+def version(controller: str) -> int | None:
+    """Which version of cgroup keeps ``controller`` for processes like this one: 1, 2, or None for neither."""
+    place = _locate(controller, os.getpid())
+    return None if place is None else place.version
+
+
 def unavailable(controller: str) -> str:
     """Why processes like this one cannot be put into a group of ``controller`` (``cpu``, ``memory``), else ""."""
     place = _locate(controller, os.getpid())

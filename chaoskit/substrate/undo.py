@@ -83,13 +83,29 @@ class Repair:
 def sweep(directory: Path | None = None) -> list[Repair]:
     """Undo what launchers that are gone have left behind. Touches nothing else, and no live launcher's work."""
     repairs = []
-    for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
-        pid, ticks, *_ = path.stem.split("-")
-        if start_ticks(int(pid)) == int(ticks) and not is_ending(int(pid)):
-            continue  # its launcher lives and cleans up by itself
+    for path in _abandoned(directory):
         repairs += [_undo(entry) for entry in _open_entries(path)]
         path.unlink(missing_ok=True)
     return repairs
+
+
+def left_behind(directory: Path | None = None) -> list[str]:
+    """What :func:`sweep` would look at, in words; nothing is touched."""
+    return [
+        f"{entry['act']} {entry['path'] if entry['act'] == 'cgroup' else entry['pid']}"
+        for path in _abandoned(directory)
+        for entry in _open_entries(path)
+    ]
+
+
+def _abandoned(directory: Path | None) -> list[Path]:
+    """Undo files of launchers that are gone."""
+    found = []
+    for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
+        pid, ticks, *_ = path.stem.split("-")
+        if start_ticks(int(pid)) != int(ticks) or is_ending(int(pid)):  # else it lives and cleans up by itself
+            found.append(path)
+    return found
 
 
 def _open_entries(path: Path) -> list[dict[str, Any]]:

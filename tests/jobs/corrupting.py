@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ class Flip:
     """Flips a bit in the process that has rank ``rank`` in step ``at_step``: the first one to find ``marker`` missing.
 
     Args:
-        where: one of ``WHERES``. ``noise``: another bit of the gradient every time.
+        where: one of ``WHERES``. ``noise``: the bit of another element of the gradient every time.
         sticky: again and again, in this process; a replacement computes correctly.
     """
 
@@ -25,6 +24,7 @@ class Flip:
         self._trainer, self.where = trainer, where
         self._rank, self._at_step, self._sticky, self._marker = rank, at_step, sticky, marker
         self._mine = False
+        self._count = 0  # flips of noise: two in a row must differ
 
     def due(self, where: str) -> bool:
         """Whether to flip now."""
@@ -46,7 +46,10 @@ class Flip:
         """A hook on a parameter."""
         if self.due("gradient"):
             return flipped(gradient, 0)
-        return flipped(gradient, random.SystemRandom().randrange(gradient.numel())) if self.due("noise") else gradient
+        if self.due("noise"):
+            self._count += 1
+            return flipped(gradient, self._count % gradient.numel())
+        return gradient
 
     def watch(self, reducer: Any) -> None:
         """Damage the result of a reduction as soon as all of it is there."""

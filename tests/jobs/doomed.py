@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from chaoskit.runtime.board import _COPIED
+
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 PATIENCE_S = 5.0
 
@@ -38,6 +40,18 @@ class Doom:
         while not all(self._file(rank).exists() for rank in doomed) and time.monotonic() < deadline_s:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def await_copy(self) -> None:
+        """Before a step that may be torn: let the agent of rank 0 copy the state, however busy the machine
+        is. Training itself waits 20 ms at most."""
+        trainer = self._trainer
+        copies = trainer.config.memory_copies and self._where == "torn" and self._fatal
+        if not copies or trainer.rank != 0 or not trainer.took_part:
+            return
+        with trainer.long_phase("copy"):
+            deadline_s = time.monotonic() + PATIENCE_S
+            while trainer._worker.board._slots[_COPIED] < trainer.step and time.monotonic() < deadline_s:
+                time.sleep(0.001)
 
     def _file(self, rank: int) -> Path:
         return Path(f"{self._marker}.{self._trainer.step}.{rank}")
@@ -81,6 +95,7 @@ def train(
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
     while trainer.step < steps:
         with trainer.transaction() as step:
+            doom.await_copy()
             time.sleep(step_s)
             for shard in step.shards(DATA, batch_size=24):
                 loss = model(shard.batch).square().mean()

@@ -1,0 +1,69 @@
+"""``chaoskit doctor``: what this machine can do and what not, with reasons and remedies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.faces.catalogue import here
+from chaoskit.faces.probes import PROBES, Finding, Probe
+from faults import CATALOGUE
+
+_STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+def examine(probes: tuple[Probe, ...] = PROBES) -> list[Finding]:
+    """Ask every probe."""
+    findings: list[Finding] = []
+    for probe in probes:
+        found = probe()
+        findings += found if isinstance(found, list) else [found]
+    return findings
+
+
+def can_run(findings: list[Finding]) -> bool:
+    """Whether nothing of the core is missing."""
+    return not any(finding.core and finding.state == "missing" for finding in findings)
+
+
+def plain(findings: list[Finding]) -> dict[str, Any]:
+    """For machines."""
+    told = [
+        {"name": one.name, "state": one.state, "found": one.found, "remedy": one.remedy, "core": one.core}
+        for one in findings
+    ]
+    faults = {kind.__name__: here(kind) for kind in CATALOGUE}
+    return {"ok": can_run(findings), "findings": told, "faults": faults}
+
+
+def render(findings: list[Finding]) -> RenderableType:
+    """For people."""
+    table = _grid()
+    for one in findings:
+        text = Text(one.found)
+        if one.remedy:
+            text.append(f"\n→ {one.remedy}", "dim")
+        table.add_row(Text(one.state, _STYLES[one.state]), one.name, text)
+    limited = {kind.__name__: here(kind) for kind in CATALOGUE}
+    limited = {name: found for name, found in limited.items() if found["state"] != "yes"}
+    faults = _grid()
+    for name, found in limited.items():
+        faults.add_row(Text(found["state"], "yellow"), name, found["reason"])
+    whole = len(CATALOGUE) - len(limited)
+    blocks: list[RenderableType] = [table, Text(f"\n{whole} of {len(CATALOGUE)} faults can be done here in every form")]
+    blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
+    says = "training and recovery can run here" if can_run(findings) else "nothing can run here until this is mended"
+    lacking = [one.name for one in findings if one.core and one.state == "missing"]
+    return Group(*blocks, Text(": ".join(filter(None, [says, ", ".join(lacking)])), "bold"))
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column()
+    return table

@@ -1,0 +1,60 @@
+"""``docs/faults.md``, from the catalogue and ``faults.md.j2``: the same text on every machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from chaoskit.faces.catalogue import (
+    common_parameters,
+    entry,
+    moments_in_words,
+    of_family,
+    own_parameters,
+    signature,
+    sorted_roles,
+)
+from faults import CATALOGUE
+from faults.base import FAMILIES
+from faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3, Study
+
+
+def render_page() -> str:
+    """The whole page."""
+    # A page of Markdown, not of HTML: nothing in it comes from outside.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(cell=_cell, signature=signature)
+    families = {
+        title: [
+            entry(kind)
+            | {"roles": sorted_roles(kind), "when": moments_in_words(kind), "rows": kind.counted}
+            | {"own": own_parameters(kind)}
+            for kind in of_family(family)
+        ]
+        for family, title in FAMILIES.items()
+    }
+    studies = [(study, _rows(study)) for study in (LLAMA_3, BYTE_ROBUST)]
+    template = environment.get_template("faults.md.j2")
+    return template.render(families=families, studies=studies, common=common_parameters())
+
+
+def _rows(study: Study) -> list[dict[str, Any]]:
+    return [
+        {"incident": one, "faults": [kind.__name__ for kind in CATALOGUE if one in kind.counted]}
+        for one in INCIDENTS
+        if one.study == study
+    ]
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")

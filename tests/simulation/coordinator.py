@@ -1,0 +1,171 @@
+"""The shell around the real control plane, as a process that may end between any two of its acts.
+
+Stands for ``control/coordinator.py`` and ``control/record.py``, line by line where it matters: what is to be remembered
+is written down first, then the outputs are carried out in their order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chaoskit import messages
+from chaoskit.control.plane import ControlPlane, Disconnect, End, Note, Remember, Send
+from chaoskit.control.rendezvous import Reply
+from chaoskit.messages import AgentHello
+from simulation.engine import Process
+from simulation.network import SERVER, Line
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+TICK_S = 0.05
+
+
+class Fenced(Exception):
+    """Another coordinator holds the record."""
+
+
+class Record:
+    """``control/record.py``: survives every coordinator, and belongs to the last one that took it over."""
+
+    def __init__(self) -> None:
+        self.entries: list[Remember] = []
+        self.term = 0
+
+    def take_over(self) -> int:
+        """The next term."""
+        self.term += 1
+        return self.term
+
+    def append(self, term: int, entries: list[Remember]) -> None:
+        if term != self.term:
+            raise Fenced
+        self.entries += entries
+
+
+class Coordinator(Process):
+    """``Coordinator``: one term of it."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.record = world, world.record
+        self.term = self.record.take_over()
+        super().__init__(world.engine, f"coordinator {self.term}")
+        self.plane = ControlPlane(world.config, tuple(self.record.entries), self.engine.now_s)
+        self.over = False
+        #: Acts that it lives to carry out, when its end is near.
+        self.acts_left: int | None = None
+        self._agents: dict[str, Line] = {}
+        self.after(TICK_S, self._tick)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def serve(self, line: Line) -> None:
+        """``_greet``: what comes over ``line`` tells what it is."""
+        line.bind(SERVER, lambda message: self._hear_first(line, message), lambda: None)
+
+    def _hear_first(self, line: Line, message: Any) -> None:
+        if isinstance(message, AgentHello):
+            self._serve_agent(line, message)
+        else:  # the rendezvous of a worker
+            line.bind(SERVER, lambda request: self._ask(line, request), lambda: self.plane.hang_up(line))
+            self._ask(line, message)
+
+    def _serve_agent(self, line: Line, hello: AgentHello) -> None:
+        try:
+            outputs = self.plane.attach(hello, self.engine.now_s)
+        except messages.Refused:
+            line.close(SERVER)
+            return
+        node = hello.node
+        self._agents[node] = line
+        self.engine.note(f"{self.name} <- {node} attaches with {hello.workers}, ended {hello.ended}")
+        line.send(SERVER, self.term)  # stands for Welcome
+        line.bind(SERVER, lambda message: self._hear(node, line, message), lambda: self._lose(node, line))
+        self.carry_out(outputs)
+
+    def _hear(self, node: str, line: Line, message: Any) -> None:
+        if self._agents.get(node) is line:
+            self.carry_out(self.plane.hear(message, self.engine.now_s))
+
+    def _lose(self, node: str, line: Line) -> None:
+        if self._agents.get(node) is line:
+            self.carry_out(self.plane.detach(node, "the agent's connection ended", self.engine.now_s))
+
+    def _ask(self, line: Line, request: Any) -> None:
+        self.carry_out(self.plane.ask(line, request))
+
+    def stop_run(self, reason: str) -> None:
+        """An observer ends the job."""
+        self.carry_out(self.plane.hear(messages.EndJob(False, reason), self.engine.now_s))
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self.term != self.record.term:  # ``Record.check``
+            self.engine.note(f"{self.name} is fenced")
+            self.kill()
+            return
+        self.carry_out(self.plane.tick(self.engine.now_s, {}))
+        self.after(TICK_S, self._tick)
+
+    def _dies_here(self) -> bool:
+        if self.acts_left is not None:
+            self.acts_left -= 1
+            if self.acts_left < 0:
+                self.kill()
+        return not self.alive
+
+    def carry_out(self, outputs: list[Any]) -> None:
+        """``_carry_out``."""
+        if not outputs or not self.alive:
+            return
+        remembered = [output for output in outputs if isinstance(output, Remember)]
+        if remembered and not self._remember(remembered):
+            return
+        laws = self.world.laws
+        for output in outputs:
+            kind = type(output)
+            if kind is Send:
+                if self._dies_here():
+                    return
+                laws.sent(self, output.node, output.message)
+                line = self._agents.get(output.node)
+                if line is not None:
+                    line.send(SERVER, output.message)
+            elif kind is Reply:
+                if self._dies_here():
+                    return
+                output.client.send(SERVER, output.message)
+            elif kind is Note:
+                if self._dies_here():
+                    return
+                laws.noted(self, output.event, output.fields)
+            elif kind is Disconnect:
+                line = self._agents.pop(output.node, None)
+                if line is not None:
+                    line.close(SERVER)
+            elif kind is End:
+                self.over = True
+                self.kill()
+                return
+
+    def _remember(self, entries: list[Remember]) -> bool:
+        """False if it ends before, while or after this is written; then a part of it, or all, may be in the record."""
+        whole = len(entries)
+        if self.acts_left is not None and self.acts_left < len(entries):
+            whole = self.acts_left
+        try:
+            self.record.append(self.term, entries[:whole])
+        except Fenced:
+            self.engine.note(f"{self.name} is fenced")
+            self.kill()
+            return False
+        for entry in entries[:whole]:
+            self.engine.note(f"{self.name} remembers {entry.event}")
+        self.world.laws.remembered(self, entries[:whole])
+        if whole < len(entries):
+            self.kill()
+            return False
+        if self.acts_left is not None:
+            self.acts_left -= whole
+        return True

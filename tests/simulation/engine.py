@@ -1,0 +1,155 @@
+"""The fake clock, and processes that live by it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+#: A history with more events than this goes in circles.
+EVENTS_MAX = 200_000
+#: What a strand may wait for: some seconds, or until a condition holds.
+Wish = float | Callable[[], bool]
+Work = Generator[Wish, None, Any]
+
+
+class Engine:
+    """Everything that is going to happen, in the order of its time; and the one source of randomness."""
+
+    def __init__(self, seed: int) -> None:
+        self.now_s = 0.0
+        self.random = Random(seed)
+        self.uniform = self.random.uniform
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self.trace: list[str] | None = None
+
+    def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Have ``act`` done ``delay_s`` from now. Equal times keep their order."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self._count, act, arguments))
+
+    def note(self, text: str) -> None:
+        """A line of the trace, if one is kept."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now_s:9.4f}  {text}")
+
+    def run(self, over: Callable[[], bool], until_s: float) -> bool:
+        """Let things happen until ``over``; False if that is not so at ``until_s``."""
+        queue, pop = self._queue, heapq.heappop
+        while queue and not over():
+            self.now_s, _, act, arguments = pop(queue)
+            if self.now_s > until_s or self._count > EVENTS_MAX:
+                return False
+            act(*arguments)
+        return over()
+
+
+class Process:
+    """Can be killed, and frozen: then whatever would happen to it waits, in order."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine, self.name = engine, name
+        self.alive, self.frozen = True, False
+        self.ends: list[Callable[[], None]] = []  # what the kernel does when it ends
+        self._parked: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._waiting: list[tuple[Strand, Callable[[], bool]]] = []
+
+    def run(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Something happens in this process, as soon as it can."""
+        if not self.alive:
+            return
+        if self.frozen:
+            self._parked.append((act, arguments))
+        else:
+            act(*arguments)
+
+    def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Have ``act`` done in this process, ``delay_s`` from now at the earliest."""
+        self.engine.after(delay_s, self.run, act, *arguments)
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT: what has waited happens now."""
+        self.frozen = False
+        while self._parked and self.alive and not self.frozen:
+            act, arguments = self._parked.pop(0)
+            act(*arguments)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.alive:
+            self.engine.note(f"{self.name} ends")
+            self.alive = False
+            ends, self.ends = self.ends, []
+            for end in ends:
+                end()
+
+    def begin(self, work: Work) -> Strand:
+        """Run ``work`` in a thread of this process."""
+        strand = Strand(self, work)
+        strand.proceed()
+        return strand
+
+    def notify(self) -> None:
+        """Something has changed for which a thread may wait (a condition variable's ``notify_all``)."""
+        for strand, condition in tuple(self._waiting):
+            if condition():
+                strand.wake()
+
+
+class Strand:
+    """A thread: a generator that yields what it waits for."""
+
+    __slots__ = ("_condition", "_process", "_turn", "_work", "hung")
+
+    def __init__(self, process: Process, work: Work) -> None:
+        self._process, self._work = process, work
+        self._condition: Callable[[], bool] | None = None
+        self._turn = 0
+        self.hung = False
+
+    def wake(self) -> None:
+        """The condition held a moment ago: look again when the scheduler lets this thread run."""
+        self._process.after(1e-5, self._look, self._turn)
+
+    def _look(self, turn: int) -> None:
+        condition = self._condition
+        if turn == self._turn and condition is not None and condition():
+            self.proceed()
+
+    def _timer(self, turn: int) -> None:
+        if turn == self._turn:
+            self.proceed()
+
+    def proceed(self) -> None:
+        """Run to the next wish."""
+        if self.hung:
+            return
+        process = self._process
+        if self._condition is not None:
+            process._waiting.remove((self, self._condition))
+            self._condition = None
+        self._turn += 1
+        for wish in self._work:
+            if not callable(wish):
+                process.after(wish, self._timer, self._turn)
+                return
+            if not wish():
+                self._condition = wish
+                process._waiting.append((self, wish))
+                return
+            if not process.alive:
+                return
+
+
+def until(process: Process, condition: Callable[[], bool], timeout_s: float) -> Generator[Wish, None, bool]:
+    """Wait for ``condition``; False if that took longer than ``timeout_s``."""
+    deadline_s = process.engine.now_s + timeout_s
+    process.after(timeout_s + 1e-9, process.notify)
+    yield lambda: condition() or process.engine.now_s >= deadline_s
+    return condition()

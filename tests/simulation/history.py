@@ -1,0 +1,57 @@
+"""One seed, one history: run it, judge it, tell what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaoskit.messages import EndJob
+from simulation.faults import Faults
+from simulation.laws import Violation
+from simulation.world import World
+
+
+@dataclass(frozen=True)
+class History:
+    """How it went.
+
+    Attributes:
+        broken: the law that was broken, or "".
+        lasted_s: on the fake clock.
+    """
+
+    seed: int
+    faults: tuple[str, ...]
+    broken: str
+    ok: bool
+    reason: str
+    lasted_s: float
+    generations: int
+    terms: int
+    trace: tuple[str, ...] = ()
+
+
+def run(seed: int, *, trace: bool = False) -> History:
+    """The history of ``seed``; with a ``trace`` of all that happened, a line each."""
+    world = World(seed)
+    if trace:
+        world.engine.trace = []
+    faults = Faults(world)
+    faults.schedule()
+    broken = ""
+    try:
+        finished = world.engine.run(world.over, faults.last_s + world.patience_s)
+        world.laws.judge(finished)
+    except Violation as violation:
+        broken = str(violation)
+    end = world.laws.end or next((said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None)
+    return History(
+        seed,
+        tuple(faults.done),
+        broken,
+        end is not None and end.ok,
+        end.reason if end is not None else "",
+        world.engine.now_s,
+        max(world.laws.plans, default=0),
+        world.record.term,
+        tuple(world.engine.trace or ()),
+    )

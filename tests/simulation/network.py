@@ -1,0 +1,86 @@
+"""Connections: ordered within one, in any order between two, and lost at any moment with all that is on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulation.engine import Engine, Process
+
+CLIENT, SERVER = 0, 1
+
+
+class Line:
+    """A TCP connection between two processes.
+
+    Args:
+        latency_s: shortest and longest time that a message takes.
+    """
+
+    def __init__(self, engine: Engine, client: Process, server: Process, latency_s: tuple[float, float]) -> None:
+        self._engine, self._ends = engine, (client, server)
+        self.latency_s = latency_s
+        self._hear: list[Callable[[Any], None] | None] = [None, None]
+        self._end: list[Callable[[], None] | None] = [None, None]
+        self._arrival_s = [0.0, 0.0]  # of the last message to each end
+        self._broken = False
+        self._closed = [False, False]
+        for side, process in enumerate(self._ends):
+            process.ends.append(lambda side=side: self._die(side))
+
+    def bind(self, side: int, hear: Callable[[Any], None], end: Callable[[], None]) -> None:
+        """What the process at ``side`` does with a message, and with the end of the stream."""
+        self._hear[side], self._end[side] = hear, end
+
+    def send(self, side: int, message: Any) -> None:
+        """From ``side`` to the other one."""
+        if not (self._broken or self._closed[side]):
+            self._post(1 - side, self._arrive, 1 - side, message)
+
+    def close(self, side: int) -> None:
+        """The other end hears of it after all that was sent before."""
+        if not self._closed[side]:
+            self._closed[side] = True
+            if not self._broken:
+                self._post(1 - side, self._finish, 1 - side)
+
+    def cut(self) -> None:
+        """The connection breaks: what is on the way is lost, and each end hears of it in its own time."""
+        if not self._broken:
+            self._broken = True
+            for side in (CLIENT, SERVER):
+                self._engine.after(self._engine.uniform(0.0001, 0.05), self._finish, side)
+
+    def _die(self, side: int) -> None:
+        """The process at ``side`` ended: the kernel says so, and may or may not deliver what it still has."""
+        if self._engine.random.random() < 0.5:
+            self.close(side)
+        elif not self._broken:
+            self._closed[side] = self._broken = True
+            self._engine.after(self._latency(), self._finish, 1 - side)
+
+    def _latency(self) -> float:
+        return self._engine.uniform(*self.latency_s)
+
+    def _post(self, to: int, act: Callable[..., None], *arguments: Any) -> None:
+        now_s = self._engine.now_s
+        self._arrival_s[to] = max(self._arrival_s[to], now_s + self._latency())
+        self._engine.after(self._arrival_s[to] - now_s, act, *arguments)
+
+    def _arrive(self, side: int, message: Any) -> None:
+        if not self._broken:
+            self._ends[side].run(self._hand_over, side, message)
+
+    def _hand_over(self, side: int, message: Any) -> None:
+        hear = self._hear[side]
+        if hear is not None and not self._closed[side]:
+            hear(message)
+
+    def _finish(self, side: int) -> None:
+        self._ends[side].run(self._report_end, side)
+
+    def _report_end(self, side: int) -> None:
+        end, self._end[side] = self._end[side], None
+        if end is not None and not self._closed[side]:
+            self._closed[side] = True
+            end()

@@ -1,0 +1,215 @@
+"""The agent of a node: the real :class:`Facts`, in a model of ``control/agent.py`` and ``control/uplink.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chaoskit import messages
+from chaoskit.control.facts import Facts
+from chaoskit.messages import (
+    AgentHello,
+    Beat,
+    EndJob,
+    Heartbeat,
+    Plan,
+    Recall,
+    Sealed,
+    StartWorker,
+    StopWorker,
+    WorkerFailed,
+    WorkerLost,
+)
+from simulation.engine import Process
+from simulation.network import CLIENT, Line
+from simulation.worker import Worker
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+RETRY_S = 0.02
+ANSWER_S = 5.0
+#: Between an agent and its workers; always the same, so that it keeps their order.
+LOCAL_S = 0.0003
+
+
+class Charge:
+    """``_Charge``."""
+
+    __slots__ = ("lost", "process")
+
+    def __init__(self, process: Worker) -> None:
+        self.process, self.lost = process, False
+
+
+class Agent(Process):
+    """``Agent`` with its ``Uplink``."""
+
+    def __init__(self, world: World, node: str, incarnation: int) -> None:
+        super().__init__(world.engine, f"agent {node}#{incarnation}")
+        self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
+        self.facts = Facts()
+        self.charges: dict[str, Charge] = {}
+        self.generation = 0
+        self.term = 0
+        self.over = False  # the job has ended here
+        self.quiet_since_s = 0.0  # since when it hears its coordinator without a break
+        self._line: Line | None = None
+        self._attempt = 0
+        self._outage_began_s = world.engine.now_s
+        self.ends.append(self._take_along)
+        self.after(world.engine.uniform(0.0, 0.2), self._attach)
+        self.after(0.0, self._beat)
+
+    def _take_along(self) -> None:
+        """PR_SET_PDEATHSIG: no worker outlives its agent."""
+        for charge in self.charges.values():
+            charge.process.kill()
+
+    # -- uplink ---------------------------------------------------------------------------------------------------
+
+    def thaw(self) -> None:
+        self.quiet_since_s = self.engine.now_s
+        super().thaw()
+
+    def tell(self, message: messages.Message) -> None:
+        """``Uplink.tell``."""
+        self.facts.note(message)
+        if self._line is not None:
+            self._line.send(CLIENT, message)
+
+    def _attach(self) -> None:
+        if self.over:
+            return
+        if self.engine.now_s > self._outage_began_s + self.world.config.coordinator_outage_s:
+            self.engine.note(f"{self.name} gives up: no coordinator")
+            self.kill()
+            return
+        line = self.world.connect(self)
+        if line is None:
+            self.after(RETRY_S, self._attach)
+            return
+        self._attempt += 1
+        attempt = self._attempt
+        line.bind(CLIENT, lambda term: self._welcomed(line, attempt, term), lambda: self._try_again(attempt))
+        line.send(CLIENT, self._hello())
+        self.after(ANSWER_S, self._give_up, line, attempt)
+
+    def _hello(self) -> AgentHello:
+        living = tuple(name for name, charge in self.charges.items() if not charge.lost)
+        return AgentHello(self.node, "host", self.pid, self.generation, living, self.facts.ended)
+
+    def _give_up(self, line: Line, attempt: int) -> None:
+        if attempt == self._attempt and self._line is None:
+            line.close(CLIENT)
+            self._try_again(attempt)
+
+    def _try_again(self, attempt: int) -> None:
+        if attempt == self._attempt:
+            self._attempt += 1
+            self.after(RETRY_S, self._attach)
+
+    def _welcomed(self, line: Line, attempt: int, term: int) -> None:
+        if attempt != self._attempt:
+            line.close(CLIENT)
+            return
+        if term < self.term:
+            line.close(CLIENT)
+            self._try_again(attempt)
+            return
+        self.term, self._line = term, line
+        self._attempt += 1  # its time to answer is no more of interest
+        self.quiet_since_s = self.engine.now_s
+        line.bind(CLIENT, self._obey, lambda: self._bereft(line))
+        for message in self.facts.tell():
+            line.send(CLIENT, message)
+
+    def _bereft(self, line: Line) -> None:
+        """``Uplink.follow``: the connection to this coordinator has ended."""
+        if self._line is line:
+            self._line, self._outage_began_s = None, self.engine.now_s
+            self._attach()
+
+    @property
+    def line(self) -> Line | None:
+        """To the coordinator of the moment."""
+        return self._line
+
+    # -- orders ---------------------------------------------------------------------------------------------------
+
+    def _obey(self, message: Any) -> None:
+        self.facts.note(message)
+        match message:
+            case Plan(generation):
+                self.generation = max(self.generation, generation)
+                for member in message.members:
+                    self._pass_on(member.worker, message)
+            case StartWorker(worker):
+                if worker not in self.charges:
+                    self.charges[worker] = Charge(Worker(self.world, self, worker))
+            case Recall():
+                self.tell(Sealed(self.node, ()))  # nothing outlives its worker here: no memory tier is modelled
+            case StopWorker(worker):
+                if worker in self.charges:
+                    self._kill(self.charges[worker])
+            case EndJob():
+                self.engine.note(f"{self.name} hears {message}")
+                self.over = True
+                self._take_along()
+
+    def _pass_on(self, worker: str, message: messages.Message) -> None:
+        charge = self.charges.get(worker)
+        if charge is not None and not charge.lost:
+            charge.process.after(LOCAL_S, charge.process.hear, message)
+
+    def _kill(self, charge: Charge) -> None:
+        charge.lost = True
+        charge.process.kill()
+
+    # -- what workers say and show --------------------------------------------------------------------------------
+
+    def hear(self, worker: Worker, message: messages.Message) -> None:
+        """``_listen``: a message of a worker."""
+        self.engine.note(f"{worker.name}: {message}")
+        self.tell(message)
+        if isinstance(message, WorkerFailed) and worker.name in self.charges:
+            charge = self.charges[worker.name]
+            self._lose(charge, "raised", message.error)
+            self._kill(charge)
+
+    def notice_end(self, worker: Worker) -> None:
+        """The latch, the pidfd and the zygote: whichever comes first says so, and the last one frees it."""
+        self.after(self.engine.uniform(0.0001, 0.002), self._ended, worker)
+
+    def _ended(self, worker: Worker) -> None:
+        charge = self.charges.get(worker.name)
+        if charge is not None and charge.process is worker:
+            self._lose(charge, "ended", "its life latch broke")
+            self.after(self.engine.uniform(0.0, 0.02), self._release, worker)
+
+    def _release(self, worker: Worker) -> None:
+        self.charges.pop(worker.name, None)
+
+    def notice_stop(self, worker: Worker) -> None:
+        """The zygote reports SIGSTOP at once: a stopped worker is ended."""
+        charge = self.charges.get(worker.name)
+        if charge is not None and not self.over:
+            self._lose(charge, "stopped", "stopped by SIGSTOP")
+            self._kill(charge)
+
+    def _lose(self, charge: Charge, cause: str, detail: str) -> None:
+        if not charge.lost:
+            charge.lost = True
+            self.tell(WorkerLost(charge.process.name, self.node, cause, detail, int(self.engine.now_s * 1e9)))
+
+    def _beat(self) -> None:
+        if self.over:
+            return
+        if self._line is not None:
+            beats = [self._read_board(charge.process) for charge in self.charges.values() if not charge.lost]
+            self.tell(Heartbeat(self.node, tuple(beats)))
+        self.after(self.world.config.heartbeat_ms / 1000, self._beat)
+
+    def _read_board(self, worker: Worker) -> Beat:
+        board = worker.board
+        age_ms = (self.engine.now_s - board.since_s) * 1000
+        return Beat(worker.name, board.generation, board.rank, board.step, board.phase, age_ms, 0.0, board.commits, 0.0)

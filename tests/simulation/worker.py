@@ -1,0 +1,290 @@
+"""A training process: the rules of ``runtime/trainer.py``, with numbers for tensors.
+
+Two threads as in the real one: the main thread trains (``main``), the control thread obeys (``hear``). The state of the
+training is a hash of all that was ever reduced, so that ranks agree on it only if they did the same steps with the same
+shards, each computed from the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from chaoskit import messages
+from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
+from chaoskit.vocabulary import Phase
+from simulation.engine import Process, Strand, Wish, Work, until
+from simulation.mesh import Contribution
+from simulation.regroup import Broken, Formation, Regrouper, Superseded
+
+if TYPE_CHECKING:
+    from simulation.node import Agent
+    from simulation.world import World
+
+GENESIS = 1
+#: ``trainer._PLAN_S``
+PLAN_S = 2.0
+
+_LOCAL_S = 0.0003
+
+
+def gradient(state: int, step: int, shard: int) -> int:
+    """What ``shard`` of ``step`` gives, computed from ``state``."""
+    return hash((state, step, shard))
+
+
+def advance(state: int, gradients: dict[int, int]) -> int:
+    """The optimizer: the state after a step with these sums."""
+    return hash((state, *sorted(gradients.items())))
+
+
+class TrainingOver(Exception):
+    """As in ``trainer.py``."""
+
+
+class PeerLost(Exception):
+    """As in ``peer.py``."""
+
+
+class Board:
+    """``runtime/board.py``."""
+
+    __slots__ = ("commits", "generation", "phase", "rank", "since_s", "step")
+
+    def __init__(self, now_s: float) -> None:
+        self.generation, self.rank, self.step, self.commits = 0, -1, 0, 0
+        self.phase, self.since_s = int(Phase.START), now_s
+
+
+class Worker(Process):
+    """``worker.Control`` and ``Trainer``."""
+
+    def __init__(self, world: World, agent: Agent, name: str) -> None:
+        super().__init__(world.engine, name)
+        self.world, self.agent = world, agent
+        self.step, self.state = 0, GENESIS
+        self.board = Board(self.engine.now_s)
+        self.regrouper = Regrouper(self)
+        self.over = False  # has committed the last step
+        self._work: dict[int, int] = {}
+        self._formation: Formation | None = None
+        world.laws.started(self)
+        self.ends.append(lambda: agent.notice_end(self))
+        self._main: Strand = self.begin(self.main())
+
+    # -- the control thread ---------------------------------------------------------------------------------------
+
+    def hear(self, message: Any) -> None:
+        """``Control._handle``."""
+        if isinstance(message, Plan):
+            if message.member(self.name) is None:
+                self.kill()  # fenced: the others go on without this worker
+            else:
+                self.regrouper.offer(message)
+
+    def send(self, message: messages.Message) -> None:
+        """``Control.send``: to the agent."""
+        self.agent.after(_LOCAL_S, self.agent.hear, self, message)
+
+    # -- what may go wrong ----------------------------------------------------------------------------------------
+
+    deaf = False  # holds the interpreter lock: no thread of it runs
+
+    def hang(self, *, deaf: bool) -> None:
+        """The main thread never comes back; ``deaf``: nor do the others."""
+        self.engine.note(f"{self.name} hangs in {Phase(self.board.phase).label}, deaf={deaf}")
+        self._main.hung = True
+        self.world.laws.excused.add(self.name)
+        if deaf:
+            self.deaf = True
+            self.freeze()
+
+    def thaw(self) -> None:
+        if not self.deaf:
+            super().thaw()
+
+    @property
+    def hung(self) -> bool:
+        """Whether its main thread is stuck for ever."""
+        return self._main.hung
+
+    def fail(self, error: str) -> None:
+        """The user's code raises: ``_report_failure``."""
+        self.engine.note(f"{self.name} raises {error}")
+        self._main.hung = True
+        self.world.laws.excused.add(self.name)
+        self.send(WorkerFailed(self.name, error, fatal=False))
+
+    # -- the main thread ------------------------------------------------------------------------------------------
+
+    def main(self) -> Work:
+        """``_train``, with a job of so many steps."""
+        world = self.world
+        yield self.engine.uniform(0.15, 0.45)
+        if world.fails_to_start(self):
+            self.kill()
+            return
+        self.send(WorkerReady(self.name, self.agent.node, Endpoint("host", "", 0, 0, 0)))
+        self.enter(Phase.REGROUP)
+        try:
+            while self.step < world.steps:
+                yield from self._transaction()
+        except TrainingOver:
+            pass
+        except PeerLost as error:
+            self.fail(f"PeerLost: {error}")
+            return
+        self.enter(Phase.DONE)
+        self.over = self.regrouper.done = True
+        self.send(WorkerDone(self.name, self.step, format(self.state, "x")))
+
+    def enter(self, phase: Phase) -> None:
+        """Show the phase; a fault may wait for it."""
+        self.board.phase, self.board.since_s = int(phase), self.engine.now_s
+        if self.world.watched_phase == phase:
+            self.world.reached(self)
+
+    def _transaction(self) -> Work:
+        """``_begin``, the user's block, ``_finish``."""
+        step = self.step
+        yield from self._settle()
+        if self.step != step:
+            return
+        self.enter(Phase.FORWARD)
+        for shard in self._missing():
+            yield self.engine.uniform(*self.world.shard_s)
+            self._work[shard] = gradient(self.state, self.step, shard)
+        while not self._missing():
+            step = self.step
+            done = yield from self._attempt()
+            if done:
+                return
+            yield from self._settle()
+            if self.step != step:
+                return
+
+    def _missing(self) -> list[int]:
+        assert self._formation is not None
+        return [shard for shard in self._formation.me.shards if shard not in self._work]
+
+    def _settle(self) -> Generator[Wish, None, None]:
+        """``Trainer._settle``: stand in the newest generation, at its step."""
+        regrouper, board = self.regrouper, self.board
+        while True:
+            formation = regrouper.membership_now()
+            if formation is None:
+                self.enter(Phase.REGROUP)
+                yield lambda: regrouper.membership_now() is not None
+                continue
+            if formation is self._formation:
+                return
+            board.generation, board.rank = formation.plan.generation, formation.me.rank
+            target = formation.target
+            if target.step > self.step:
+                healed = yield from self._heal(formation)
+                if not healed:
+                    continue
+            if target.done:
+                raise TrainingOver
+            if self.step < 0:
+                self.world.laws.torn = True
+                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
+            self._formation = formation
+            self._work = {shard: sums for shard, sums in self._work.items() if shard in formation.me.shards}
+            if formation.plan.generation > 1:
+                self.send(Healed(self.name, formation.plan.generation))
+            return
+
+    def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
+        """``Trainer._heal``: take the state of a member that is ahead."""
+        self.enter(Phase.RESTORE)
+        standings, target = formation.standings or (), formation.target.step
+        ahead = [standing.rank for standing in standings if standing.step == target]
+        for attempt in range(len(ahead)):
+            healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
+            try:
+                yield from self._pull(formation, healer.worker)
+            except Superseded:
+                break
+            except PeerLost:
+                continue
+            self.board.step = self.step
+            return True
+        if formation.broken:
+            yield lambda: self.regrouper.current is not formation
+            return False
+        newer = yield from until(self, lambda: self.regrouper.current is not formation, PLAN_S)
+        if not newer:
+            raise PeerLost(f"the state of step {target} could not be read from anybody who has it")
+        return False
+
+    def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:
+        """``Trainer._pull``: while the state is copied, no newer generation hears of a step."""
+        regrouper, healer = self.regrouper, self.world.workers[name]
+        with regrouper.advance(formation):
+            self._work = {}
+            try:
+                if not healer.alive:
+                    raise PeerLost(name)
+                if self.step <= 0:
+                    self.step = -1  # copied in place; a survivor keeps its state until it has all of the other
+                self.world.healing(self, healer)
+                yield self.engine.uniform(0.002, 0.06)
+                if not healer.alive or healer.step < 0:
+                    raise PeerLost(name)
+                self.step, self.state = healer.step, healer.state
+                self.world.laws.healed(self, formation)
+            finally:
+                regrouper.step = self.step
+
+    def _attempt(self) -> Generator[Wish, None, bool]:
+        """``Trainer._attempt``: reduce and commit once; False: the generation is over."""
+        formation, regrouper = self._formation, self.regrouper
+        assert formation is not None
+        self.enter(Phase.REDUCE)
+        try:
+            yield lambda: formation.mesh is not None or regrouper.is_over(formation)
+            sums = yield from self._reduce(formation)
+            yield from self._commit(formation, sums)
+        except (Superseded, Broken) as error:
+            self.enter(Phase.REGROUP)
+            if isinstance(error, Broken):
+                self.send(GroupBroken(self.name, formation.plan.generation, str(error)))
+            regrouper.give_up(formation)
+            yield lambda: regrouper.current is not formation
+            return False
+        return True
+
+    def _reduce(self, formation: Formation) -> Generator[Wish, None, tuple[dict[int, int], int]]:
+        """``ShardWork.reduce``: the sums of all shards, and the lowest vote."""
+        regrouper, mesh, rank = self.regrouper, formation.mesh, formation.me.rank
+        if regrouper.is_over(formation) or mesh is None:
+            raise Superseded
+        if rank in mesh.broken:
+            raise Broken("a connection of the group ended")
+        mine = {shard: self._work[shard] for shard in formation.me.shards}
+        one = mesh.contribute(rank, self.step, Contribution(self.state, mine, regrouper.vote))
+        yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
+        if rank not in one.done:
+            if regrouper.is_over(formation):
+                raise Superseded
+            raise Broken("a connection of the group ended in the reduction")
+        sums: dict[int, int] = {}
+        for brought in one.brought.values():
+            sums |= brought.shards
+        return sums, min(brought.vote for brought in one.brought.values())
+
+    def _commit(self, formation: Formation, reduced: tuple[dict[int, int], int]) -> Generator[Wish, None, None]:
+        """``Trainer._commit``, then the move to a plan that waits for this step boundary."""
+        sums, vote = reduced
+        self.enter(Phase.OPTIMIZER)
+        with self.regrouper.advance(formation):
+            yield self.engine.uniform(0.0005, 0.005)
+            self.state = advance(self.state, sums)
+            self.step += 1
+            self.regrouper.step = self.step
+        self.world.laws.committed(self, formation)
+        self.board.step, self._work = self.step, {}
+        self.board.commits += 1
+        self.enter(Phase.OUTSIDE)
+        self.regrouper.move_on(vote)

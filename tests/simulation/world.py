@@ -1,0 +1,118 @@
+"""One cluster in one history."""
+
+from __future__ import annotations
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.messages import Plan
+from simulation.coordinator import Coordinator, Record
+from simulation.engine import Engine, Process
+from simulation.laws import Laws
+from simulation.mesh import Mesh
+from simulation.network import Line
+from simulation.node import Agent
+from simulation.worker import Worker
+
+#: A job must be over so long after the last fault: the start of replacements that hang, leases, detectors one after
+#: the other, pauses between starts that fail.
+PATIENCE_S = 60.0
+NORMAL_S = (0.0002, 0.004)
+
+
+class World:
+    """Processes, the network between them, and what is drawn from the seed.
+
+    Attributes:
+        haven: the node that no fault strikes, so that the state survives; "" where everybody may die.
+        barren: nodes on which a start has failed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.engine = Engine(seed)
+        random = self.engine.random
+        nodes = random.randint(2, 4)
+        self.config = RunConfig(
+            job=JobSpec("job.py"),
+            nodes=nodes,
+            spares=random.choice((0, 0, 1, 1, 2)),
+            min_world=random.choice((1, 1, 1, 2)),
+            shards=nodes + random.randint(0, 3),
+            heartbeat_ms=250,
+            hang_floor_ms=400,
+            strikes_max=5,
+            startup_s=4.0,
+            coordinator_outage_s=10.0,
+        )
+        self.steps = random.randint(6, 12)
+        self.shard_s = (0.01, 0.05)
+        self.patience_s = PATIENCE_S
+        self.laws = Laws(self)
+        self.record = Record()
+        self.workers: dict[str, Worker] = {}
+        self._meshes: dict[tuple[str, ...], Mesh] = {}
+        self.haven = f"n{random.randrange(nodes)}"
+        self.barren: dict[str, int] = {}  # node -> starts that are still to fail
+        self.stopped = ""  # the reason that an observer gave
+        self.latency_s: dict[str, tuple[float, float]] = {}  # of slow nodes
+        self.watched_phase = -1
+        self.coordinator: Coordinator
+        self.launch_coordinator()
+        self.agents = {f"n{index}": Agent(self, f"n{index}", 0) for index in range(nodes)}
+
+    def over(self) -> bool:
+        """Whether the coordinator of the moment has ended the job."""
+        return self.coordinator.over
+
+    # -- coordinators ---------------------------------------------------------------------------------------------
+
+    def launch_coordinator(self) -> None:
+        """``nursery._restart_coordinators``."""
+        self.coordinator = coordinator = Coordinator(self)
+        coordinator.ends.append(lambda: self._coordinator_ended(coordinator))
+        self.engine.note(f"{coordinator.name} begins")
+
+    def _coordinator_ended(self, ended: Coordinator) -> None:
+        if ended is self.coordinator and not ended.over:
+            self.engine.after(self.engine.uniform(0.02, 0.4), self._replace, ended)
+
+    def _replace(self, ended: Coordinator) -> None:
+        if ended is self.coordinator:
+            self.launch_coordinator()
+
+    def connect(self, client: Agent | Worker) -> Line | None:
+        """A connection to whoever listens; None if nobody does."""
+        if not self.coordinator.alive:
+            return None
+        node = client.node if isinstance(client, Agent) else client.agent.node
+        line = Line(self.engine, client, self.coordinator, self.latency_s.get(node, NORMAL_S))
+        self.coordinator.serve(line)
+        return line
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def mesh(self, plan: Plan) -> Mesh:
+        """The group of ``plan``."""
+        key = (str(plan.generation), *(member.worker for member in plan.members))
+        if key not in self._meshes:
+            self._meshes[key] = Mesh(self, plan)
+        return self._meshes[key]
+
+    def fails_to_start(self, worker: Worker) -> bool:
+        """Whether ``worker`` ends before it is ready."""
+        left = self.barren.get(worker.agent.node, 0)
+        if left <= 0:
+            return False
+        self.barren[worker.agent.node] = left - 1
+        return True
+
+    def on_node(self, node: str) -> list[Process]:
+        """The agent of ``node`` and its workers."""
+        agent = self.agents[node]
+        return [agent, *(charge.process for charge in agent.charges.values())]
+
+    # -- what faults wait for; see faults.py ----------------------------------------------------------------------
+
+    def reached(self, worker: Worker) -> None:
+        """``worker`` entered the phase that is watched."""
+
+    def healing(self, worker: Worker, healer: Worker) -> None:
+        """``worker`` begins to copy the state of ``healer``."""

@@ -1,0 +1,208 @@
+"""What the doctor finds, compared with what the machine shows by another way; and limits set on purpose."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from chaoskit.faces import doctor, probes
+from chaoskit.faces.probes import Finding
+from chaoskit.osprocess import children, start_ticks
+from chaoskit.substrate.undo import UndoLog, left_behind, sweep
+
+
+def found(*probed: probes.Probe) -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.examine(probed)}
+
+
+def limited(setup: str, probe: str) -> dict[str, str]:
+    """A probe in a process of its own, after ``setup``."""
+    code = (
+        f"import json, os, resource, sys\nfrom chaoskit.faces import probes\n{setup}\nfound = probes.{probe}()\n"
+        "print(json.dumps({'state': found.state, 'found': found.found, 'remedy': found.remedy}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told: dict[str, str] = json.loads(ran.stdout)
+    return told
+
+
+# -- against the machine ------------------------------------------------------------------------------------------
+
+
+def test_every_finding_is_whole() -> None:
+    findings = doctor.examine()
+    assert len({finding.name for finding in findings}) == len(findings)
+    for finding in findings:
+        assert finding.state in ("ok", "limited", "missing")
+        assert finding.found
+        assert bool(finding.remedy) == (finding.state != "ok")
+    assert doctor.can_run(findings)  # the tests run here
+
+
+def test_versions_are_those_that_run() -> None:
+    seen = found(probes.python, probes.torch_version)
+    assert seen["Python"].found.startswith("{}.{}.{}".format(*sys.version_info))
+    assert seen["torch"].found == torch.__version__
+    assert found(probes.gpus)["GPUs"].state == ("ok" if torch.cuda.is_available() else "limited")
+
+
+def test_cores_and_memory_are_the_machine_s() -> None:
+    seen = found(probes.cores, probes.memory)
+    status = Path("/proc/self/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("Cpus_allowed:")).split()[1]
+    assert seen["cores"].found.split()[0] == str(int(mask.replace(",", ""), 16).bit_count())
+    total_kb = int(Path("/proc/meminfo").read_text().split()[1])
+    assert f"of {total_kb / 2**20:.1f} GiB" in seen["memory"].found
+
+
+def test_limits_are_the_shell_s() -> None:
+    soft = subprocess.run(["sh", "-c", "ulimit -n"], capture_output=True, text=True, check=True).stdout.strip()
+    assert f"at most {soft} " in found(probes.open_files)["open files"].found
+
+
+@pytest.mark.parametrize("controller", ["cpu", "memory"])
+def test_control_groups_that_can_be_made_are_made(controller: str) -> None:
+    """By hand, beside that of this process."""
+    from chaoskit.substrate.cgroup import find_place
+
+    seen = found(probes.control_groups)[f"cgroup {controller}"]
+    if seen.state != "ok":
+        pytest.skip(seen.found)
+    place = find_place(controller, Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    assert place is not None
+    assert seen.found.startswith(f"v{place.version}, ")
+    group = place.parent / f"chaoskit-{os.getpid()}-doctor"
+    group.mkdir()
+    group.rmdir()
+
+
+def test_the_compiler_compiles(tmp_path: Path) -> None:
+    seen = found(probes.compiler)["compiler"]
+    if seen.state != "ok":
+        pytest.skip(seen.found)
+    (tmp_path / "one.cpp").write_text("#include <vector>\nint main() { return std::vector<int>(3, 1)[2] - 1; }\n")
+    subprocess.run([seen.found.partition(",")[0], "-o", "one", "one.cpp"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "one"], check=True)
+
+
+def test_the_death_signal_is_left_as_it_was() -> None:
+    libc, held = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(1, signal.SIGUSR2)
+    try:
+        assert found(probes.death_signal)["PR_SET_PDEATHSIG"].state == "ok"
+        libc.prctl(2, ctypes.byref(held))
+        assert held.value == signal.SIGUSR2
+    finally:
+        libc.prctl(1, 0)
+
+
+def test_nothing_is_left_running_or_open() -> None:
+    doctor.examine()  # torch opens what it keeps
+    before = len(os.listdir("/proc/self/fd")), set(children(os.getpid())), threading.active_count()
+    doctor.examine()
+    assert (len(os.listdir("/proc/self/fd")), set(children(os.getpid())), threading.active_count()) == before
+
+
+def test_it_is_quick() -> None:
+    doctor.examine()
+    used_s = time.process_time()
+    doctor.examine()
+    assert time.process_time() - used_s < 2.0
+
+
+# -- what is wrong is found ---------------------------------------------------------------------------------------
+
+
+def test_few_open_files() -> None:
+    told = limited("resource.setrlimit(resource.RLIMIT_NOFILE, (300, 4096))", "open_files")
+    assert told == {
+        "state": "limited",
+        "found": "at most 300 (could be raised to 4096)",
+        "remedy": "ulimit -n 1024",
+    }
+    assert limited("resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))", "open_files")["state"] == "missing"
+
+
+def test_few_processes() -> None:
+    told = limited("resource.setrlimit(resource.RLIMIT_NPROC, (100, 100))", "processes")
+    assert (told["state"], told["found"]) == ("limited", "at most 100 (ulimit)")
+
+
+def test_one_core() -> None:
+    told = limited("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", "cores")
+    assert (told["state"], told["found"].split()[0]) == ("limited", "1")
+
+
+def test_a_mutex_that_nobody_breaks() -> None:
+    """The latch without the attribute that makes the kernel break it (PTHREAD_MUTEX_STALLED)."""
+    told = limited("from chaoskit.runtime import board\nboard._PTHREAD_MUTEX_ROBUST = 0", "robust_mutex")
+    assert (told["state"], told["found"]) == ("limited", "not broken when its owner ends")
+
+
+def test_no_memory_to_share() -> None:
+    """A file may not grow beyond 64 KiB: the kernel refuses, and the probe says what it said."""
+    setup = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    setup += "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))"
+    told = limited(setup, "memfd")
+    assert (told["state"], told["found"]) == ("missing", "[Errno 27] File too large")
+
+
+def test_no_compiler() -> None:
+    told = limited("os.environ.pop('CXX', None); os.environ['PATH'] = '/nowhere'", "compiler")
+    assert told["state"] == "limited"
+    assert told["found"].startswith("none of g++, clang++ is on the PATH")
+
+
+def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "chaoskit").write_text("not a directory")
+    told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path)!r}", "state_directory")
+    assert told["state"] == "missing"
+    assert "XDG_STATE_HOME" in told["remedy"]
+    told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path / 'new')!r}", "state_directory")
+    assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'} can be made")
+
+
+def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child writes its undo ahead and is killed; the janitor finds it as it was."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        code = (
+            "import os, signal\nfrom chaoskit.substrate.undo import UndoLog\n"
+            f"UndoLog().plan('continue', pid={stopped.pid}, ticks={start_ticks(stopped.pid)})\n"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+        live = UndoLog()
+        live.plan("continue", pid=os.getpid(), ticks=start_ticks(os.getpid()))  # of a launcher that lives
+        seen = found(probes.left_behind)["undo"]
+        assert (seen.state, seen.found, seen.remedy) == (
+            "limited",
+            f"continue {stopped.pid}",
+            "chaoskit janitor",
+        )
+        assert left_behind() == [f"continue {stopped.pid}"]
+        assert [repair.target for repair in sweep()] == [f"pid {stopped.pid}"]
+        assert found(probes.left_behind)["undo"].state == "ok"
+        live.close()
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+def test_what_of_the_core_is_missing_decides() -> None:
+    lacking = Finding("memfd", "missing", "refused", "allow it", core=True)
+    poor = Finding("GPUs", "limited", "none", "buy one")
+    assert doctor.can_run([poor])
+    assert not doctor.can_run([poor, lacking])
+    assert doctor.plain([lacking])["ok"] is False

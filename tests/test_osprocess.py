@@ -1,0 +1,67 @@
+"""What the kernel tells about processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from chaoskit.osprocess import Starvation
+
+SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
+IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+DEADLINE_S = 30.0
+
+
+@contextmanager
+def spinning(cpu: int, how: str = "") -> Iterator[int]:
+    """A process that wants all of one CPU."""
+    process = subprocess.Popen([sys.executable, "-c", SPIN % (cpu, how)])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _account(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/schedstat").read_text()
+
+
+def test_a_wait_for_a_cpu_counts_before_it_is_over() -> None:
+    """The kernel charges it when the thread runs again: too late for whoever asks meanwhile."""
+    cpu = min(os.sched_getaffinity(0))
+    with spinning(cpu), spinning(cpu, IDLE) as starved:
+        starvation, deadline_s = Starvation(starved, starved), time.monotonic() + DEADLINE_S
+        while True:
+            assert time.monotonic() < deadline_s, "it never waited for long"
+            account, first_ns = _account(starved), starvation.read_ns()
+            time.sleep(0.05)
+            last_ns = starvation.read_ns()
+            if account == _account(starved) and last_ns - first_ns > 40_000_000:
+                break
+        starvation.close()
+
+
+def test_who_sleeps_is_not_starved() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
+        starvation, deadline_s = Starvation(sleeper.pid, sleeper.pid), time.monotonic() + DEADLINE_S
+        while ") S " not in Path(f"/proc/{sleeper.pid}/stat").read_text():
+            assert time.monotonic() < deadline_s
+        before, account = starvation.read_ns(), _account(sleeper.pid)
+        time.sleep(0.1)
+        if account == _account(sleeper.pid):
+            assert starvation.read_ns() == before
+        sleeper.kill()
+    assert starvation.read_ns() == 0  # it is gone
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1])
+def test_nobody_is_not_starved(pid: int) -> None:
+    assert Starvation(pid, pid).read_ns() == 0

@@ -1,0 +1,309 @@
+"""The control plane alone: what it says when nodes come, go and come again, and what the next one knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.coordinator import Coordinator
+from simulation.faults import Faults
+from simulation.world import World
+
+from chaoskit import messages
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control import membership
+from chaoskit.control.plane import BROKEN_GRACE_S, REATTACH_S, ControlPlane, Disconnect, End, Remember, Send
+from chaoskit.messages import (
+    AgentHello,
+    EndJob,
+    Endpoint,
+    Formed,
+    GroupBroken,
+    Healed,
+    Plan,
+    StartWorker,
+    StopWorker,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
+
+NODES = ("a", "b")
+WORKERS = ("a.0", "b.0")
+
+
+def hello(node: str, pid: int = 1, **changes: Any) -> AgentHello:
+    return AgentHello(node, "host", pid, **changes)
+
+
+def ready(worker: str) -> WorkerReady:
+    return WorkerReady(worker, worker[0], Endpoint("host", worker, 1, 2, 3))
+
+
+def lost(worker: str) -> WorkerLost:
+    return WorkerLost(worker, worker[0], "killed", "", 1)
+
+
+class Bench:
+    """A plane, its record, and all that it ever sent."""
+
+    def __init__(self, config: RunConfig | None = None, memory: Sequence[Remember] = (), now_s: float = 0.0) -> None:
+        self.config = config or RunConfig(job=JobSpec("job.py"), nodes=2, spares=0)
+        self.plane = ControlPlane(self.config, memory, now_s)
+        self.record = list(memory)
+        self.outputs: list[Any] = []
+        self.now_s = now_s
+
+    def do(self, outputs: list[Any]) -> list[messages.Message]:
+        """Take in what the plane decided; returns what it sends, and to whom."""
+        self.outputs += outputs
+        self.record += [output for output in outputs if isinstance(output, Remember)]
+        return [(output.node, output.message) for output in outputs if isinstance(output, Send)]
+
+    def attach(self, *hellos: AgentHello) -> list[Any]:
+        return [sent for one in hellos for sent in self.do(self.plane.attach(one, self.now_s))]
+
+    def hear(self, *said: Any) -> list[Any]:
+        return [sent for message in said for sent in self.do(self.plane.hear(message, self.now_s))]
+
+    def wait(self, seconds: float) -> list[Any]:
+        self.now_s += seconds
+        return self.do(self.plane.tick(self.now_s, {}))
+
+    def go_on(self, seconds: float, *nodes: str) -> list[Any]:
+        """Time passes in which ``nodes`` beat."""
+        sent = []
+        for _ in range(round(seconds / 0.05)):
+            sent += self.hear(*(messages.Heartbeat(node, ()) for node in nodes)) + self.wait(0.05)
+        return sent
+
+    def successor(self) -> Bench:
+        """The coordinator dies; the next one reads its record."""
+        return Bench(self.config, self.record, self.now_s + 50.0)
+
+    def begin(self) -> Bench:
+        """Both nodes train generation 1."""
+        self.attach(hello("a"), hello("b"))
+        self.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
+        assert self.plane.membership.settled
+        return self
+
+
+def plans(sent: list[Any]) -> list[int]:
+    return sorted({message.generation for _, message in sent if isinstance(message, Plan)})
+
+
+def back(node: str, **changes: Any) -> AgentHello:
+    """The same agent comes to the next coordinator, and nothing has happened."""
+    return hello(node, **({"generation": 1, "workers": (f"{node}.0",)} | changes))
+
+
+# -- nodes come and go --------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_taken_only_once() -> None:
+    bench = Bench()
+    bench.attach(hello("a"))
+    with pytest.raises(messages.Refused, match="connected already"):
+        bench.attach(hello("a", 2))
+
+
+def test_a_node_that_comes_twice_before_the_start_counts_once() -> None:
+    bench = Bench()
+    bench.attach(hello("b"))
+    bench.do(bench.plane.detach("b", "gone", 0.0))
+    assert bench.attach(hello("b")) == [], "one node is not two"
+    assert bench.attach(hello("a")) == [("a", StartWorker("a.0")), ("b", StartWorker("b.0"))]
+
+
+def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:
+    bench = Bench().begin()
+    outputs = bench.plane.detach("b", "gone", 1.0)
+    assert outputs[0] == Disconnect("b")
+    bench.do(outputs)
+    assert bench.plane.membership.members == ("a.0",)
+    sent = bench.attach(hello("b", workers=("b.0",), generation=1))
+    assert ("b", StopWorker("b.0", "fenced")) in sent
+
+
+# -- the next coordinator -----------------------------------------------------------------------------------------
+
+
+def test_when_nothing_has_happened_nothing_is_done() -> None:
+    heir = Bench().begin().successor()
+    sent = heir.attach(back("a"), back("b"))
+    sent += heir.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
+    assert sent + heir.go_on(1.0, "a", "b") == []
+    assert heir.plane.membership.settled
+
+
+def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
+    bench = Bench().begin()
+    bench.hear(lost("b.0"))  # remembered: b.1 is to be started
+    heir = bench.successor()
+    assert ("b", StartWorker("b.1")) in heir.attach(back("b", workers=(), ended=("b.0",)))
+    heir = bench.successor()
+    assert not [one for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1"))) if "Start" in str(one)]
+
+
+def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> None:
+    """The node was started again while there was no coordinator: what lived there is gone, with its state."""
+    heir = Bench().begin().successor()
+    heir.attach(back("a"))
+    sent = heir.attach(hello("b", pid=2))
+    sent += heir.go_on(3.0, "a", "b")
+    assert ("b", StartWorker("b.0")) not in sent, "a name means one process"
+    assert ("a", StartWorker("a.1")) in sent, "what was lost is replaced"
+    assert heir.plane.membership.members == ("a.0",)
+
+
+def test_a_regroup_that_was_left_half_way_is_repeated() -> None:
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    heir = bench.successor()
+    sent = heir.attach(back("a"), back("b", generation=0))
+    assert plans(sent) == [1], "who has missed the plan is told"
+    assert plans(heir.wait(0.01) + heir.wait(BROKEN_GRACE_S)) == [2]
+
+
+def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> None:
+    """All have formed the group, and tell the next one so."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    heir = bench.successor()
+    heir.attach(back("a"), back("b"))
+    heir.wait(0.01)
+    heir.hear(*(Formed(worker, 1) for worker in WORKERS))
+    assert plans(heir.wait(BROKEN_GRACE_S)) == []
+
+
+def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
+    """It publishes the first generation before it has ever ticked: that one is not half-way of anybody's."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    heir = bench.successor()
+    heir.attach(back("a", generation=0), back("b", generation=0))
+    assert plans(heir.hear(*map(ready, WORKERS))) == [1]
+    heir.hear(*(Formed(worker, 1) for worker in WORKERS))
+    assert plans(heir.wait(0.01) + heir.wait(BROKEN_GRACE_S)) == []
+
+
+def test_a_node_that_does_not_come_back_is_lost() -> None:
+    heir = Bench().begin().successor()
+    heir.attach(back("a"))
+    heir.go_on(REATTACH_S + 0.5, "a")
+    assert heir.plane.membership.members == ("a.0",)
+
+
+def test_the_startup_deadline_counts_from_the_same_moment_in_the_replay() -> None:
+    """The first tick comes before the first node. A smaller world that began at the deadline began for the next too."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
+    bench.wait(0.02)
+    bench.now_s = 3.0
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(ready("a.0"))
+    bench.wait(2.5)
+    assert bench.plane.membership.members == ("a.0",)
+    assert bench.successor().plane.membership.members == ("a.0",)
+
+
+# -- the end ------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_remembered_whoever_decides_it() -> None:
+    bench = Bench().begin()
+    bench.hear(EndJob(False, "enough"))
+    heir = bench.successor()
+    assert heir.plane.ended
+    assert heir.attach(back("a")) == [("a", EndJob(False, "enough"))]
+    assert heir.hear(lost("a.0"), lost("b.0")) == [], "a finished plane stays finished"
+    heir.wait(REATTACH_S + 1)
+    assert isinstance(heir.outputs[-1], End)
+
+
+# -- whatever is said may be said twice ---------------------------------------------------------------------------
+
+SAID = st.one_of(
+    st.sampled_from(WORKERS).map(ready),
+    st.sampled_from((*WORKERS, "a.1", "b.1")).map(ready),
+    st.sampled_from(WORKERS).map(lost),
+    st.builds(Formed, st.sampled_from((*WORKERS, "a.1", "b.1")), st.integers(1, 4)),
+    st.builds(Healed, st.sampled_from((*WORKERS, "a.1", "b.1")), st.integers(1, 4)),
+    st.builds(GroupBroken, st.sampled_from(WORKERS), st.integers(1, 4), st.just("broke")),
+    st.builds(WorkerDone, st.sampled_from(WORKERS), st.just(9), st.just("digest")),
+)
+
+
+def state(plane: ControlPlane) -> tuple[Any, ...]:
+    who = plane.membership
+    return (
+        who.plan,
+        who.members,
+        who.spares,
+        who.settled,
+        who.finished,
+        plane.ended,
+        {node: who.workers_on(node) for node in NODES},
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SAID, max_size=25), st.data())
+def test_what_is_heard_twice_changes_nothing(said: list[Any], data: st.DataObject) -> None:
+    """An agent says again what it once said, in any case after it, and all of it at once."""
+    once, twice = Bench(), Bench()
+    for bench in (once, twice):
+        bench.attach(hello("a"), hello("b"))
+    for index, message in enumerate(said):
+        once.hear(message)
+        twice.hear(message)
+        if data.draw(st.booleans()):
+            twice.hear(message)
+        if index % 5 == 4:
+            for bench in (once, twice):
+                bench.wait(BROKEN_GRACE_S + 0.01)
+    assert state(once.plane) == state(twice.plane)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SAID, max_size=25))
+def test_a_record_gives_the_membership_that_wrote_it(said: list[Any]) -> None:
+    """After every message: whoever reads the record knows what its writer knew."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    for message in said:
+        bench.hear(message)
+        bench.wait(0.2)
+        assert state(bench.successor().plane) == state(bench.plane)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_part_of_a_record_is_a_record(seed: int) -> None:
+    """A coordinator may end in the middle of writing. Generations of longer parts are never lower."""
+    world = World(seed)
+    Faults(world).schedule()
+    world.engine.run(world.over, 20.0)
+    entries = world.record.entries
+    generations = []
+    for length in range(len(entries) + 1):
+        plane = ControlPlane(world.config, entries[:length], 1e6)
+        generations.append(plane.membership.generation)
+        for node in world.agents:  # whoever comes is heard
+            plane.attach(AgentHello(node, "host", 1), 1e6)
+        plane.tick(1e6 + 1, {})
+    assert generations == sorted(generations)
+    last: Coordinator = world.coordinator
+    assert plane.membership.generation >= generations[-1]
+    assert ControlPlane(world.config, entries, 0.0).membership.plan == last.plane.membership.plan
+
+
+def test_a_remembered_event_is_written_before_what_follows_from_it() -> None:
+    outputs = Bench().begin().plane.hear(lost("b.0"), 1.0)
+    kinds = [type(output) for output in outputs]
+    assert kinds.index(Remember) < kinds.index(Send)
+    assert outputs[kinds.index(Remember)] == Remember(membership.WorkerLost("b.0"), 1.0)

@@ -1,0 +1,223 @@
+"""The control plane's real state machines through 10,000 histories with faults, on a fake clock.
+
+    python -m pytest tests/test_simulation.py
+    CHAOSKIT_SIM_SEED=4397 python -m pytest tests/test_simulation.py -k seed -s    # one history, told in full
+    CHAOSKIT_SIM_HISTORIES=200000 python -m pytest tests/test_simulation.py -k histories
+
+Then the same machines with a mistake in them: each is noticed. A simulation that finds nothing proves nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from simulation.history import History, run
+
+from chaoskit.control import facts, hang, lease, membership
+from chaoskit.control.membership import Membership
+from chaoskit.control.plane import ControlPlane, Remember, Send
+from chaoskit.messages import AgentHello, StopWorker
+
+HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "10000"))
+SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
+#: A mistake must be noticed within so many histories.
+PATIENCE = 4000
+
+
+def told(history: History) -> str:
+    return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults])
+
+
+def first_broken(seeds: Iterable[int]) -> History | None:
+    return next((history for history in map(run, seeds) if history.broken), None)
+
+
+# -- the machines as they are -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_10000_histories() -> None:
+    """None breaks a law; and they are not all the same, nor all harmless."""
+    ends: Counter[str] = Counter()
+    resumed = regrouped = 0
+    for seed in range(HISTORIES):
+        history = run(seed)
+        assert not history.broken, f"{told(history)}\nrerun it with CHAOSKIT_SIM_SEED={seed} ... -k seed -s"
+        ends["done" if history.ok else history.reason.partition(":")[0]] += 1
+        resumed += history.terms > 1
+        regrouped += history.generations > 2
+    assert 0.85 < ends["done"] / HISTORIES < 0.99, ends
+    assert ends["every replica was lost"], ends
+    assert resumed > HISTORIES / 4, "too few coordinators were lost"
+    assert regrouped > HISTORIES / 6, "too few ranks were lost"
+
+
+def test_one_seed() -> None:
+    history = run(SEED, trace=True)
+    print("\n".join(history.trace))
+    assert history == run(SEED, trace=True), "a seed is not one history"
+    assert history.trace
+    assert not history.broken, told(history)
+
+
+# -- the machines with a mistake ----------------------------------------------------------------------------------
+
+
+def forgets_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new coordinator starts to count anew, whatever the nodes have seen."""
+    genuine = ControlPlane.__init__
+
+    def init(self: ControlPlane, config: Any, memory: Any = (), now_s: float = 0.0) -> None:
+        genuine(self, config, (), now_s)
+
+    take_in = Membership._take_in
+
+    def deaf(self: Membership, event: Any, now_s: float) -> Any:
+        return [] if isinstance(event, membership.GenerationSeen) else take_in(self, event, now_s)
+
+    monkeypatch.setattr(ControlPlane, "__init__", init)
+    monkeypatch.setattr(Membership, "_take_in", deaf)
+
+
+def lets_zombies_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was given up comes back, and its workers are not fenced."""
+    without(monkeypatch, "attach", lambda output: isinstance(output, Send) and isinstance(output.message, StopWorker))
+
+
+def retells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent does not say again what the coordinator before may have taken to its grave."""
+    monkeypatch.setattr(facts.Facts, "tell", lambda self: iter(()))
+
+
+def settles_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a generation has settled is not remembered."""
+    without(
+        monkeypatch,
+        "_note_formed",
+        lambda output: isinstance(output, Remember) and isinstance(output.event, membership.Settled),
+    )
+
+
+def believes_stale_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is long gone breaks, and the one of today is planned again."""
+    genuine = ControlPlane._note_broken
+
+    def note(self: ControlPlane, generation: int, detail: str, now_s: float) -> Any:
+        return genuine(self, self.membership.generation, detail, now_s)
+
+    monkeypatch.setattr(ControlPlane, "_note_broken", note)
+
+
+def starts_the_dead_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ended while there was no coordinator is taken for one that never began."""
+    genuine = ControlPlane._welcome_back
+
+    def welcome(self: ControlPlane, hello: AgentHello, now_s: float) -> Any:
+        return genuine(self, AgentHello(hello.node, hello.host_id, hello.pid, hello.generation, hello.workers), now_s)
+
+    monkeypatch.setattr(ControlPlane, "_welcome_back", welcome)
+
+
+def takes_any_agent_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was started again is taken for the one that it was, and its workers for alive or never begun."""
+    genuine = ControlPlane.attach
+
+    def attach(self: ControlPlane, hello: AgentHello, now_s: float) -> Any:
+        known = AgentHello(hello.node, "host", 0, hello.generation, hello.workers, hello.ended)
+        return genuine(self, known, now_s)
+
+    monkeypatch.setattr(ControlPlane, "attach", attach)
+
+
+def never_ends_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen node is waited for, for ever. What is frozen for a while only must not matter: see the other cases."""
+    monkeypatch.setattr(lease.Leases, "expired", lambda self, now_s: [])
+    monkeypatch.setattr(hang.HangDetector, "observe", lambda self, beats, now_s: [])
+    monkeypatch.setattr(hang.HangDetector, "stalled", lambda self, now_s: False)
+
+
+def is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of one beat: whoever is slow is lost."""
+    genuine = lease.Leases.__init__
+    monkeypatch.setattr(lease.Leases, "__init__", lambda self, interval_s, beats: genuine(self, interval_s, 1))
+
+
+def takes_joiners_for_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is in a group is said to have the state, before it has taken it over."""
+    genuine = Membership._take_in
+
+    def take_in(self: Membership, event: Any, now_s: float) -> Any:
+        actions = genuine(self, event, now_s)
+        if self._trained:
+            self._holders.update(self.members)
+        return actions
+
+    monkeypatch.setattr(Membership, "_take_in", take_in)
+
+
+def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss, the last shard belongs to nobody."""
+    genuine = membership.reassign
+
+    def reassign(previous: Any, members: Any, shard_count: int) -> Any:
+        shards = genuine(previous, members, shard_count)
+        return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
+
+    monkeypatch.setattr(membership, "reassign", reassign)
+
+
+def stops_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regroup that the last coordinator began is not taken up by the next."""
+    monkeypatch.setattr(ControlPlane, "_resume", lambda self, now_s: None)
+    monkeypatch.setattr(ControlPlane, "_note_broken", lambda self, generation, detail, now_s: None)
+
+
+def goes_on_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the job has ended is not remembered: the next coordinator trains on."""
+    genuine = ControlPlane._advance
+
+    def advance(self: ControlPlane, event: Any, now_s: float) -> Any:
+        outputs = genuine(self, event, now_s)
+        return [out for out in outputs if not isinstance(out, Remember)] if self.membership.finished else outputs
+
+    monkeypatch.setattr(ControlPlane, "_advance", advance)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, method: str, unwanted: Callable[[Any], bool]) -> None:
+    """Outputs of a method of the plane vanish."""
+    genuine = getattr(ControlPlane, method)
+
+    def filtered(self: ControlPlane, *arguments: Any) -> list[Any]:
+        return [output for output in genuine(self, *arguments) if not unwanted(output)]
+
+    monkeypatch.setattr(ControlPlane, method, filtered)
+
+
+MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    forgets_generations: "was published after generation|was started twice",
+    lets_zombies_live: "still runs",
+    retells_nothing: "not over|is well and was given up",
+    settles_in_memory_only: "without need|published after generation",
+    believes_stale_breaks: "without need",
+    starts_the_dead_again: "was started twice",
+    takes_any_agent_for_the_same: "was started twice",
+    never_ends_a_lease: "not over",
+    is_impatient: "is well and was given up",
+    takes_joiners_for_holders: "goes back to step|every replica",
+    loses_a_shard: "generation",
+    stops_half_way: "not over|is well and was given up",
+    goes_on_after_the_end: "after the end|ended twice|not over",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]) -> None:
+    mistake(monkeypatch)
+    history = first_broken(range(PATIENCE))
+    assert history is not None, f"{PATIENCE} histories went well"
+    assert re.search(MISTAKES[mistake], history.broken), told(history)
