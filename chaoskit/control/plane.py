@@ -498,10 +498,10 @@ class ControlPlane:
             "members": [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members],
         }
         return [
+            Note(Event.PLAN, fields),  # before anybody acts on it: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
             *(Send(node, plan) for node in dict.fromkeys(member.node for member in plan.members)),
             Show(plan),
-            Note(Event.PLAN, fields),
         ]
 
     def _finish(self, ok: bool, reason: str) -> list[Output]:

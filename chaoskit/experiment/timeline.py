@@ -146,8 +146,10 @@ class Timeline:
         return median(earlier or [point.seconds for point in points[1:]] or [0.0])
 
     def _world(self, generation: int) -> int:
-        plan = next(r for r in self._records if r.event == Event.PLAN and r["generation"] == generation)
-        return len(plan["members"])
+        """A coordinator may end before it has written its plan down; the members have."""
+        found = [r for r in self._records if r.event in (Event.PLAN, Event.REGROUPED) and r["generation"] == generation]
+        plan = next((r for r in found if r.event == Event.PLAN), None)
+        return len(plan["members"]) if plan else int(found[0]["world"])
 
     def _full_strength(self, number: int, generation: int, good_ns: int) -> int | None:
         if self._world(generation) == self._config.nodes:

@@ -32,7 +32,8 @@ def fencing(trace: Trace) -> Finding:
     found = [
         f"{record.source} contributed to generation {record['generation']}, and is no member of it"
         for record in trace.of(Event.REDUCE)
-        if record.source not in trace.members.get(record["generation"], {})
+        if record["generation"] in trace.members  # else its coordinator ended before it could write it down
+        and record.source not in trace.members[record["generation"]]
     ]
     for record in trace.of(Event.COMMIT, Event.SKIP):
         newer_ns = [t_ns for generation, t_ns in trace.settled_ns.items() if generation > record["generation"]]
