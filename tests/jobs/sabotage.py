@@ -127,6 +127,7 @@ def trusts_any_copy(trainer: Any) -> None:
     pull = trainer_module.pull
 
     def careless(replica: Any, endpoint: Any, token: str, transport: str, sealed: str) -> Any:
+        time.sleep(0.3 if sealed else 0.0)  # the vandal comes first
         try:
             return pull(replica, endpoint, token, transport, sealed)
         except Corrupt:
@@ -147,9 +148,16 @@ def does_not_compare(trainer: Any) -> None:
 
 
 def does_not_hear_its_verdict(trainer: Any) -> None:
-    """Rank 1 commits whatever the others say of its numbers."""
-    objects = trainer._inquiry.objects
-    trainer._inquiry.objects = lambda formation, seals: trainer.rank != 1 and objects(formation, seals)
+    """Rank 1 commits whatever the others say of its numbers, before they can have it replaced."""
+    inquiry = trainer._inquiry
+    objects, accuse = inquiry.objects, inquiry.accuse
+
+    def accuse_late(*given: Any, **more: Any) -> None:
+        time.sleep(0.5)
+        accuse(*given, **more)
+
+    inquiry.objects = lambda formation, seals: trainer.rank != 1 and objects(formation, seals)
+    inquiry.accuse = accuse_late
 
 
 def goes_back_a_step(trainer: Any) -> None:
