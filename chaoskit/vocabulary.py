@@ -71,6 +71,7 @@ class Event(StrEnum):
     PLAN = "plan"  # generation, members
     SETTLED = "settled"  # every member has the group of this generation
     SPARE_READY = "spare_ready"
+    NODE_LOST = "node_lost"  # node, detail: with all its workers, whether they had ranks or not
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     JOB_ENDED = "job_ended"

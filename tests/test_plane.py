@@ -15,7 +15,7 @@ from simulation.world import World
 from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import membership
-from chaoskit.control.plane import BROKEN_GRACE_S, REATTACH_S, ControlPlane, Disconnect, End, Remember, Send
+from chaoskit.control.plane import BROKEN_GRACE_S, REATTACH_S, ControlPlane, Disconnect, End, Note, Remember, Send
 from chaoskit.messages import (
     AgentHello,
     EndJob,
@@ -30,6 +30,7 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
+from chaoskit.vocabulary import Event
 
 NODES = ("a", "b")
 WORKERS = ("a.0", "b.0")
@@ -117,6 +118,14 @@ def test_a_node_that_comes_twice_before_the_start_counts_once() -> None:
     bench.do(bench.plane.detach("b", "gone", 0.0))
     assert bench.attach(hello("b")) == [], "one node is not two"
     assert bench.attach(hello("a")) == [("a", StartWorker("a.0")), ("b", StartWorker("b.0"))]
+
+
+def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> None:
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.do(bench.plane.detach("b", "its connection ended", bench.now_s))
+    notes = [output for output in bench.outputs if isinstance(output, Note) and output.event == Event.NODE_LOST]
+    assert [note.fields for note in notes] == [{"node": "b", "detail": "its connection ended"}]
 
 
 def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:

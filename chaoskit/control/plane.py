@@ -258,7 +258,7 @@ class ControlPlane:
         return [Disconnect(node), *self._lose_node(node, detail, now_s)]
 
     def _lose_node(self, node: str, detail: str, now_s: float) -> list[Output]:
-        outputs: list[Output] = []
+        outputs: list[Output] = [Note(Event.NODE_LOST, {"node": node, "detail": detail})]
         now_ns = int(now_s * 1e9)
         for worker in sorted(self._membership.workers_on(node)):
             self._beats.pop(worker, None)
