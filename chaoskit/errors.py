@@ -31,3 +31,7 @@ class NonFiniteBatch(ChaoskitError):
 
 class HarnessError(ChaoskitError):
     """chaoskit itself could not do its work; says nothing about the job under test."""
+
+
+class Refused(ChaoskitError):
+    """The other side does not know the token, or does not speak this protocol."""

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.control.rendezvous import RendezvousBoard, Reply
+from chaoskit.errors import Refused
 from chaoskit.runtime.group import Group, disown, reown
 from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
 
@@ -65,12 +66,12 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         try:
-            await messages.accept_async(reader, writer, TOKEN)
-            assert isinstance(await messages.read_message(reader), messages.RendezvousHello)
+            await wire.accept_async(reader, writer, TOKEN)
+            assert isinstance(await wire.read_message(reader), messages.RendezvousHello)
             while True:
-                request = await messages.read_message(reader)
+                request = await wire.read_message(reader)
                 self._answer(self._board.ask(writer, request))
-        except (ConnectionError, messages.Refused, asyncio.CancelledError):
+        except (ConnectionError, Refused, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
@@ -79,7 +80,7 @@ class Server:
     def _answer(self, replies: list[Reply]) -> None:
         for writer, message in replies:
             assert isinstance(writer, asyncio.StreamWriter)
-            writer.write(messages.encode(message))
+            writer.write(wire.encode(message))
 
     def begin(self, generation: int, world: int) -> None:
         """Open a generation, as the coordinator does when it publishes a plan."""
@@ -714,7 +715,7 @@ def test_a_lost_coordinator_is_a_connection_error(server: Server) -> None:
 def test_a_stranger_is_refused(server: Server) -> None:
     """The store is behind the token, too."""
     server.begin(1, 1)
-    with pytest.raises((messages.Refused, ConnectionError)):
+    with pytest.raises((Refused, ConnectionError)):
         Rendezvous(server.address, "another token", "a")
 
 

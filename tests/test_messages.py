@@ -21,8 +21,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chaoskit import messages
-from chaoskit.messages import Accepted, Lever, Ping, Pong, Proof, Put, Refused, Release, Splitter
+from chaoskit import messages, wire
+from chaoskit.errors import Refused
+from chaoskit.messages import Accepted, Lever, Ping, Pong, Proof, Put, Release
+from chaoskit.wire import Splitter
 
 TOKEN = "correct-horse-battery-staple-0451"
 WAIT_S = 20.0
@@ -68,7 +70,7 @@ any_message = st.sampled_from(KINDS).flatmap(_values)
 @given(st.lists(any_message, min_size=1, max_size=4), st.data())
 def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], data: st.DataObject) -> None:
     """Whatever pieces a stream arrives in, the messages in it come out once, whole and in order."""
-    stream = b"".join(map(messages.encode, sent))
+    stream = b"".join(map(wire.encode, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8), label="cuts"))
     splitter = Splitter()
     received = []
@@ -81,8 +83,8 @@ def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], da
 def test_a_message_comes_out_with_its_last_byte_and_not_before() -> None:
     """Fed byte by byte, a frame gives nothing until it is complete, and then its message at once."""
     sent = [Ping("a", 1), Put(3, "key", b"\x00\xff" * 300), Pong("b", 2)]
-    ends = [sum(len(messages.encode(message)) for message in sent[: count + 1]) for count in range(len(sent))]
-    stream = b"".join(map(messages.encode, sent))
+    ends = [sum(len(wire.encode(message)) for message in sent[: count + 1]) for count in range(len(sent))]
+    stream = b"".join(map(wire.encode, sent))
     splitter = Splitter()
     seen = {number + 1: found for number in range(len(stream)) if (found := splitter.feed(stream[number : number + 1]))}
     assert seen == {end: [message] for end, message in zip(ends, sent, strict=True)}
@@ -121,7 +123,7 @@ REFUSED_BODIES = {
 def test_what_is_not_a_message_is_refused(body: bytes) -> None:
     """Unknown fields, unknown types and anything malformed raise Refused, whole or inside a frame."""
     with pytest.raises(Refused):
-        messages.decode(body)
+        wire.decode(body)
     with pytest.raises(Refused):
         Splitter().feed(struct.pack("!I", len(body)) + body)
 
@@ -132,7 +134,7 @@ def test_what_is_not_a_message_is_refused(body: bytes) -> None:
 def test_garbage_is_a_message_or_refused(body: bytes) -> None:
     """No bytes make the decoder raise anything but Refused: a stranger cannot bring a server down."""
     try:
-        messages.decode(body)
+        wire.decode(body)
     except Refused:
         pass
 
@@ -141,11 +143,11 @@ def test_garbage_is_a_message_or_refused(body: bytes) -> None:
 @given(any_message, st.data())
 def test_a_damaged_message_is_a_message_or_refused(message: messages.Message, data: st.DataObject) -> None:
     """Changed bytes in a valid message lead to another valid message or to Refused, to nothing else."""
-    body = bytearray(messages.encode(message)[4:])
+    body = bytearray(wire.encode(message)[4:])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        messages.decode(bytes(body))
+        wire.decode(bytes(body))
     except Refused:
         pass
 
@@ -166,10 +168,10 @@ def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps(_Trap(sprung), protocol)
         with pytest.raises(Refused):
-            messages.decode(data)
+            wire.decode(data)
         with pytest.raises(Refused):
             Splitter().feed(data)
-        assert messages.decode(messages.encode(Put(1, "k", data))[4:]) == Put(1, "k", data), "bytes stay bytes"
+        assert wire.decode(wire.encode(Put(1, "k", data))[4:]) == Put(1, "k", data), "bytes stay bytes"
     assert not sprung.exists()
     pickle.loads(data).close()  # noqa: S301  # the trap works
     assert sprung.exists()
@@ -181,16 +183,16 @@ def _header(size_bytes: int) -> bytes:
 
 def test_an_oversized_frame_is_refused_by_its_header() -> None:
     """A frame that claims to be too long is refused before any of its body is awaited; the longest is not."""
-    over = _header(messages.FRAME_BYTES_MAX + 1)
+    over = _header(wire.FRAME_BYTES_MAX + 1)
     with pytest.raises(Refused, match="more than"):
         Splitter().feed(over)
-    assert Splitter().feed(_header(messages.FRAME_BYTES_MAX)) == []
+    assert Splitter().feed(_header(wire.FRAME_BYTES_MAX)) == []
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(WAIT_S)
         theirs.sendall(over)
         with pytest.raises(Refused, match="more than"):
-            messages.receive(ours)
+            wire.receive(ours)
 
     async def read() -> None:
         ours, theirs = socket.socketpair()
@@ -198,7 +200,7 @@ def test_an_oversized_frame_is_refused_by_its_header() -> None:
         with theirs:
             theirs.sendall(over)
             with pytest.raises(Refused, match="more than"):
-                await asyncio.wait_for(messages.read_message(reader), WAIT_S)
+                await asyncio.wait_for(wire.read_message(reader), WAIT_S)
         writer.close()
 
     asyncio.run(read())
@@ -206,25 +208,25 @@ def test_an_oversized_frame_is_refused_by_its_header() -> None:
 
 def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
     """Both readers report the end of a stream as ConnectionError, in a header, in a body and between messages."""
-    frame = messages.encode(Ping("w", 7))
+    frame = wire.encode(Ping("w", 7))
     for length in (0, 2, 4, len(frame) - 1):
         ours, theirs = socket.socketpair()
         with ours:
             ours.settimeout(WAIT_S)
             theirs.sendall(frame + frame[:length])
             theirs.close()
-            assert messages.receive(ours) == Ping("w", 7)
+            assert wire.receive(ours) == Ping("w", 7)
             with pytest.raises(ConnectionError):
-                messages.receive(ours)
+                wire.receive(ours)
 
         async def read(length: int = length) -> None:
             ours, theirs = socket.socketpair()
             reader, writer = await asyncio.open_connection(sock=ours)
             theirs.sendall(frame + frame[:length])
             theirs.close()
-            assert await asyncio.wait_for(messages.read_message(reader), WAIT_S) == Ping("w", 7)
+            assert await asyncio.wait_for(wire.read_message(reader), WAIT_S) == Ping("w", 7)
             with pytest.raises(ConnectionError):
-                await asyncio.wait_for(messages.read_message(reader), WAIT_S)
+                await asyncio.wait_for(wire.read_message(reader), WAIT_S)
             writer.close()
 
         asyncio.run(read())
@@ -236,10 +238,10 @@ def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
 def _serve_blocking(connection: socket.socket, token: str) -> float | None:
     """Authenticate, then answer one ping; gives the socket's timeout after the handshake."""
     with connection:
-        messages.accept(connection, token, timeout_s=WAIT_S)
+        wire.accept(connection, token, timeout_s=WAIT_S)
         timeout_s = connection.gettimeout()
-        ping = messages.receive(connection)
-        messages.send(connection, Pong(ping.worker, ping.number))
+        ping = wire.receive(connection)
+        wire.send(connection, Pong(ping.worker, ping.number))
         return timeout_s
 
 
@@ -247,9 +249,9 @@ def _serve_async(connection: socket.socket, token: str) -> None:
     async def serve() -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
-            await messages.accept_async(reader, writer, token)
-            ping = await messages.read_message(reader)
-            writer.write(messages.encode(Pong(ping.worker, ping.number)))
+            await wire.accept_async(reader, writer, token)
+            ping = await wire.read_message(reader)
+            writer.write(wire.encode(Pong(ping.worker, ping.number)))
             await writer.drain()
         finally:
             writer.close()
@@ -258,18 +260,18 @@ def _serve_async(connection: socket.socket, token: str) -> None:
 
 
 def _call_blocking(address: Address, token: str) -> Any:
-    with messages.connect(address, token, timeout_s=WAIT_S) as connection:
+    with wire.connect(address, token, timeout_s=WAIT_S) as connection:
         assert connection.gettimeout() is None, "a worker waits as long as it takes"
-        messages.send(connection, Ping("w", 42))
-        return messages.receive(connection)
+        wire.send(connection, Ping("w", 42))
+        return wire.receive(connection)
 
 
 def _call_async(address: Address, token: str) -> Any:
     async def call() -> Any:
-        reader, writer = await messages.connect_async(address, token)
-        writer.write(messages.encode(Ping("w", 42)))
+        reader, writer = await wire.connect_async(address, token)
+        writer.write(wire.encode(Ping("w", 42)))
         try:
-            return await messages.read_message(reader)
+            return await wire.read_message(reader)
         finally:
             writer.close()
 
@@ -326,8 +328,8 @@ def _rogue(answer: Callable[[Proof], messages.Message]) -> Callable[[socket.sock
     """A server that does not know the token and answers the client's proof with ``answer``; gives what came next."""
 
     def serve(connection: socket.socket) -> bytes:
-        messages.send(connection, messages.Challenge(bytes(32)))
-        messages.send(connection, answer(messages.receive(connection)))
+        wire.send(connection, messages.Challenge(bytes(32)))
+        wire.send(connection, answer(wire.receive(connection)))
         try:
             return connection.recv(4096)
         except ConnectionResetError:
@@ -360,7 +362,7 @@ def test_a_server_that_does_not_know_the_token_is_refused(
 @clients
 def test_a_server_that_speaks_first_of_something_else_is_refused(call: Callable[..., Any]) -> None:
     """A client does not prove anything to a server that opens with another message."""
-    serving = _listening(lambda connection: messages.send(connection, Pong("w", 1)))
+    serving = _listening(lambda connection: wire.send(connection, Pong("w", 1)))
     with serving as (address, _), pytest.raises(Refused, match="expected a challenge"):
         call(address, TOKEN)
 
@@ -370,8 +372,8 @@ def test_a_client_that_skips_the_proof_is_refused(serve: Callable[..., Any]) -> 
     """Any message in the place of the proof, even a harmless one, ends the connection."""
     serving = _listening(lambda connection: serve(connection, TOKEN))
     with serving as (address, served), socket.create_connection(address, timeout=WAIT_S) as connection:
-        messages.receive(connection)
-        messages.send(connection, Release("w", "f", Lever("none")))
+        wire.receive(connection)
+        wire.send(connection, Release("w", "f", Lever("none")))
         assert isinstance(served.exception(WAIT_S), Refused)
 
 
@@ -452,10 +454,10 @@ def test_a_replayed_proof_is_refused(serve: Callable[..., Any]) -> None:
     assert isinstance(proof, Proof)
     with _listening(lambda connection: serve(connection, TOKEN)) as (address, served):
         with socket.create_connection(address, timeout=WAIT_S) as connection:
-            messages.receive(connection)
-            messages.send(connection, proof)
+            wire.receive(connection)
+            wire.send(connection, proof)
             with pytest.raises(ConnectionError):
-                messages.receive(connection)
+                wire.receive(connection)
         assert isinstance(served.exception(WAIT_S), Refused)
 
 
@@ -466,7 +468,7 @@ def test_a_replayed_server_is_refused(call: Callable[..., Any]) -> None:
 
     def replay(connection: socket.socket) -> None:
         connection.sendall(to_client)
-        messages.receive(connection)
+        wire.receive(connection)
 
     with _listening(replay) as (address, _), pytest.raises(Refused, match="does not know the token"):
         call(address, TOKEN)
@@ -474,7 +476,7 @@ def test_a_replayed_server_is_refused(call: Callable[..., Any]) -> None:
 
 def test_a_proof_cannot_be_used_in_the_other_direction() -> None:
     """A client's digest does not serve as the server's, so nobody is served by being asked himself."""
-    client, server = messages.Handshake(TOKEN), messages.Handshake(TOKEN)
+    client, server = wire.Handshake(TOKEN), wire.Handshake(TOKEN)
     proof = client.answer(server.challenge())
     accepted = server.accept(proof)
     client.confirm(accepted)
@@ -487,10 +489,10 @@ def test_a_proof_cannot_be_used_in_the_other_direction() -> None:
 
 def test_silence_in_a_handshake_ends_at_the_time_limit() -> None:
     """A blocking side gives up on a partner that says nothing, and closes what it opened."""
-    serving = _listening(lambda connection: messages.accept(connection, TOKEN, timeout_s=0.1))
+    serving = _listening(lambda connection: wire.accept(connection, TOKEN, timeout_s=0.1))
     with serving as (address, served), socket.create_connection(address, timeout=WAIT_S) as mute:
         assert isinstance(served.exception(WAIT_S), TimeoutError)
-        assert isinstance(messages.receive(mute), messages.Challenge)
+        assert isinstance(wire.receive(mute), messages.Challenge)
         assert mute.recv(1) == b""
 
     def say_nothing(connection: socket.socket) -> bytes:
@@ -498,5 +500,5 @@ def test_silence_in_a_handshake_ends_at_the_time_limit() -> None:
 
     with _listening(say_nothing) as (address, served):
         with pytest.raises(TimeoutError):
-            messages.connect(address, TOKEN, timeout_s=0.1)
+            wire.connect(address, TOKEN, timeout_s=0.1)
         assert served.result(WAIT_S) == b""

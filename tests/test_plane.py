@@ -16,6 +16,7 @@ from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import membership
 from chaoskit.control.plane import BROKEN_GRACE_S, REATTACH_S, ControlPlane, Disconnect, End, Note, Remember, Send
+from chaoskit.errors import Refused
 from chaoskit.messages import (
     AgentHello,
     EndJob,
@@ -108,7 +109,7 @@ def back(node: str, **changes: Any) -> AgentHello:
 def test_a_name_is_taken_only_once() -> None:
     bench = Bench()
     bench.attach(hello("a"))
-    with pytest.raises(messages.Refused, match="connected already"):
+    with pytest.raises(Refused, match="connected already"):
         bench.attach(hello("a", 2))
 
 

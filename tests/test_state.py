@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
@@ -782,8 +782,8 @@ def test_a_wrong_token_cannot_read_the_state(start: Start) -> None:
         pull(replica, one.endpoint, "another token", "tcp")
     assert describe(replica) == before
     with socket.create_connection((one.endpoint.address, one.endpoint.port), timeout=WAIT_S) as connection:
-        assert isinstance(messages.receive(connection), messages.Challenge)
-        messages.send(connection, messages.Proof(bytes(32), bytes(32)))
+        assert isinstance(wire.receive(connection), messages.Challenge)
+        wire.send(connection, messages.Proof(bytes(32), bytes(32)))
         assert connection.recv(4096) == b""
     pull(replica, one.endpoint, TOKEN, "tcp")
     assert describe(replica) == one.ask("describe")

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.uplink import Uplink
 from chaoskit.journal import Journal
@@ -152,7 +152,7 @@ class Agent:
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)
         if charge is not None and charge.writer is not None and not charge.lost:
-            charge.writer.write(messages.encode(message))
+            charge.writer.write(wire.encode(message))
 
     def _start(self, worker: str) -> None:
         mine, theirs = socket.socketpair()
@@ -196,7 +196,7 @@ class Agent:
         reader, charge.writer = await asyncio.open_connection(sock=charge.connection)
         with contextlib.suppress(ConnectionError):
             while True:
-                message = await messages.read_message(reader)
+                message = await wire.read_message(reader)
                 if isinstance(message, WorkerReady):
                     self._keeper.adopt(charge.name, message.endpoint, charge.board)
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
@@ -333,9 +333,9 @@ def _first_attach(spec: AgentSpec) -> tuple[socket.socket, Welcome]:
     deadline_s = time.monotonic() + _CONNECT_S
     while True:
         try:
-            connection = messages.connect(spec.coordinator, spec.token, _CONNECT_S)
-            messages.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
-            welcome = messages.receive(connection)
+            connection = wire.connect(spec.coordinator, spec.token, _CONNECT_S)
+            wire.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
+            welcome = wire.receive(connection)
             assert isinstance(welcome, Welcome)
             return connection, welcome
         except ConnectionError:  # the coordinator ended in this moment: there will be another

@@ -22,11 +22,12 @@ from typing import Any
 
 import msgspec
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.config import RunConfig
 from chaoskit.control.plane import ControlPlane, Disconnect, End, Note, Output, Remember, Send, Show
 from chaoskit.control.record import Fenced, Record
 from chaoskit.control.rendezvous import Reply
+from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import AgentHello, EndJob, ObserverHello, RendezvousHello, Trigger, Welcome
 from chaoskit.osprocess import Starvation, die_with_parent, host_id, raise_priority, set_name
@@ -89,16 +90,16 @@ class Coordinator:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await messages.accept_async(reader, writer, self._spec.token)
-            hello = await messages.read_message(reader)
+            await wire.accept_async(reader, writer, self._spec.token)
+            hello = await wire.read_message(reader)
             if isinstance(hello, AgentHello):
                 await self._serve_agent(hello, reader, writer)
             elif isinstance(hello, ObserverHello):
                 await self._serve_observer(reader, writer)
             elif isinstance(hello, RendezvousHello):
                 await self._serve_client(reader, writer)
-        except (ConnectionError, messages.Refused) as error:
-            if isinstance(error, messages.Refused):
+        except (ConnectionError, Refused) as error:
+            if isinstance(error, Refused):
                 sys.stderr.write(f"refused a connection: {error}\n")
         except Exception:  # noqa: BLE001 - a bug of ours must end the run, not one connection
             self._fail()
@@ -110,11 +111,11 @@ class Coordinator:
         self._agents[hello.node] = writer
         if hello.host_id == host_id():
             self._starved[hello.node] = (Starvation(hello.pid, hello.pid), 0)
-        writer.write(messages.encode(self._welcome))
+        writer.write(wire.encode(self._welcome))
         self._carry_out(outputs)
         try:
             while True:
-                message = await messages.read_message(reader)
+                message = await wire.read_message(reader)
                 if self._agents.get(hello.node) is not writer:
                     return  # this node was given up meanwhile
                 self._carry_out(self._plane.hear(message, time.monotonic()))
@@ -125,10 +126,10 @@ class Coordinator:
     async def _serve_observer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._observers.add(writer)
         for message in (self._welcome, *self._plane.picture()):
-            writer.write(messages.encode(message))
+            writer.write(wire.encode(message))
         try:
             while True:
-                self._carry_out(self._plane.hear(await messages.read_message(reader), time.monotonic()))
+                self._carry_out(self._plane.hear(await wire.read_message(reader), time.monotonic()))
         finally:
             self._observers.discard(writer)
 
@@ -137,7 +138,7 @@ class Coordinator:
         self._clients[client] = writer
         try:
             while True:
-                self._carry_out(self._plane.ask(client, await messages.read_message(reader)))
+                self._carry_out(self._plane.ask(client, await wire.read_message(reader)))
         finally:
             del self._clients[client]
             self._plane.hang_up(client)
@@ -192,10 +193,10 @@ class Coordinator:
 
     def _write(self, writer: asyncio.StreamWriter | None, message: messages.Message) -> None:
         if writer is not None:
-            writer.write(messages.encode(message))
+            writer.write(wire.encode(message))
 
     def _show(self, message: messages.Message) -> None:
-        data = messages.encode(message)
+        data = wire.encode(message)
         for writer in self._observers:
             writer.write(data)
 

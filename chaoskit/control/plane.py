@@ -23,6 +23,7 @@ from chaoskit.control.muster import Muster
 from chaoskit.control.rendezvous import Client, RendezvousBoard, Reply
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
+from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
     AgentHello,
@@ -201,7 +202,7 @@ class ControlPlane:
         """
         node = hello.node
         if node in self._attached:
-            raise messages.Refused(f"a node named {node} is connected already")
+            raise Refused(f"a node named {node} is connected already")
         self._attached.add(node)
         if self._end is not None:
             return [Send(node, self._end)]
@@ -319,7 +320,7 @@ class ControlPlane:
                 return self._advance(membership.JobFailed(reason), now_s)  # remembered, like every decision
             case HookReached() | LeverPulled() | Pong():
                 return shown
-        raise messages.Refused(f"unexpected {type(message).__name__}")
+        raise Refused(f"unexpected {type(message).__name__}")
 
     def ask(self, client: Client, request: Any) -> list[Output]:
         """A request of a worker to the rendezvous."""

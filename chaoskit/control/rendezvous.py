@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from chaoskit import messages
+from chaoskit.errors import Refused
 from chaoskit.messages import Exchange, Exchanged, Get, Put, Superseded, Value
 
 Client = Hashable
@@ -48,7 +49,7 @@ class RendezvousBoard:
             Refused: if it is no request to a rendezvous.
         """
         if not isinstance(request, (Put, Get, Exchange)):
-            raise messages.Refused(f"unexpected {type(request).__name__} in a rendezvous")
+            raise Refused(f"unexpected {type(request).__name__} in a rendezvous")
         if request.generation != self._generation:
             return [] if isinstance(request, Put) else [Reply(client, Superseded(request.generation))]
         if isinstance(request, Put):

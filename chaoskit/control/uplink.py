@@ -13,8 +13,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.control.facts import Facts
+from chaoskit.errors import Refused
 from chaoskit.messages import AgentHello, EndJob, Welcome
 
 _RETRY_S = 0.02
@@ -50,7 +51,7 @@ class Uplink:
         """Say it to the coordinator, if there is one. What must not be lost is told again to the next."""
         self.facts.note(message)
         if self._writer is not None:
-            self._writer.write(messages.encode(message))
+            self._writer.write(wire.encode(message))
 
     async def follow(self) -> AsyncIterator[Any]:
         """Every message of every coordinator, until one ends the job or none is left."""
@@ -58,12 +59,12 @@ class Uplink:
         while self._writer is not None:
             try:
                 while True:
-                    message = await messages.read_message(reader)
+                    message = await wire.read_message(reader)
                     self.facts.note(message)
                     yield message
                     if isinstance(message, EndJob):
                         return
-            except (ConnectionError, messages.Refused):
+            except (ConnectionError, Refused):
                 writer, self._writer = self._writer, None
                 writer.close()
             found = await self._attach()
@@ -77,22 +78,22 @@ class Uplink:
         while time.monotonic() < deadline_s:
             try:
                 return await asyncio.wait_for(self._try_attach(), _ANSWER_S)
-            except (OSError, TimeoutError, messages.Refused):
+            except (OSError, TimeoutError, Refused):
                 await asyncio.sleep(_RETRY_S)
         sys.stderr.write(f"no coordinator for {self._outage_s:g} s: giving up\n")
         return None
 
     async def _try_attach(self) -> asyncio.StreamReader:
-        reader, writer = await messages.connect_async(self._address, self._token)
+        reader, writer = await wire.connect_async(self._address, self._token)
         try:
-            writer.write(messages.encode(self._hello()))
-            welcome = await messages.read_message(reader)
+            writer.write(wire.encode(self._hello()))
+            welcome = await wire.read_message(reader)
             if not isinstance(welcome, Welcome) or welcome.term < self._term:
-                raise messages.Refused("not the coordinator of this term")
+                raise Refused("not the coordinator of this term")
         except BaseException:
             writer.close()
             raise
         self._term, self._writer = welcome.term, writer
         for message in self.facts.tell():
-            writer.write(messages.encode(message))
+            writer.write(wire.encode(message))
         return reader

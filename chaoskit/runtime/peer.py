@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from chaoskit import messages
+from chaoskit import wire
 from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.seal import CHUNK_BYTES, checksum
-from chaoskit.errors import ChaoskitError
+from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id, is_ending
 from chaoskit.runtime.group import disown, reown
@@ -88,9 +88,9 @@ class StateServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                messages.accept(connection, self._token)
+                wire.accept(connection, self._token)
                 self._send_state(connection)
-            except (OSError, messages.Refused):
+            except (OSError, Refused):
                 return  # the peer went away, or is not one of ours
             finally:
                 reown(connection.fileno())
@@ -141,7 +141,7 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: s
                 pulled = _pull_shared(replica, peer, sealed)
             else:
                 pulled = _pull_tcp(replica, peer, token, sealed)
-        except (OSError, messages.Refused) as error:
+        except (OSError, Refused) as error:
             raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
         except ChaoskitError as error:
             if sealed and not isinstance(error, Corrupt):  # not even its index can be read
@@ -187,17 +187,17 @@ def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryvi
 
 
 def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pulled | None:
-    with messages.connect((peer.address, peer.port), token, made=disown) as connection:
+    with wire.connect((peer.address, peer.port), token, made=disown) as connection:
         connection.settimeout(_SILENT_S)
         try:
-            (length,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
-            offer = _offers.decode(messages.receive_exactly(connection, length))
+            (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
+            offer = _offers.decode(wire.receive_exactly(connection, length))
             # A survivor must not lose the state it has to a peer that ends half-way; a joiner has none to lose.
             direct = replica.arena is not None and replica.step <= 0
             packed = bytearray(0 if direct else offer.size_bytes)
             target = _receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
             _fill(target, connection)
-            (sequence,) = _SEQUENCE.unpack(messages.receive_exactly(connection, _SEQUENCE.size))
+            (sequence,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
         finally:
             reown(connection.fileno())
     if sequence != offer.sequence:

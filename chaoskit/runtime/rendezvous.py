@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in __all__
 
-from chaoskit import messages
+from chaoskit import messages, wire
+from chaoskit.errors import Refused
 from chaoskit.messages import Exchange, Exchanged, Get, Put, RendezvousHello, Superseded, Value
 from chaoskit.runtime.group import disown, reown
 
@@ -28,9 +29,9 @@ class Rendezvous:
     """A connection to the coordinator's store. One thread uses it at a time; any thread may interrupt it."""
 
     def __init__(self, address: tuple[str, int], token: str, worker: str) -> None:
-        self._connection = messages.connect(address, token, made=disown)
+        self._connection = wire.connect(address, token, made=disown)
         self._interrupted = threading.Event()
-        messages.send(self._connection, RendezvousHello(worker))
+        wire.send(self._connection, RendezvousHello(worker))
 
     def interrupt(self) -> None:
         """Make the current and every later call raise GenerationSuperseded."""
@@ -59,19 +60,19 @@ class Rendezvous:
 
     def _send(self, message: messages.Message) -> None:
         try:
-            messages.send(self._connection, message)
+            wire.send(self._connection, message)
         except OSError as error:
             raise self._reason(error) from error
 
     def _receive(self, kind: type[Reply]) -> Reply:
         try:
-            reply = messages.receive(self._connection)
+            reply = wire.receive(self._connection)
         except OSError as error:
             raise self._reason(error) from error
         if isinstance(reply, Superseded):
             raise GenerationSuperseded(f"generation {reply.generation} is over")
         if not isinstance(reply, kind):
-            raise messages.Refused(f"expected {kind.__name__}, got {type(reply).__name__}")
+            raise Refused(f"expected {kind.__name__}, got {type(reply).__name__}")
         return reply
 
     def _reason(self, error: OSError) -> Exception:

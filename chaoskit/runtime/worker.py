@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import torch
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch
+from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     Arm,
@@ -91,14 +91,14 @@ class Control:
 
     def send(self, message: messages.Message) -> None:
         with self._send_lock:
-            messages.send(self._connection, message)
+            wire.send(self._connection, message)
 
     def _obey(self) -> None:
         set_name("ck-control")
         while True:
             try:
-                message = messages.receive(self._connection)
-            except (OSError, messages.Refused):
+                message = wire.receive(self._connection)
+            except (OSError, Refused):
                 os._exit(1)  # the agent is gone: nobody may train unwatched
             self._handle(message)
 

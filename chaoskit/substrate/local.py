@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from chaoskit import messages
+from chaoskit import messages, wire
 from chaoskit.config import RunConfig, require_free_port
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, Refused
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
 from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
 from chaoskit.substrate.base import Process
@@ -88,8 +88,8 @@ class LocalSubstrate:
         coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
         pids = [self._start(StartCoordinator(coordinator), listener.fileno())]
         listener.close()
-        observer = messages.connect(address, token)
-        messages.send(observer, ObserverHello())
+        observer = wire.connect(address, token)
+        wire.send(observer, ObserverHello())
         for number in range(config.nodes):
             agent = AgentSpec(f"node{number}", _LOOPBACK, address, token, str(run_directory))
             pids.append(self._start(StartAgent(agent)))
@@ -123,7 +123,7 @@ class LocalCluster:
         self._pids = pids
         self.coordinator_pid = pids[0]
         self._workers: dict[int, int | None] = {}  # pid -> start time
-        self._splitter = messages.Splitter()
+        self._splitter = wire.Splitter()
         self._over = False  # agents are ending by themselves, and write down how their workers ended
         self._inbox: list[Any] = []
 
@@ -153,11 +153,11 @@ class LocalCluster:
     def _attach(self) -> None:
         """Find the coordinator that takes over; its port stays open meanwhile."""
         self._observer.close()
-        self._splitter = messages.Splitter()
+        self._splitter = wire.Splitter()
         try:
-            self._observer = messages.connect(self.address, self.token)
-            messages.send(self._observer, ObserverHello())
-        except (OSError, messages.Refused) as error:
+            self._observer = wire.connect(self.address, self.token)
+            wire.send(self._observer, ObserverHello())
+        except (OSError, Refused) as error:
             raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
 
     def _note(self, message: Any) -> None:
@@ -172,10 +172,10 @@ class LocalCluster:
     def send(self, message: Message) -> None:
         """Speak to the coordinator, the next one if this one has ended."""
         try:
-            messages.send(self._observer, message)
+            wire.send(self._observer, message)
         except ConnectionError:
             self._attach()
-            messages.send(self._observer, message)
+            wire.send(self._observer, message)
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a worker, which must still be the process that it was when it reported for duty."""

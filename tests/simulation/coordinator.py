@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chaoskit import messages
 from chaoskit.control.plane import ControlPlane, Disconnect, End, Note, Remember, Send
 from chaoskit.control.rendezvous import Reply
+from chaoskit.errors import Refused
 from chaoskit.messages import AgentHello
 from simulation.engine import Process
 from simulation.network import SERVER, Line
@@ -73,7 +74,7 @@ class Coordinator(Process):
     def _serve_agent(self, line: Line, hello: AgentHello) -> None:
         try:
             outputs = self.plane.attach(hello, self.engine.now_s)
-        except messages.Refused:
+        except Refused:
             line.close(SERVER)
             return
         node = hello.node

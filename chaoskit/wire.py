@@ -1,0 +1,211 @@
+"""How messages travel: frames, blocking and asyncio connections, and the mutual proof of the run's token.
+
+Every message is encoded as MessagePack behind a 4-byte length. Unknown fields, unknown types and oversized frames are
+refused. Nothing is ever unpickled. A TCP connection begins with a mutual challenge that shows knowledge of the run's
+token without sending it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from chaoskit.errors import Refused
+from chaoskit.messages import Accepted, AnyMessage, Challenge, Message, Proof
+
+FRAME_BYTES_MAX = 16 * 2**20
+_LENGTH = struct.Struct("!I")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """One frame: length and body."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Any:
+    """The message in one frame's body.
+
+    Raises:
+        Refused: if it is not a valid message.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # a stranger's bytes may be anything
+        raise Refused(f"not a chaoskit message: {error}") from None
+
+
+def _checked_length(header: bytes | bytearray) -> int:
+    (length,) = _LENGTH.unpack(header)
+    if length > FRAME_BYTES_MAX:
+        raise Refused(f"frame of {length} bytes, more than {FRAME_BYTES_MAX}: not a chaoskit connection")
+    return int(length)
+
+
+class Splitter:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The messages that ``data`` completes."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _checked_length(self._buffer[: _LENGTH.size])
+            if len(self._buffer) < end:
+                break
+            messages.append(decode(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+# -- blocking sockets (workers) -----------------------------------------------------------------------------------
+
+
+def receive_exactly(connection: socket.socket, size_bytes: int) -> bytes:
+    """Read ``size_bytes`` bytes. Raises ConnectionError at the end of the stream."""
+    data = bytearray()
+    while len(data) < size_bytes:
+        piece = connection.recv(size_bytes - len(data))
+        if not piece:
+            raise ConnectionError("connection closed by the other side")
+        data += piece
+    return bytes(data)
+
+
+def send(connection: socket.socket, message: Message) -> None:
+    connection.sendall(encode(message))
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message. Raises ConnectionError at the end of the stream."""
+    return decode(receive_exactly(connection, _checked_length(receive_exactly(connection, _LENGTH.size))))
+
+
+# -- asyncio streams (coordinator, agents, harness) ---------------------------------------------------------------
+
+
+async def read_message(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises ConnectionError at the end of the stream."""
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+        return decode(await reader.readexactly(_checked_length(header)))
+    except asyncio.IncompleteReadError:
+        raise ConnectionError("connection closed by the other side") from None
+
+
+# -- mutual proof of the token ------------------------------------------------------------------------------------
+
+
+def _digest(token: str, side: str, *nonces: bytes) -> bytes:
+    return hmac.new(token.encode(), side.encode() + b"".join(nonces), hashlib.sha256).digest()
+
+
+class Handshake:
+    """Both halves of the challenge, without I/O: server sends Challenge, client Proof, server Accepted."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._nonce = secrets.token_bytes(32)
+
+    def challenge(self) -> Challenge:
+        return Challenge(self._nonce)
+
+    def answer(self, challenge: Any) -> Proof:
+        if not isinstance(challenge, Challenge):
+            raise Refused("expected a challenge: not a chaoskit server")
+        self._theirs = challenge.nonce
+        return Proof(self._nonce, _digest(self._token, "client", challenge.nonce, self._nonce))
+
+    def accept(self, proof: Any) -> Accepted:
+        if not isinstance(proof, Proof):
+            raise Refused("expected a proof of the token")
+        if not hmac.compare_digest(proof.digest, _digest(self._token, "client", self._nonce, proof.nonce)):
+            raise Refused("wrong token: use the one this run was started with")
+        return Accepted(_digest(self._token, "server", proof.nonce, self._nonce))
+
+    def confirm(self, accepted: Any) -> None:
+        expected = _digest(self._token, "server", self._nonce, self._theirs)
+        if not isinstance(accepted, Accepted) or not hmac.compare_digest(accepted.digest, expected):
+            raise Refused("the server does not know the token")
+
+
+def connect(
+    address: tuple[str, int],
+    token: str,
+    timeout_s: float = 10.0,
+    *,
+    made: Callable[[int], None] = lambda fd: None,
+) -> socket.socket:
+    """An authenticated, blocking connection.
+
+    Args:
+        made: is told the descriptor of the socket before it is connected.
+
+    Raises:
+        OSError: nobody listens there. Refused: the other side does not know the token.
+    """
+    family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        made(connection.fileno())
+        connection.settimeout(timeout_s)
+        connection.connect(resolved)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = Handshake(token)
+        send(connection, handshake.answer(receive(connection)))
+        handshake.confirm(receive(connection))
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def accept(connection: socket.socket, token: str, timeout_s: float = 10.0) -> None:
+    """Authenticate the client of a blocking server-side connection."""
+    connection.settimeout(timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    handshake = Handshake(token)
+    send(connection, handshake.challenge())
+    send(connection, handshake.accept(receive(connection)))
+    connection.settimeout(None)
+
+
+async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An authenticated connection for asyncio code."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        handshake = Handshake(token)
+        writer.write(encode(handshake.answer(await read_message(reader))))
+        handshake.confirm(await read_message(reader))
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
+
+
+async def accept_async(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = 10.0
+) -> None:
+    """Authenticate the client of a server-side asyncio connection."""
+    handshake = Handshake(token)
+    writer.write(encode(handshake.challenge()))
+    try:
+        proof = await asyncio.wait_for(read_message(reader), timeout_s)
+    except TimeoutError:
+        raise Refused(f"said nothing for {timeout_s:g} s") from None
+    writer.write(encode(handshake.accept(proof)))
