@@ -99,12 +99,14 @@ def receive(connection: socket.socket) -> Any:
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:
-    """The next message. Raises ConnectionError at the end of the stream."""
+    """The next message. Raises ConnectionError at the end of the stream, and when the network has given it up."""
     try:
         header = await reader.readexactly(_LENGTH.size)
         return decode(await reader.readexactly(_checked_length(header)))
     except asyncio.IncompleteReadError:
         raise ConnectionError("connection closed by the other side") from None
+    except OSError as error:  # "no route to host", "timed out": the kernel's word is no ConnectionError
+        raise ConnectionError(f"connection lost: {error}") from error
 
 
 # -- mutual proof of the token ------------------------------------------------------------------------------------

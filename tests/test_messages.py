@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import pickle
 import socket
@@ -204,6 +205,18 @@ def test_an_oversized_frame_is_refused_by_its_header() -> None:
         writer.close()
 
     asyncio.run(read())
+
+
+def test_a_connection_that_the_network_gave_up_is_a_connection_error() -> None:
+    """The kernel may say "no route to host": an OSError that ended the coordinator, or an agent, as a bug of ours."""
+
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.set_exception(OSError(errno.EHOSTUNREACH, "No route to host"))
+        await wire.read_message(reader)
+
+    with pytest.raises(ConnectionError, match="No route to host"):
+        asyncio.run(read())
 
 
 def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
