@@ -306,7 +306,7 @@ class Membership:
                 return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
-                self._revival.lose_node(node)
+                self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += len(workers)
                 return [*self._strike(node, now_s), *self._lose(workers, "node lost", now_s)]
@@ -328,9 +328,9 @@ class Membership:
                 self._holders.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
             case Sealed(node, snapshots):
-                self._revival.answer(node, snapshots)
+                self._revival.answer(node, snapshots, now_s)
             case SourceFailed(snapshot, corrupt):
-                self._revival.fail(snapshot, corrupt)
+                self._revival.fail(snapshot, corrupt, now_s)
             case Stalled(generation):
                 self._stalled_generation = generation
             case JobFailed(reason):

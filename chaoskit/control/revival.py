@@ -21,7 +21,7 @@ class Revival:
 
     def __init__(self) -> None:
         self._since_s = math.inf
-        self._bare_s = math.inf  # since when there is no copy, and no answer to wait for
+        self._moved_s = math.inf  # when a node last answered or was lost, or a copy failed: ticks are not remembered
         self._answered: dict[str, bool] = {}  # of the nodes that were asked
         self._snapshots: list[Snapshot] = []
         self._corrupt: set[Snapshot] = set()
@@ -38,33 +38,36 @@ class Revival:
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
-        self._since_s = min(self._since_s, now_s)
+        if not self.active:
+            self._since_s = self._moved_s = now_s
         fresh = [node for node in nodes if node not in self._answered]
         self._answered.update((node, False) for node in fresh)
         return fresh
 
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""
-        self._since_s = self._bare_s = math.inf
+        self._since_s = self._moved_s = math.inf
         self._answered, self._snapshots = {}, []
 
     def asks(self, node: str) -> bool:
         """Whether ``node`` was asked and has not answered."""
         return self._answered.get(node) is False
 
-    def answer(self, node: str, snapshots: Collection[Snapshot]) -> None:
+    def answer(self, node: str, snapshots: Collection[Snapshot], now_s: float) -> None:
         """What a node can offer. Whoever was not asked is not heard."""
         if self.asks(node):
-            self._answered[node] = True
+            self._answered[node], self._moved_s = True, now_s
             self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
 
-    def lose_node(self, node: str) -> None:
+    def lose_node(self, node: str, now_s: float) -> None:
         """What was kept on it is gone."""
+        self._moved_s = now_s
         self._answered.pop(node, None)
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
 
-    def fail(self, snapshot: Snapshot, corrupt: bool) -> None:
+    def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
+        self._moved_s = now_s
         self._snapshots = [other for other in self._snapshots if other != snapshot]
         self._corrupt.update([snapshot] if corrupt else [])
 
@@ -77,9 +80,11 @@ class Revival:
         return self.waited_s(now_s) < RECALL_S and not all(self._answered.values())
 
     def bare_s(self, now_s: float) -> float:
-        """For how long there has been nothing to restore; 0 while there is."""
-        self._bare_s = math.inf if self._snapshots else min(self._bare_s, now_s)
-        return 0.0 if self._snapshots else now_s - self._bare_s
+        """For how long there has been nothing to restore, and no answer to wait for; 0 while there is."""
+        if self._snapshots or self.is_asking(now_s):
+            return 0.0
+        asked_s = self._since_s if all(self._answered.values()) else self._since_s + RECALL_S
+        return now_s - max(self._moved_s, asked_s)
 
     def serves(self, plan: Plan) -> bool:
         """Whether the copies that ``plan`` tells its members to begin with can still be read: one of them at least."""
