@@ -83,7 +83,7 @@ class _Nursery:
             return False
         request = _request_decoder.decode(data)
         if isinstance(request, EndProcesses):
-            _end(tuple(self._dismiss(pid) for pid in request.pids), request.patience_s)
+            self._restart_coordinators(_end(tuple(self._dismiss(pid) for pid in request.pids), request.patience_s))
             reply = 0
         elif isinstance(request, StartCoordinator):
             reply = self._start_coordinator(request, descriptors[0])
@@ -167,7 +167,8 @@ def _descendants(pid: int) -> list[int]:
     return below + [descendant for child in below for descendant in _descendants(child)]
 
 
-def _end(pids: tuple[int, ...], patience_s: float = 0.0) -> None:
+def _end(pids: tuple[int, ...], patience_s: float = 0.0) -> dict[int, int]:
+    """SIGKILL these children and all below them. Gives what :func:`_reap` does: others may have ended meanwhile."""
     mine = set(children(os.getpid()))
     roots = [pid for pid in pids if pid in mine]
     _await_end(_handles(roots), patience_s)
@@ -176,7 +177,7 @@ def _end(pids: tuple[int, ...], patience_s: float = 0.0) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     _await_end(left, _END_S)
-    _reap()
+    return _reap()
 
 
 def _handles(pids: list[int]) -> list[int]:
