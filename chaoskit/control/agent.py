@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -363,5 +364,7 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     raise_priority()
     try:
         asyncio.run(Agent(spec, connection, welcome, mine).run())
-    finally:
-        os._exit(0)
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
