@@ -47,6 +47,7 @@ from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
 _CONNECT_S = 10.0
+_RETRY_S = 0.02
 _FAREWELL_S = 2.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
@@ -335,13 +336,18 @@ def _first_attach(spec: AgentSpec) -> tuple[socket.socket, Welcome]:
     while True:
         try:
             connection = wire.connect(spec.coordinator, spec.token, _CONNECT_S)
-            wire.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
-            welcome = wire.receive(connection)
+            try:
+                wire.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
+                welcome = wire.receive(connection)
+            except BaseException:
+                connection.close()
+                raise
             assert isinstance(welcome, Welcome)
             return connection, welcome
         except ConnectionError:  # the coordinator ended in this moment: there will be another
             if time.monotonic() > deadline_s:
                 raise
+            time.sleep(_RETRY_S)
 
 
 def run_agent(spec: AgentSpec, parent_pid: int) -> None:
