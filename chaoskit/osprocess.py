@@ -43,6 +43,12 @@ def raise_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
+def lower_priority(niceness: int) -> None:
+    """Run the calling thread after those that are less nice, unless it is nicer already and may not go back."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
 def host_id() -> str:
     """Equal on two processes exactly if they can share memory: one boot of one kernel, one process namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

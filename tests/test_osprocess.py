@@ -65,3 +65,12 @@ def test_who_sleeps_is_not_starved() -> None:
 @pytest.mark.parametrize("pid", [2**22 + 1])
 def test_nobody_is_not_starved(pid: int) -> None:
     assert Starvation(pid, pid).read_ns() == 0
+
+
+def test_whoever_is_nicer_already_stays_so() -> None:
+    """``nice pytest`` of an ordinary user: the kernel forbids the way back, and that must end no thread."""
+    code = (
+        "import os; from chaoskit.osprocess import lower_priority; os.setpriority(os.PRIO_PROCESS, 0, 19);"
+        "os.getuid() or os.setuid(65534); lower_priority(10); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "19\n"

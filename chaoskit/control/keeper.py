@@ -22,7 +22,7 @@ from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Message, Plan, Sealed, Snapshot
-from chaoskit.osprocess import host_id, raise_priority, set_name
+from chaoskit.osprocess import host_id, lower_priority, raise_priority, set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.peer import StateServer
 from chaoskit.vocabulary import Event
@@ -110,7 +110,7 @@ class Keeper:
 
     def _run(self) -> None:
         set_name("ck-keeper")
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread, here and below
+        lower_priority(_NICENESS)
         while True:
             bells = [self._kept[self._source].bell] if self._source else []
             readable, _, _ = select.select([self._wake, *bells], [], [])
@@ -202,7 +202,7 @@ class Keeper:
                 checksum=offered.checksum,
             )
         self._tell(Sealed(self._node, snapshots))
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        lower_priority(_NICENESS)
 
     def _withdraw(self, views: list[ArenaView]) -> None:
         """Stop to serve all but ``views``."""
