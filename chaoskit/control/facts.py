@@ -14,6 +14,7 @@ from chaoskit.messages import (
     HookReached,
     LeverPulled,
     Release,
+    StopWorker,
     WorkerDone,
     WorkerLost,
     WorkerReady,
@@ -29,6 +30,7 @@ class Facts:
     def __init__(self) -> None:
         self._living: dict[str, dict[type, messages.Message]] = {}
         self._lost: dict[str, WorkerLost] = {}
+        self._stopped: set[str] = set()  # by order: their loss was decided, and is not reported
 
     @property
     def ended(self) -> tuple[str, ...]:
@@ -42,7 +44,10 @@ class Facts:
             self._lost.setdefault(message.worker, message)
         elif isinstance(message, Release):
             self._living.get(message.worker, {}).pop(HookReached, None)
-        elif isinstance(message, _STANDING) and message.worker not in self._lost:
+        elif isinstance(message, StopWorker):
+            self._living.pop(message.worker, None)
+            self._stopped.add(message.worker)
+        elif isinstance(message, _STANDING) and message.worker not in {*self._lost, *self._stopped}:
             self._living.setdefault(message.worker, {})[type(message)] = message
 
     def tell(self) -> Iterator[messages.Message]:
