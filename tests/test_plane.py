@@ -129,6 +129,14 @@ def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> No
     assert [note.fields for note in notes] == [{"node": "b", "detail": "its connection ended"}]
 
 
+def test_an_observer_that_comes_later_is_shown_no_worker_that_was_lost_with_its_node() -> None:
+    bench = Bench().begin()
+    bench.do(bench.plane.detach("b", "gone", bench.now_s))
+    told = bench.plane.picture()
+    assert {one.worker for one in told if isinstance(one, WorkerReady)} == {"a.0"}
+    assert {one.worker for one in told if isinstance(one, WorkerLost)} == {"b.0"}
+
+
 def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:
     bench = Bench().begin()
     outputs = bench.plane.detach("b", "gone", 1.0)

@@ -263,11 +263,13 @@ class ControlPlane:
         now_ns = int(now_s * 1e9)
         for worker in sorted(self._membership.workers_on(node)):
             self._beats.pop(worker, None)
+            lost = WorkerLost(worker, node, "node lost", detail, now_ns)
+            self._facts.note(lost)
             rank = self._rank_of(worker)
             if rank is not None:
                 fields = {"worker": worker, "rank": rank, "cause": "node lost", "detail": detail}
                 outputs.append(Note(Event.DETECTED, fields, now_ns))
-                outputs.append(Show(WorkerLost(worker, node, "node lost", detail, now_ns)))
+                outputs.append(Show(lost))
         return outputs + self._advance(membership.NodeLost(node), now_s)
 
     # -- what agents, workers and observers say -------------------------------------------------------------------
@@ -390,9 +392,11 @@ class ControlPlane:
 
     def _stop_and_lose(self, worker: str, cause: str, detail: str, now_s: float) -> list[Output]:
         node, now_ns = self._hosts.get(worker, ""), int(now_s * 1e9)
+        lost = WorkerLost(worker, node, cause, detail, now_ns)
+        self._facts.note(lost)
         return [
             Send(node, StopWorker(worker, cause)),
-            Show(WorkerLost(worker, node, cause, detail, now_ns)),
+            Show(lost),
             *self._lose_worker(worker, cause, detail, now_ns, now_s),
         ]
 
