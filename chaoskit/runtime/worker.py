@@ -95,12 +95,15 @@ class Control:
 
     def _obey(self) -> None:
         set_name("ck-control")
-        while True:
-            try:
-                message = wire.receive(self._connection)
-            except (OSError, Refused):
-                os._exit(1)  # the agent is gone: nobody may train unwatched
-            self._handle(message)
+        try:
+            while True:
+                self._handle(wire.receive(self._connection))
+        except (OSError, Refused):
+            pass  # the agent is gone
+        except BaseException:  # noqa: BLE001 - such as no room for another thread
+            traceback.print_exc()
+        finally:
+            os._exit(1)  # nobody may train unwatched
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Plan):
