@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,20 @@ def test_a_torn_line_was_never_decided(tmp_path: Path) -> None:
     Record(path).append([JOINED, JOINED])
     path.write_bytes(path.read_bytes()[:-7])
     assert Record(path).memory == [JOINED]
+
+
+def test_a_record_that_has_no_room_says_so(tmp_path: Path) -> None:
+    """A part of a line is written then, and the kernel calls that a success."""
+    path = tmp_path / "record"
+    record = Record(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            record.append([JOINED])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert Record(path).memory == []
 
 
 # -- what a new coordinator makes of it ---------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Record:
         draft = path.with_suffix(f".{os.getpid()}")
         self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         lines = [_encoder.encode(_Header(self.term)), *map(_encode, self.memory)]
-        os.write(self._fd, b"".join(line + b"\n" for line in lines))
+        _write(self._fd, lines)
         os.fsync(self._fd)
         self._inode = os.fstat(self._fd).st_ino
         draft.rename(path)
@@ -69,10 +69,17 @@ class Record:
 
         Raises:
             Fenced: if the record belongs to another coordinator by now. Nothing that was decided may be carried out.
+            OSError: if there is no room. The same holds.
         """
         self.check()
-        os.write(self._fd, b"".join(_encode(entry) + b"\n" for entry in entries))
+        _write(self._fd, [_encode(entry) for entry in entries])
         os.fdatasync(self._fd)
+
+
+def _write(fd: int, lines: list[bytes]) -> None:
+    data = memoryview(b"".join(line + b"\n" for line in lines))
+    while data:  # a disk that fills up takes a part, and says so only the next time
+        data = data[os.write(fd, data) :]
 
 
 def _encode(entry: Remember) -> bytes:
