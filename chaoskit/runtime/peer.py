@@ -7,6 +7,7 @@ one that overlapped a commit is repeated. What is read from a sealed copy must h
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -27,6 +28,7 @@ from chaoskit.runtime.replica import Replica
 
 _SEQUENCE = struct.Struct("!q")
 _RETRY_S = 0.001
+_BREATH_S = 0.02
 _SILENT_S = 10.0  # a peer that sends nothing for so long, or writes all the time, cannot be read
 
 
@@ -73,8 +75,11 @@ class StateServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):
+                    return  # closed
+                time.sleep(_BREATH_S)  # a client that is gone again, or no descriptor at this moment
+                continue
             disown(connection.fileno())
             threading.Thread(target=self._serve, args=(connection,), name="state-send", daemon=True).start()
 
