@@ -86,13 +86,17 @@ class LocalSubstrate:
         listener = socket.create_server((_LOOPBACK, port), backlog=128)
         address: tuple[str, int] = listener.getsockname()
         coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
-        pids = [self._start(StartCoordinator(coordinator), listener.fileno())]
-        listener.close()
-        observer = wire.connect(address, token)
-        wire.send(observer, ObserverHello())
-        for number in range(config.nodes):
-            agent = AgentSpec(f"node{number}", _LOOPBACK, address, token, str(run_directory))
-            pids.append(self._start(StartAgent(agent)))
+        with listener:
+            pids = [self._start(StartCoordinator(coordinator), listener.fileno())]
+        try:
+            observer = wire.connect(address, token)
+            wire.send(observer, ObserverHello())
+            for number in range(config.nodes):
+                agent = AgentSpec(f"node{number}", _LOOPBACK, address, token, str(run_directory))
+                pids.append(self._start(StartAgent(agent)))
+        except (OSError, Refused):  # the coordinator ended at its start; the nursery would start it again and again
+            self.end(pids, 0.0)
+            raise
         return LocalCluster(self, observer, address, token, pids)
 
     def end(self, pids: list[int], patience_s: float) -> None:
