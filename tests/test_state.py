@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 import traceback
@@ -606,6 +607,24 @@ def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
     assert last.ask("pull", here) == expected
     train(replica, 1)
     assert last.ask("pull", ["another host", *here[1:]]) == describe(replica) == first.ask("train", 1)
+
+
+def test_a_peer_that_offers_nonsense_is_lost() -> None:
+    """Another peer may help: it must not end the rank that asked."""
+
+    def offer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            wire.accept(connection, TOKEN)
+            connection.sendall(struct.pack("!q", 3) + b"abc")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=offer)
+        thread.start()
+        replica = Replica(*build("AdamW", seed=3))
+        with pytest.raises(PeerLost, match="not the offer of a state"):
+            pull(replica, Endpoint("elsewhere", *listener.getsockname(), 1, -1), TOKEN, "tcp")
+        thread.join()
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(True, False), (False, True), (False, False)])

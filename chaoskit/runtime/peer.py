@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import struct
 import threading
@@ -157,8 +156,7 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: s
 
 
 def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None:
-    fd = os.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}", os.O_RDONLY | os.O_CLOEXEC)
-    view = ArenaView(fd, writable=False)
+    view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
     try:
         sequence = _even_sequence(view, peer.pid, 0.0 if sealed else _SILENT_S)
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
@@ -174,7 +172,6 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None
         return Pulled(step, size_bytes, "shared memory", found)
     finally:
         view.close()
-        os.close(fd)
 
 
 def _read_all(view: ArenaView, target: memoryview) -> None:
@@ -196,7 +193,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
         connection.settimeout(_SILENT_S)
         try:
             (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
-            offer = _offers.decode(wire.receive_exactly(connection, length))
+            offer = _read_offer(wire.receive_exactly(connection, length))
             # A survivor must not lose the state it has to a peer that ends half-way; a joiner has none to lose.
             direct = replica.arena is not None and replica.step <= 0
             packed = bytearray(0 if direct else offer.size_bytes)
@@ -216,6 +213,13 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
     replica.load_scalars(offer.scalars, offer.step)
     _publish(replica, offer.scalars)
     return Pulled(offer.step, offer.size_bytes, "tcp", found)
+
+
+def _read_offer(body: bytes) -> _Offer:
+    try:
+        return _offers.decode(body)
+    except msgspec.MsgspecError as error:
+        raise Refused(f"not the offer of a state: {error}") from None
 
 
 def _fill(target: memoryview, connection: socket.socket) -> None:
