@@ -227,7 +227,7 @@ with arena.writing():
 print(arena.fd, flush=True)
 sys.stdin.readline()
 arena.stand_in(1)
-board.announce(0)
+board.announce()
 step = 0
 while True:
     board.await_copy(step, 5.0)
@@ -236,7 +236,7 @@ while True:
         step += 1
         arena.publish(["model/weight"], b"", step)
     board.progress(step, 0.0)
-    board.announce(step)
+    board.announce()
 """
 
 

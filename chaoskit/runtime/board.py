@@ -89,8 +89,8 @@ class Board:
             self._slots[_COMMITS] += 1
             self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
 
-    def announce(self, step: int) -> None:
-        """Tell the agent, if it makes copies, that the state of ``step`` steps is complete."""
+    def announce(self) -> None:
+        """Tell the agent, if it makes copies, that a state is complete."""
         if self._slots[_COPYING] and self.bell >= 0:
             os.eventfd_write(self.bell, 1)
 

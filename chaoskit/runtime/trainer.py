@@ -249,7 +249,7 @@ class Trainer:
         self._work.keep_only(formation.me.shards)
         generation = formation.plan.generation
         self.replica.stand_in(generation)
-        self._worker.board.announce(self.step)
+        self._worker.board.announce()
         if generation > 1:
             self._worker.send(Healed(self._worker.name, generation))
 
@@ -405,7 +405,7 @@ class Trainer:
             self._apply(reduced, write_down)
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
-        worker.board.announce(replica.step)
+        worker.board.announce()
         self._forget_step()
         self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
         worker.board.enter(Phase.OUTSIDE)
@@ -493,7 +493,7 @@ class Trainer:
                 )
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, float("nan"))
-        worker.board.announce(replica.step)
+        worker.board.announce()
         self._forget_step()
 
 
