@@ -119,9 +119,10 @@ class Coordinator:
                 if self._agents.get(hello.node) is not writer:
                     return  # this node was given up meanwhile
                 self._carry_out(self._plane.hear(message, time.monotonic()))
-        except ConnectionError:
+        except (ConnectionError, Refused):
             if self._agents.get(hello.node) is writer:
                 self._carry_out(self._plane.detach(hello.node, "the agent's connection ended", time.monotonic()))
+            raise
 
     async def _serve_observer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._observers.add(writer)
