@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from chaoskit.messages import WorkerLost
+from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.undo import UndoLog
 from faults import Exit
 from faults.base import Fault, Target
@@ -38,3 +40,18 @@ def test_the_end_of_the_job_is_no_early_exit(undo: UndoLog) -> None:
     assert not seen(Exit(rank=1, at_step=8), struck)
     struck.lost = WorkerLost("node1.w0", "node1", "exited", "exited with status 0", 1)
     assert seen(Exit(rank=1, at_step=8), struck)
+
+
+@pytest.mark.parametrize("where", ["weight", "gradient"])
+def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
+    """A transposed tensor cannot be seen as one row: the fault would have been an exception."""
+    model = torch.nn.Linear(3, 2)
+    model.weight = torch.nn.Parameter(torch.ones(3, 2).t())
+    reports: list[bool] = []
+    options = {"where": where, "parameter": "weight", "sticky": False}
+    Poison(model, options, lambda effective, observed: reports.append(effective)).arm()
+    (model.weight * torch.ones(3, 2).t()).sum().backward()
+    poisoned = model.weight if where == "weight" else model.weight.grad
+    assert poisoned is not None
+    assert int(poisoned.isnan().sum()) == 1
+    assert reports == [True]
