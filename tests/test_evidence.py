@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from chaoskit.messages import WorkerLost
+from chaoskit import wire
+from chaoskit.messages import Message, WorkerLost
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.undo import UndoLog
-from faults import Exit
+from faults import Exit, Hang
 from faults.base import Fault, Target
 
 
@@ -22,11 +24,20 @@ def undo(tmp_path: Path) -> Any:
     log.close()
 
 
+class Deserted:
+    """What is left of a cluster when its run is over: a connection that is closed."""
+
+    def send(self, message: Message) -> None:
+        with socket.socket() as closed:
+            closed.close()
+            wire.send(closed, message)
+
+
 def target(undo: UndoLog, **known: Any) -> Target:
-    """Rank 1 of a run, struck in step 8. Its cluster is gone."""
+    """Rank 1 of a run that is over, struck in its step 8."""
     where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
     process = {"pid": 2**22 + 1, "tid": 2**22 + 1, "ticks": 1}  # above the largest pid
-    gone: Any = None
+    gone: Any = Deserted()
     return Target(cluster=gone, undo=undo, fault_id="fault0", **where, **process, **known)
 
 
@@ -55,3 +66,10 @@ def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
     assert poisoned is not None
     assert int(poisoned.isnan().sum()) == 1
     assert reports == [True]
+
+
+def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) -> None:
+    """After the run, for one: the silence of the worker means nothing, and is no error either."""
+    struck = target(undo)
+    assert not seen(Hang(rank=1, at_step=8, how="gil"), struck)
+    assert "asked" not in struck.notes
