@@ -12,8 +12,9 @@ import torch
 from chaoskit import wire
 from chaoskit.messages import Message, WorkerLost
 from chaoskit.runtime.levers.numbers import Poison
+from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from faults import Exit, Hang
+from faults import Exit, Hang, KillAgent, KillNode, Preempt
 from faults.base import Fault, Target
 
 
@@ -73,3 +74,13 @@ def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) ->
     struck = target(undo)
     assert not seen(Hang(rank=1, at_step=8, how="gil"), struck)
     assert "asked" not in struck.notes
+
+
+@pytest.mark.parametrize("kind", [KillAgent, KillNode, Preempt])
+def test_the_end_of_the_run_is_not_the_end_of_a_node(undo: UndoLog, kind: type[Fault]) -> None:
+    """In the end no process is left, whatever the signal did. An agent that saw its worker end was not ended first."""
+    gone = [Process(2**22 + 1, 1, "ck-node1"), Process(2**22 + 2, 1, "ck-node1.w0")]
+    struck = target(undo, notes={"processes": gone})
+    assert seen(kind(rank=1, at_step=8), struck)
+    struck.exited = ("exited", "status 0")
+    assert not seen(kind(rank=1, at_step=8), struck)
