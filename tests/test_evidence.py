@@ -10,11 +10,19 @@ import pytest
 import torch
 
 from chaoskit import wire
+from chaoskit.experiment.conductor import Strike
+from chaoskit.experiment.history import History
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.properties import Trace
+from chaoskit.experiment.properties.progress import slow_ranks
+from chaoskit.experiment.run import RawRun
+from chaoskit.journal import Record
 from chaoskit.messages import Message, WorkerLost
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from faults import Exit, Hang, KillAgent, KillNode, Preempt
+from chaoskit.vocabulary import Event
+from faults import Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
 from faults.base import Fault, Target
 
 
@@ -84,3 +92,40 @@ def test_the_end_of_the_run_is_not_the_end_of_a_node(undo: UndoLog, kind: type[F
     assert seen(kind(rank=1, at_step=8), struck)
     struck.exited = ("exited", "status 0")
     assert not seen(kind(rank=1, at_step=8), struck)
+
+
+# -- excuses ------------------------------------------------------------------------------------------------------
+
+STRUCK_NS, LOST_NS, ENDED_NS = 1_000, 5_000, 9_000
+
+
+def strike(fault: Fault, undo: UndoLog, missed: str = "") -> Strike:
+    """``fault`` on the worker ``node1.w0``."""
+    struck = target(undo, injected_ns=STRUCK_NS, claims={"node1.w0": STRUCK_NS})
+    return Strike("fault0", fault, target=struck, effective_ns=None if missed else STRUCK_NS, missed=missed)
+
+
+def run_of(strikes: list[Strike], records: list[Record], **plan: Any) -> RawRun:
+    experiment = plan_experiment("gpt", nodes=3, **plan)
+    run = RawRun(experiment, Path(), 0, ENDED_NS, None, deadline_passed=False, strikes=strikes)
+    run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
+    return run
+
+
+def trace_of(run: RawRun) -> Trace:
+    return Trace(run, History(run.records), [])
+
+
+def lost(worker: str, cause: str, t_ns: int = LOST_NS) -> Record:
+    fields = {"worker": worker, "rank": 1, "cause": cause, "detail": ""}
+    return Record(t_ns, "coordinator", Event.DETECTED, fields)
+
+
+def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:
+    """A slow rank was called hung and ended; the kill that was due later found nobody."""
+    slow, late = Straggle(rank=1, at_step=8, delay_ms=10), Kill(rank=1, at_step=9)
+    alarm = [lost("node1.w0", "hung")]
+    assert slow_ranks(trace_of(run_of([strike(slow, undo), strike(late, undo)], alarm))) == []
+    for missed in (late, KillNode(rank=1, at_step=9)):
+        run = run_of([strike(slow, undo), strike(missed, undo, missed="the target was gone already")], alarm)
+        assert slow_ranks(trace_of(run)) == [f"node1.w0 was only struck by {slow}, and given up: hung"]

@@ -93,7 +93,8 @@ def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Findi
 
 
 def _on_struck_node(trace: Trace, worker: str) -> bool:
-    struck = {one.target.node for one in trace.run.strikes if one.target is not None and one.fault.whole_node}
+    nodes = [one for one in trace.run.strikes if one.fault.whole_node and not one.missed]
+    struck = {one.target.node for one in nodes if one.target is not None}
     return worker.rpartition(".")[0] in struck
 
 
