@@ -14,7 +14,7 @@ from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
-from chaoskit.experiment.properties.progress import slow_ranks
+from chaoskit.experiment.properties.progress import corruption, slow_ranks
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.messages import Message, WorkerLost
@@ -22,7 +22,7 @@ from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-from faults import Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
+from faults import BitFlip, Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
 from faults.base import Fault, Target
 
 
@@ -129,3 +129,20 @@ def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:
     for missed in (late, KillNode(rank=1, at_step=9)):
         run = run_of([strike(slow, undo), strike(missed, undo, missed="the target was gone already")], alarm)
         assert slow_ranks(trace_of(run)) == [f"node1.w0 was only struck by {slow}, and given up: hung"]
+
+
+def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
+    """A flipped bit that nobody found within the promised steps, on a rank that was lost by another fault much later."""
+    flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
+    fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 1}
+    commits = [Record(STRUCK_NS + step, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(20)]
+
+    def found(*more: Record) -> object:
+        return corruption(trace_of(run_of([strike(flip, undo)], [*commits, *more], state_hash_steps=4)))
+
+    missed = [f"{flip} was not found by step 12"]
+    assert found() == missed
+    assert found(lost("node1.w0", "killed", STRUCK_NS + 15)) == missed
+    assert found(lost("node1.w0", "killed", STRUCK_NS + 11)) == []
+    named = {"worker": "node1.w0", "sources": [], "step": 10, "verdict": "rank", "generation": 1}
+    assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from chaoskit.control.membership import HEALING_S
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.plane import REATTACH_S
@@ -179,8 +181,8 @@ def corruption(trace: Trace) -> Finding:
         if within is None or target.step + within > last:
             continue
         seen = True
-        if trace.lost_ns.get(target.worker):
-            continue
+        if trace.lost_ns.get(target.worker, math.inf) <= _finished_ns(trace, target.step + within):
+            continue  # lost, for whatever reason, before the time was over
         named = [
             record
             for record in trace.of(Event.CORRUPT)
@@ -190,6 +192,12 @@ def corruption(trace: Trace) -> Finding:
         if not named:
             found.append(f"{strike.fault} was not found by step {target.step + within}")
     return found if seen else None
+
+
+def _finished_ns(trace: Trace, step: int) -> int:
+    """When the last rank had finished ``step``; the end, if that is missing."""
+    found = trace.history.steps.get(step)
+    return max(record.t_ns for record in found.finishers) if found else trace.end_ns
 
 
 def _promised_steps(trace: Trace, where: str) -> int | None:
