@@ -171,6 +171,8 @@ class Fault:
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
+    #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.
+    blameless: ClassVar[bool] = False
 
     @classmethod
     def unavailable(cls) -> str:

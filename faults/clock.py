@@ -25,6 +25,7 @@ class ClockJump(Fault):
     seconds: float
 
     family: ClassVar[str] = "time"
+    blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
     evidence: ClassVar[str] = "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
     stands_for: ClassVar[str] = "a step of NTP, or a virtual machine that was moved"

@@ -75,6 +75,7 @@ class BadBatch(_DataFault):
     value: str = "nan"
 
     family: ClassVar[str] = "numbers"
+    blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
     stands_for: ClassVar[str] = "broken records and loss spikes"

@@ -16,13 +16,14 @@ from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
 from chaoskit.experiment.properties.progress import corruption, slow_ranks
 from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.timeline import Timeline
 from chaoskit.journal import Record
 from chaoskit.messages import Message, WorkerLost
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-from faults import BitFlip, Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
+from faults import BadBatch, BitFlip, ClockJump, Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
 from faults.base import Fault, Target
 
 
@@ -146,3 +147,13 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
     assert found(lost("node1.w0", "killed", STRUCK_NS + 11)) == []
     named = {"worker": "node1.w0", "sources": [], "step": 10, "verdict": "rank", "generation": 1}
     assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
+
+
+@pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])
+def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(undo: UndoLog, fault: Fault) -> None:
+    """The rank that stood at the fault's hook, though struck, is given up: that is a false alarm."""
+    run = run_of([strike(fault, undo)], [lost("node1.w0", "nonfinite")])
+    incidents, alarms = Timeline(run, History(run.records)).incidents()
+    assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
+    run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "killed")])
+    assert Timeline(run, History(run.records)).incidents()[1] == []
