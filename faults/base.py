@@ -115,6 +115,11 @@ class Target:
         self.acted_ns = self.claims[worker] = time.monotonic_ns()
 
     @property
+    def read_back(self) -> str | None:
+        """What a worker read back after a lever that took effect; None before."""
+        return next((report.observed for report in self.reports if report.effective), None)
+
+    @property
     def seconds_since(self) -> float:
         """Time since the act."""
         return (time.monotonic_ns() - self.injected_ns) / 1e9

@@ -43,4 +43,4 @@ class ClockJump(Fault):
         target.pull("clock", seconds=self.seconds)
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back

@@ -26,7 +26,7 @@ class _DataFault(Fault):
             raise BadInput("phase", self.phase, "use 'forward': the batch is fetched at its beginning")
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Deadlock(Fault):
         target.pull(self.how)
 
     def observe(self, target: Target) -> str | None:
-        seen = next((report.observed for report in target.reports if report.effective), None)
+        seen = target.read_back
         if seen is None or target.beat is None:
             return None
         _, beat = target.beat
