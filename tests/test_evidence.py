@@ -133,7 +133,7 @@ def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:
 
 
 def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
-    """A flipped bit that nobody found within the promised steps, on a rank that was lost by another fault much later."""
+    """A flipped bit that nobody found within the promised steps, on a rank that was lost much later."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 1}
     commits = [Record(STRUCK_NS + step, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(20)]
