@@ -6,11 +6,14 @@ import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from random import Random
+from typing import Any, ClassVar, Self
 
 from chaoskit import osprocess
 from chaoskit.substrate.base import Process
 from faults.base import Fault, Target
+
+_ANSWER_S = 0.25  # the question may have ended with another coordinator; who waits for a release asks again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,10 @@ class KillCoordinator(Fault):
     def from_outside(self) -> bool:
         return True
 
+    def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
+        """One, whatever the role: there is one coordinator."""
+        return super().expand(nodes, chance)[:1]
+
     def inject(self, target: Target) -> None:
         del target.claims[target.worker]  # the rank itself comes to no harm
         if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
@@ -42,7 +49,8 @@ class KillCoordinator(Fault):
             self._kill(target)
 
     def again(self, target: Target, message: Any) -> bool:
-        if 1 in target.pongs and "process" not in target.notes:
+        released = 1 in target.pongs or target.seconds_since > _ANSWER_S
+        if released and "process" not in target.notes:
             self._kill(target)
         return False
 

@@ -71,7 +71,7 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
 
     A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Two faults on one
     rank at about one time may hide each other: a NaN is no change where there is one already, and whoever is killed is
-    not late any more. A fault that takes a whole node may hide any other.
+    not late any more. A fault that takes a whole node may hide any other. A coordinator dies once.
     """
     evidence = [check for check in outcome.checks if check.name.startswith("evidence of ")]  # in the faults' order
     excused = {
@@ -92,7 +92,8 @@ def _is_hidden(number: int, experiment: Experiment, outcome: Outcome) -> bool:
         if place != number and record.injected_s is not None
     ]
     return mine.injected_s is not None and any(
-        abs(record.injected_s - mine.injected_s) < HIDDEN_S and (fault.whole_node or record.rank == mine.rank)
+        abs(record.injected_s - mine.injected_s) < HIDDEN_S
+        and (fault.whole_node or record.rank == mine.rank or record.kind == mine.kind == "KillCoordinator")
         for fault, record in others
     )
 
