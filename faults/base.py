@@ -115,6 +115,11 @@ class Target:
         self.acted_ns = self.claims[worker] = time.monotonic_ns()
 
     @property
+    def read_back(self) -> str | None:
+        """What a worker read back after a lever that took effect; None before."""
+        return next((report.observed for report in self.reports if report.effective), None)
+
+    @property
     def seconds_since(self) -> float:
         """Time since the act."""
         return (time.monotonic_ns() - self.injected_ns) / 1e9
@@ -171,6 +176,8 @@ class Fault:
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
+    #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.
+    blameless: ClassVar[bool] = False
 
     @classmethod
     def unavailable(cls) -> str:

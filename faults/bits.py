@@ -84,4 +84,4 @@ class BitFlip(Fault):
         )
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back

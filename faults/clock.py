@@ -25,6 +25,7 @@ class ClockJump(Fault):
     seconds: float
 
     family: ClassVar[str] = "time"
+    blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
     evidence: ClassVar[str] = "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
     stands_for: ClassVar[str] = "a step of NTP, or a virtual machine that was moved"
@@ -42,4 +43,4 @@ class ClockJump(Fault):
         target.pull("clock", seconds=self.seconds)
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back

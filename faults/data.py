@@ -26,7 +26,7 @@ class _DataFault(Fault):
             raise BadInput("phase", self.phase, "use 'forward': the batch is fetched at its beginning")
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class BadBatch(_DataFault):
     value: str = "nan"
 
     family: ClassVar[str] = "numbers"
+    blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
     stands_for: ClassVar[str] = "broken records and loss spikes"

@@ -48,6 +48,8 @@ class Deadlock(Fault):
             raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
         if self.how == "skip" and self.phase == "optimizer":
             raise BadInput("phase", self.phase, "use 'forward', 'backward' or 'reduce': then the reduction is over")
+        if self.how == "skip" and self.during is not None:
+            raise BadInput("during", self.during, "use at_step or after_s: the next reduction is that of another step")
         if self.how == "skip" and nodes < 2:
             raise BadInput("nodes", nodes, "use 2 or more: a single rank has no collective to skip")
 
@@ -55,7 +57,7 @@ class Deadlock(Fault):
         target.pull(self.how)
 
     def observe(self, target: Target) -> str | None:
-        seen = next((report.observed for report in target.reports if report.effective), None)
+        seen = target.read_back
         if seen is None or target.beat is None:
             return None
         _, beat = target.beat

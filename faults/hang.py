@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
@@ -87,8 +88,9 @@ def _silent(target: Target) -> str | None:
     number, asked_s = target.notes.get("asked", (0, target.injected_ns / 1e9))
     if number == 0 or number in target.pongs:  # the release may not have reached the main thread yet: ask again
         if now_s - asked_s > _ASK_S:
-            target.notes["asked"] = (number + 1, now_s)
-            target.ping(number + 1)
+            with contextlib.suppress(OSError):  # nobody carries it: the run is over, or its coordinator gone
+                target.ping(number + 1)
+                target.notes["asked"] = (number + 1, now_s)
         return None
     given_up = target.lost is not None and target.lost.cause == "hung"  # after which nothing more can be seen of it
     silent_s = (target.lost.detected_ns / 1e9 if target.lost and given_up else now_s) - asked_s

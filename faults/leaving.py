@@ -23,7 +23,7 @@ class Exit(Fault):
 
     family: ClassVar[str] = "process"
     effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
-    evidence: ClassVar[str] = "its parent saw it exit with this status"
+    evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
     stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE,)
 
@@ -36,6 +36,7 @@ class Exit(Fault):
         target.pull("exit", status=self.status)
 
     def observe(self, target: Target) -> str | None:
-        if target.exited != ("exited", f"status {self.status}"):
+        # in the end every worker exits, with status 0: only one that was missed left too early
+        if target.exited != ("exited", f"status {self.status}") or target.lost is None:
             return None
         return f"pid {target.pid} exited with status {self.status}"

@@ -198,6 +198,8 @@ def _is_gone(process: Process) -> bool:
 
 def _all_gone(target: Target) -> str | None:
     processes: list[Process] = target.notes["processes"]
+    if target.exited is not None:
+        return None  # the run is over, and its agent lived to tell how the worker ended: now everything is gone
     if not all(_is_gone(process) for process in processes):
         return None
     return f"the agent of {target.node} (pid {processes[0].pid}) and its {len(processes) - 1} other processes are gone"

@@ -54,4 +54,4 @@ class NaN(Fault):
         target.pull("nan", parameter=self.parameter, where=self.where, sticky=self.sticky)
 
     def observe(self, target: Target) -> str | None:
-        return next((report.observed for report in target.reports if report.effective), None)
+        return target.read_back

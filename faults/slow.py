@@ -78,7 +78,7 @@ class Straggle(Fault):
 
     def observe(self, target: Target) -> str | None:
         if self.how == "sleep":
-            return next((report.observed for report in target.reports if report.effective), None)
+            return target.read_back
         return _burnt(target) if self.how == "duty" else self._throttled(target)
 
     def _throttled(self, target: Target) -> str | None:

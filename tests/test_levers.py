@@ -365,6 +365,7 @@ def test_a_shard_that_does_not_exist_is_unknown(chaos: Chaos) -> None:
         ("at_step", BitFlip(rank=0, at_step=0, parameter="w", bit=0, where="optimizer")),
         ("sticky", BitFlip(rank=0, at_step=1, parameter="w", bit=0, sticky=True)),
         ("how", Straggle(rank=0, at_step=1, how="nice")),
+        ("during", Deadlock(rank=0, during="recommit", how="skip")),
         ("delay_ms", Straggle(rank=0, at_step=1, delay_ms=0)),
         ("cpu_fraction", Straggle(rank=0, at_step=1, how="duty", cpu_fraction=1.5)),
         ("steps", Straggle(rank=0, at_step=1, steps=0)),

@@ -66,7 +66,7 @@ class Timeline:
     def _striker(self, worker: str, record: Record) -> tuple[Strike, int] | None:
         for strike in self._run.strikes:
             target = strike.target
-            if target is None or strike.missed:
+            if target is None or strike.missed or (strike.fault.blameless and record.event == Event.DETECTED):
                 continue
             acted_ns = target.claims.get(worker)
             if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):

@@ -294,9 +294,12 @@ class Trainer:
         if not self._rehearsed:
             self._rehearse()
             return
-        if self._void:
-            self._worker.board.enter(Phase.OUTSIDE)
-            return
+        if not self._void:
+            self._complete()
+        self._worker.board.enter(Phase.OUTSIDE)  # whatever came of it: what follows is the user's code
+
+    def _complete(self) -> None:
+        """End what the block has computed: a round of the inquiry, or the step."""
         formation = self._formation
         assert formation is not None
         if self._inquiry.round is not None:
@@ -408,7 +411,6 @@ class Trainer:
         worker.board.announce()
         self._forget_step()
         self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
-        worker.board.enter(Phase.OUTSIDE)
 
     def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
         """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
@@ -474,7 +476,6 @@ class Trainer:
             self._skip(formation, result)
         else:
             self._forget_step()  # compute the whole step again
-        self._worker.board.enter(Phase.OUTSIDE)
 
     def _skip(self, formation: Formation, result: AuditResult) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""

@@ -80,8 +80,8 @@ class Trace:
 
     def struck_by(self, worker: str) -> list[str]:
         """Kinds of the faults that acted on ``worker``."""
-        struck = [strike for strike in self.run.strikes if strike.target is not None and worker in strike.target.claims]
-        return [strike.fault.kind for strike in struck]
+        hit = [(one, one.target) for one in self.run.strikes if one.target is not None and not one.missed]
+        return [one.fault.kind for one, target in hit if worker in target.claims]
 
     @cached_property
     def usual_step_s(self) -> float:

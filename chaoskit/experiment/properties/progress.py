@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from chaoskit.control.membership import HEALING_S
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.plane import REATTACH_S
@@ -93,7 +95,8 @@ def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Findi
 
 
 def _on_struck_node(trace: Trace, worker: str) -> bool:
-    struck = {one.target.node for one in trace.run.strikes if one.target is not None and one.fault.whole_node}
+    nodes = [one for one in trace.run.strikes if one.fault.whole_node and not one.missed]
+    struck = {one.target.node for one in nodes if one.target is not None}
     return worker.rpartition(".")[0] in struck
 
 
@@ -178,8 +181,8 @@ def corruption(trace: Trace) -> Finding:
         if within is None or target.step + within > last:
             continue
         seen = True
-        if trace.lost_ns.get(target.worker):
-            continue
+        if trace.lost_ns.get(target.worker, math.inf) <= _finished_ns(trace, target.step + within):
+            continue  # lost, for whatever reason, before the time was over
         named = [
             record
             for record in trace.of(Event.CORRUPT)
@@ -189,6 +192,12 @@ def corruption(trace: Trace) -> Finding:
         if not named:
             found.append(f"{strike.fault} was not found by step {target.step + within}")
     return found if seen else None
+
+
+def _finished_ns(trace: Trace, step: int) -> int:
+    """When the last rank had finished ``step``; the end, if that is missing."""
+    found = trace.history.steps.get(step)
+    return max(record.t_ns for record in found.finishers) if found else trace.end_ns
 
 
 def _promised_steps(trace: Trace, where: str) -> int | None:

@@ -72,7 +72,7 @@ class Poison:
 
     def _poison(self, tensor: Tensor) -> None:
         before = _non_finite(tensor)
-        tensor.view(-1)[0] = float("nan")
+        tensor[(0,) * tensor.dim()] = float("nan")  # whatever the strides
         after = _non_finite(tensor)
         self._report(after > before, f"{self._where} of {self._name}: {before} non-finite values before, {after} after")
 
