@@ -16,7 +16,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +37,7 @@ from chaoskit.vocabulary import Event, Verdict
 STEPS = {"10m": 120, "tiny": 1500}
 NODES, SPARES = 4, 1
 #: Nothing of this belongs into healthy training.
-NOTICES = frozenset({Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.SET_ASIDE})
+NOTICES = frozenset({Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.SET_ASIDE, Event.RECORD_LOST})
 DEADLINE_S = 1800.0  # of one run: on a machine this busy only a run that stands still needs it
 
 _TELL_S = 15.0
@@ -101,15 +101,16 @@ def alarms(records: Sequence[Record]) -> tuple[list[str], int]:
     end_ns = min((r.t_ns for r in records if r.event == Event.JOB_ENDED), default=None)
     during = [record for record in records if end_ns is None or record.t_ns <= end_ns]
     detections = [
-        f"{record.get('worker')}: {record.get('cause', record.event)} ({record.get('detail', 'see the journals')})"
+        f"{record.get('worker', record.source)}: {record.get('cause', record.event)} "
+        f"({record.get('detail', 'see the journals')})"
         for record in during
         if record.event in NOTICES
     ]
     return detections, sum(record.event == Event.PLAN for record in during)
 
 
-def claim(runs: Sequence[Calm], load: str, loaded_s: float, burst_count: int) -> list[Bar]:
-    """The bar, and beside it what the load did to the training."""
+def claim(runs: Sequence[Calm], alone: Mapping[str, float], load: str, loaded_s: float, burst_count: int) -> list[Bar]:
+    """The bar, and beside it what the load did to the training. ``alone``: by size, seconds of a step without it."""
     detections = [text for run in runs for text in run.detections]
     extra = sum(max(0, run.plans - 1) for run in runs)
     bad = [reason for run in runs if run.verdict is not Verdict.PASSED for reason in run.reasons or ["no reason given"]]
@@ -132,39 +133,46 @@ def claim(runs: Sequence[Calm], load: str, loaded_s: float, burst_count: int) ->
         timed=False,
         samples={"runs": [msgspec.to_builtins(run) for run in runs], "problems": problems},
     )
-    effects = [_effect(size, [run for run in runs if run.size == size]) for size in STEPS if size in digests]
+    effects = [_effect([run for run in runs if run.size == size], alone[size]) for size in STEPS if size in digests]
     pressure = Bar(
         topic="false alarms",
-        name="what the load did to the steps (median, and the longest)",
+        name="what the load did to the steps (median alone, median beside it, and the longest)",
         measured="; ".join([f"{burst_count} bursts, {loaded_s / 60:.1f} minutes in all", *effects]),
         samples={"loaded_s": loaded_s, "bursts": burst_count},
     )
     return [quiet, pressure]
 
 
-def _effect(size: str, runs: Sequence[Calm]) -> str:
-    typical, longest = median(run.step_s for run in runs), max(run.longest_s for run in runs)
-    return f"gpt {size}: {sum(run.steps for run in runs)} steps, {duration(typical)}, {duration(longest)}"
+def _effect(runs: Sequence[Calm], alone_s: float) -> str:
+    beside_s, longest_s = median(run.step_s for run in runs), max(run.longest_s for run in runs)
+    durations = ", ".join(map(duration, (alone_s, beside_s, longest_s)))
+    return f"gpt {runs[0].size}: {sum(run.steps for run in runs)} steps, {durations}"
 
 
 def measure(minutes: float, sizes: Sequence[str], load: str, seed: int, journals: Path | None) -> Report:
     """Train until there were so many minutes of it."""
     machine = look_at_machine()
     runs: list[Calm] = []
-    with Lab(smoke=False, directory=journals) as lab, Weather(load, bursts(seed, machine.cores)) as weather:
-        for number, size in enumerate(itertools.cycle(sizes), 1):
-            trained_s = sum(run.trained_s for run in runs)
-            if trained_s >= minutes * 60:
-                break
-            text = f"{trained_s / 60:.1f} of {minutes:g} minutes; run {number}, gpt {size}"
-            fixed: dict[str, Any] = {"nodes": NODES, "spares": SPARES, "deadline_s": DEADLINE_S}
-            run, outcome = lab.watch(Progress(text, weather), steps=STEPS[size], size=size, twin=False, **fixed)
-            runs.append(look(size, run, outcome))
-            last = runs[-1]
-            say(f"    {text}: {last.verdict.value}, {last.steps} steps in {last.trained_s:.0f} s, {last.plans} plans")
-            if weather.problem:
-                raise BadInput("load", load, f"mend it, or use another one: {weather.problem}")
-    return Report(machine=machine, smoke=False, bars=claim(runs, load, weather.loaded_s, weather.bursts))
+    with Lab(smoke=False, directory=journals) as lab:
+        alone = {size: _train(lab, size, lambda message: None).step_s for size in sizes}
+        with Weather(load, bursts(seed, machine.cores)) as weather:
+            for number, size in enumerate(itertools.cycle(sizes), 1):
+                trained_s = sum(run.trained_s for run in runs)
+                if trained_s >= minutes * 60:
+                    break
+                text = f"{trained_s / 60:.1f} of {minutes:g} minutes; run {number}, gpt {size}"
+                last = _train(lab, size, Progress(text, weather))
+                runs.append(last)
+                result = f"{last.verdict.value}, {last.steps} steps in {last.trained_s:.0f} s, {last.plans} plans"
+                say(f"    {text}: {result}")
+                if weather.problem:
+                    raise BadInput("load", load, f"mend it, or use another one: {weather.problem}")
+    return Report(machine=machine, smoke=False, bars=claim(runs, alone, load, weather.loaded_s, weather.bursts))
+
+
+def _train(lab: Lab, size: str, watch: Callable[[Any], None]) -> Calm:
+    fixed: dict[str, Any] = {"nodes": NODES, "spares": SPARES, "deadline_s": DEADLINE_S}
+    return look(size, *lab.watch(watch, steps=STEPS[size], size=size, twin=False, **fixed))
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.run import RawRun, Watch, execute
 from chaoskit.journal import Record, read_journals
-from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import Fault
@@ -37,12 +37,14 @@ class Lab:
     Args:
         smoke: use the tiny job and as few repeats as show that everything works.
         directory: where journals stay; without one they go when the lab is closed.
+        substrate: where the nodes come from.
     """
 
-    def __init__(self, *, smoke: bool, directory: Path | None = None) -> None:
+    def __init__(self, *, smoke: bool, directory: Path | None = None, substrate: str = choice.LOCAL) -> None:
         self.smoke = smoke
         self.size = "tiny" if smoke else "10m"
-        self._substrate = LocalSubstrate()
+        self.directory = directory
+        self._substrate = choice.make(substrate)
         self._harness = Harness(self._substrate, directory)
         self._undo = UndoLog()
 

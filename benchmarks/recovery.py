@@ -40,9 +40,9 @@ def kill(lab: Lab) -> list[Bar]:
     smaller_s = median(step_seconds(lab.run(steps=_STEPS, nodes=3, shards=4, spares=0)))
     return [
         _at_full_world("kill", "SIGKILL, a warm spare: every rank's next step, at full world", spared),
-        _unchanged("kill", "SIGKILL, a warm spare: nothing lost, same losses and weights", spared),
+        unchanged("kill", "SIGKILL, a warm spare: nothing lost, same losses and weights", spared),
         _in_smaller_world(alone, smaller_s),
-        _unchanged("kill", "SIGKILL, no spare: nothing lost, same losses and weights", alone),
+        unchanged("kill", "SIGKILL, no spare: nothing lost, same losses and weights", alone),
     ]
 
 
@@ -56,7 +56,7 @@ def hang(lab: Lab) -> list[Bar]:
         outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
         steps = 1 if how == "stop" else HANG_STEPS
         found.append(_at_full_world("hang", f"{what}: every rank's next step, at full world", outcomes, steps))
-        found.append(_unchanged("hang", f"{what}: nothing lost, same losses and weights", outcomes))
+        found.append(unchanged("hang", f"{what}: nothing lost, same losses and weights", outcomes))
     return found
 
 
@@ -66,7 +66,7 @@ def nan(lab: Lab) -> list[Bar]:
     faults = [NaN(rank=1, at_step=_STRIKE, parameter="head.weight", where=where) for where in wheres]
     outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
     named = [1 in _accused(outcome) and not _accused(outcome) - {1} for outcome in outcomes]
-    clean = _unchanged("nan", "NaN on one rank: no poisoned step committed, same losses and weights", outcomes)
+    clean = unchanged("nan", "NaN on one rank: no poisoned step committed, same losses and weights", outcomes)
     times = [seconds for outcome in outcomes if (seconds := to_next_step(outcome)) is not None]
     name = Bar(
         topic="nan",
@@ -123,7 +123,7 @@ def _at_full_world(topic: str, name: str, outcomes: list[Outcome], steps: int = 
         missing = f"not in {len(outcomes) - len(pairs)} of {len(outcomes)} runs"
         return Bar(topic=topic, name=name, measured=missing, limit="in all runs", met=False, timed=False)
     allowed = f"{steps} steps" if steps > 1 else "a step"
-    return _durations(topic, name, pairs, f"{allowed} + {GRACE_S * 1e3:.0f} ms")
+    return durations(topic, name, pairs, f"{allowed} + {GRACE_S * 1e3:.0f} ms")
 
 
 def _in_smaller_world(outcomes: list[Outcome], step_s: float) -> Bar:
@@ -136,10 +136,10 @@ def _in_smaller_world(outcomes: list[Outcome], step_s: float) -> Bar:
     if len(pairs) < len(outcomes):
         missing = f"{len(outcomes) - len(pairs)} of {len(outcomes)} runs did not go on with 3 ranks"
         return Bar(topic="kill", name=name, measured=missing, limit="in all runs", met=False, timed=False)
-    return _durations("kill", name, pairs, f"a step of 3 ranks + {GRACE_S * 1e3:.0f} ms")
+    return durations("kill", name, pairs, f"a step of 3 ranks + {GRACE_S * 1e3:.0f} ms")
 
 
-def _durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: str) -> Bar:
+def durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: str) -> Bar:
     """``pairs``: seconds and their limits, one a run. The medians are compared, run by run."""
     seconds = [measured for measured, _ in pairs]
     allowed_s = median(limit_s for _, limit_s in pairs)
@@ -155,7 +155,7 @@ def _durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: s
     )
 
 
-def _unchanged(topic: str, name: str, outcomes: list[Outcome]) -> Bar:
+def unchanged(topic: str, name: str, outcomes: list[Outcome]) -> Bar:
     """Bit-equal to the twin, nothing lost, and every check of the harness passed."""
     same = [outcome.verdict == Verdict.PASSED and outcome.lost_steps == 0 and _same(outcome) for outcome in outcomes]
     lost = sum(outcome.lost_steps for outcome in outcomes)

@@ -21,6 +21,7 @@ from bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
 from elastic import experiments, resize, throughput
 from integrity import integrity
 from lab import Lab, say
+from network import network
 from overhead import overhead
 from recovery import hang, kill, nan
 
@@ -30,6 +31,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "nan": nan,
     "overhead": overhead,
     "integrity": integrity,
+    "network": network,
     "resize": resize,
     "throughput": throughput,
     "experiments": experiments,

@@ -115,16 +115,19 @@ class Weather:
 
 
 def commands(load: str, burst: Burst) -> list[list[str]]:
-    """The command lines that make ``burst``."""
+    """The command lines that make ``burst``, a session each.
+
+    Linux shares CPUs among sessions first (autogroups), and each rank has one: a load with a single session would be
+    one program among five, however many processes it has.
+    """
     if not burst.cpus and not burst.vms:
         return []
     if load == "own":
         spin, touch = [sys.executable, "-c", _SPIN], [sys.executable, "-c", _TOUCH.format(_MEMORY_BYTES)]
         return [spin] * burst.cpus + [touch] * burst.vms
-    memory = ["--vm", str(burst.vms), "--vm-bytes", str(_MEMORY_BYTES)] if burst.vms else []
-    cpus = ["--cpu", str(burst.cpus)] if burst.cpus else []
     limit = ["--timeout", f"{burst.seconds + 10:.0f}s"]  # it is ended earlier: this is for the case that nobody can
-    return [["stress-ng", "--quiet", *cpus, *memory, *limit]]
+    spin, touch = ["--cpu", "1"], ["--vm", "1", "--vm-bytes", str(_MEMORY_BYTES)]
+    return [["stress-ng", "--quiet", *kind, *limit] for kind in [spin] * burst.cpus + [touch] * burst.vms]
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:

@@ -68,6 +68,10 @@ def launch(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the train function; repeatable.")
     ] = None,
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
+    substrate: Annotated[
+        str,
+        typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
+    ] = "local",
     report: Annotated[Path | None, typer.Option(help="Directory for journals and worker output.")] = None,
     machine: Json = False,
 ) -> int:
@@ -91,6 +95,7 @@ def launch(
         "seed": seed,
     }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
+    settings["substrate"] = substrate
     console = _console(machine)
     result = face.launch(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)
@@ -178,6 +183,9 @@ def replay(
     ] = False,
     budget_s: Annotated[float, typer.Option("--budget-s", help="Time for --shrink, in seconds.")] = 120.0,
     twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")] = True,
+    substrate: Annotated[
+        str, typer.Option(help="local, netns or docker. Default: the first that can do the faults.")
+    ] = "",
     report: Annotated[Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")] = None,
     machine: Json = False,
 ) -> int:
@@ -200,11 +208,11 @@ def replay(
     directory = report or launching.fresh_directory(None, "replay")
     console = _console(machine)
     if shrink:
-        shrunk = face.shrink(experiment, console, directory, budget_s=budget_s, twin=twin)
+        shrunk = face.shrink(experiment, console, directory, budget_s=budget_s, twin=twin, substrate=substrate)
         if machine:
             print_json(face.plain_shrunk(shrunk, directory))
         return face.shrunk_verdict(shrunk).exit_code
-    result = face.replay(experiment, console, directory, times=times, twin=twin)
+    result = face.replay(experiment, console, directory, times=times, twin=twin, substrate=substrate)
     face.print_replay(result, directory, console)
     if machine:
         print_json(face.plain(result))
@@ -215,7 +223,8 @@ def replay(
 def janitor(machine: Json = False) -> None:
     """Put back what killed launchers left broken, and touch nothing else.
 
-    It continues processes that were left stopped and ends those left running.
+    It continues processes that were left stopped, ends those left running, and
+    removes control groups and containers.
     Every run does it at its start, too. Where only Python's standard library
     works: [cyan]python -m chaoskit.substrate.undo[/]
 

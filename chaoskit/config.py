@@ -52,7 +52,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
         nonfinite: what a batch does whose gradients are not finite on any rank.
         nonfinite_retries: attempts of policy ``retry`` before it stops.
-        hash_every: steps between checks that every rank received the same reduced gradient. 0: never.
+        hash_every: steps between checks that every rank received the same reduced gradient, losses and votes. 0: never.
         state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
             slice in each of them. 0: never.
         audit_every: steps between two audits, in which a second rank computes a shard, and bits are compared. 0: never.
@@ -69,6 +69,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
         memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
+        rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
+            first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
     """
 
@@ -92,19 +94,31 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     heartbeat_ms: int = 50
     lease_beats: int = 3
     hang_steps: float = 3.0
-    hang_floor_ms: int = 250
+    hang_floor_ms: int = 500
     outside_limit_s: float = 120.0
     coordinator_outage_s: float = 60.0
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
     memory_copies: int = 1
+    rack_nodes: int = 0
     fork: bool = True
 
     @property
     def shard_count(self) -> int:
         """V, the number of shards."""
         return self.shards or self.nodes
+
+    def rack(self, node: str) -> str:
+        """The label of the rack in which a node stands: equal for nodes that may be lost together."""
+        stem = node.rstrip("0123456789")
+        number = node.removeprefix(stem)
+        return f"{stem}rack{int(number) // self.rack_nodes}" if self.rack_nodes and number else node
+
+
+def disk_directory(run_directory: str | Path, node: str) -> Path:
+    """Where the job on ``node`` writes: each node has a directory of its own."""
+    return Path(run_directory) / "disk" / node
 
 
 def validate(config: RunConfig) -> None:
@@ -135,6 +149,7 @@ def validate(config: RunConfig) -> None:
         ("startup_s", 0.001),
         ("collective_timeout_s", 0.001),
         ("memory_copies", 0),
+        ("rack_nodes", 0),
     ]
     for field, least in minimums:
         if not getattr(config, field) >= least:  # NaN is not, either

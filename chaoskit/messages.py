@@ -112,8 +112,11 @@ class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentHello(Message, frozen=True):
     """A node reports for duty: for the first time, or to a coordinator that must be told what it has missed.
 
-    ``generation``: the newest plan that this node has seen. ``workers``: those that live here; ``ended``: those that
-    did. What else must be known follows as the messages that say it, and may have been heard before.
+    ``generation``: the newest plan that this node has seen; ``term``: the newest coordinator. ``workers``: those that
+    live here; ``ended``: those that did, as far as no coordinator has said that it knows. ``started``: the number of
+    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may try whether they can
+    connect to this one. What else must be known follows as the messages that say it, and
+    may have been heard before.
     """
 
     node: str
@@ -122,6 +125,10 @@ class AgentHello(Message, frozen=True):
     generation: int = 0
     workers: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
+    term: int = 0
+    started: int = 0
+    host: str = ""
+    port: int = 0
 
 
 class ObserverHello(Message, frozen=True):
@@ -156,8 +163,32 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Heartbeat(Message, frozen=True):
+    """A node lives. ``sent_ns``: when it said so, by its own CLOCK_MONOTONIC."""
+
     node: str
     beats: tuple[Beat, ...]
+    sent_ns: int = 0
+
+
+class Heard(Message, frozen=True):
+    """Answers a :class:`Heartbeat`: the lease of the node runs from when it sent that, not from when this arrives."""
+
+    sent_ns: int
+
+
+class TestLinks(Message, frozen=True):
+    """Asks an agent to connect to other nodes: node, host and port of each."""
+
+    number: int
+    targets: tuple[tuple[str, str, int], ...]
+
+
+class LinksTested(Message, frozen=True):
+    """Answers :class:`TestLinks`: the nodes that could not be connected to."""
+
+    node: str
+    number: int
+    unreachable: tuple[str, ...]
 
 
 class WorkerReady(Message, frozen=True):
@@ -299,6 +330,8 @@ class StartWorker(Message, frozen=True):
 
 
 class StopWorker(Message, frozen=True):
+    """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again."""
+
     worker: str
     cause: str
 
@@ -385,6 +418,9 @@ AnyMessage = (
     | ObserverHello
     | Welcome
     | Heartbeat
+    | Heard
+    | TestLinks
+    | LinksTested
     | WorkerReady
     | WorkerLost
     | HookReached

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.choice import NAMES, make, unavailable
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from chaoskit.substrate.base import Substrate
     from faults.base import Fault
 
-SUBSTRATES = ("local",)
 _VERDICT_PROPERTY = "chaoskit.verdict"
 
 
@@ -43,14 +43,24 @@ class VerdictError(AssertionError):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaoskit", "fault injection for distributed training")
     group.addoption(
-        "--chaos-substrate", choices=SUBSTRATES, default=None, help="where nodes come from (default: local)"
+        "--chaos-substrate",
+        choices=NAMES,
+        default=None,
+        help="where nodes come from (default: what a test asks for, else local)",
+    )
+    group.addoption(
+        "--chaos-docker-image",
+        metavar="IMAGE",
+        default=None,
+        help="image with chaoskit in it, for the substrate docker (default: $CHAOSKIT_DOCKER_IMAGE, else this Python)",
     )
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
     group.addoption("--chaos-repeats", type=int, default=None, help="run each chaos test this many times (default: 1)")
     group.addoption(
         "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
     )
-    parser.addini("chaos_substrate", "where nodes come from", default="local")
+    parser.addini("chaos_substrate", "where nodes come from, unless a test asks for another place", default="local")
+    parser.addini("chaos_docker_image", "image with chaoskit in it, for the substrate docker", default="")
     parser.addini("chaos_seed", "seed of every run", default="0")
     parser.addini("chaos_repeats", "how often each chaos test is run", default="1")
     parser.addini("chaos_report", "directory for outcomes, journals and the HTML page", default="")
@@ -59,7 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "chaos(**defaults): defaults for chaos.run in this test, such as nodes=2 or seed=7; repeats=N runs it N times",
+        "chaos(**defaults): defaults for chaos.run in this test, such as nodes=2 or seed=7; repeats=N runs it N times; "
+        "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise",
     )
     config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
@@ -70,10 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class _Settings:
+    """``forced``: the substrate was given on the command line, and no test may ask for another one."""
+
     substrate: str
+    forced: bool
     seed: int
     repeats: int
     report: Path | None
+    docker_image: str
 
 
 _settings_key = pytest.StashKey[_Settings]()
@@ -90,8 +105,12 @@ def _settings(config: pytest.Config) -> _Settings:
         raise pytest.UsageError(f"chaos_seed and chaos_repeats must be whole numbers: {error}") from None
     if repeats < 1:
         raise pytest.UsageError(f"chaos_repeats={repeats}: use 1 or more")
-    if value("substrate") not in SUBSTRATES:
-        raise pytest.UsageError(f"chaos_substrate={value('substrate')!r}: use one of {', '.join(SUBSTRATES)}")
+    try:
+        lacking = unavailable(value("substrate"))
+    except BadInput as error:
+        raise pytest.UsageError(f"chaos_{error}") from None
+    if lacking:
+        raise pytest.UsageError(f"chaos_substrate={value('substrate')!r}: use another one: {lacking}")
     report = value("report")
     if report:
         from chaoskit.config import require_writable
@@ -100,7 +119,9 @@ def _settings(config: pytest.Config) -> _Settings:
             require_writable("chaos_report", Path(report))
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None
-    return _Settings(value("substrate"), seed, repeats, Path(report).resolve() if report else None)
+    forced = config.getoption("chaos_substrate") is not None
+    place = Path(report).resolve() if report else None
+    return _Settings(value("substrate"), forced, seed, repeats, place, value("docker_image"))
 
 
 # -- collection ---------------------------------------------------------------------------------------------------
@@ -130,38 +151,60 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # -- fixtures -----------------------------------------------------------------------------------------------------
 
 
+class Stock:
+    """The substrates of the session and a harness on each, made when a test needs them and kept warm over all tests.
+
+    Args:
+        directory: where runs leave journals and logs.
+        docker_image: see :func:`chaoskit.substrate.choice.make`.
+    """
+
+    def __init__(self, directory: Path, docker_image: str = "") -> None:
+        self._directory, self._docker_image = directory, docker_image
+        self._substrates: dict[str, Substrate] = {}
+        self._harnesses: dict[str, Harness] = {}
+
+    def harness(self, name: str) -> Harness:
+        """The harness on the substrate of that name."""
+        from chaoskit.experiment.harness import Harness
+
+        if name not in self._harnesses:
+            self._substrates[name] = make(name, docker_image=self._docker_image)
+            self._harnesses[name] = Harness(self._substrates[name], self._directory)
+        return self._harnesses[name]
+
+    def close(self) -> None:
+        """End everything."""
+        for harness in self._harnesses.values():
+            harness.close()
+        for substrate in self._substrates.values():
+            substrate.close()
+
+
 @pytest.fixture(scope="session")
-def chaos_substrate(pytestconfig: pytest.Config) -> Iterator[Substrate]:
-    """The substrate of the session, kept warm over all tests."""
-    from chaoskit.substrate.local import LocalSubstrate
-
-    substrate = LocalSubstrate()
-    yield substrate
-    substrate.close()
-
-
-@pytest.fixture(scope="session")
-def chaos_harness(
-    pytestconfig: pytest.Config, chaos_substrate: Substrate, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Harness]:
-    """The harness of the session."""
-    from chaoskit.experiment.harness import Harness
-
-    report = pytestconfig.stash[_settings_key].report
+def chaos_stock(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+    """What tests of the session share."""
+    settings = pytestconfig.stash[_settings_key]
+    report = settings.report
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
     directory = report / "runs" / worker if report else tmp_path_factory.mktemp("chaos")
-    harness = Harness(chaos_substrate, directory)
-    yield harness
-    harness.close()
+    stock = Stock(directory, settings.docker_image)
+    yield stock
+    stock.close()
 
 
 @pytest.fixture
-def chaos(request: pytest.FixtureRequest, chaos_harness: Harness) -> Chaos:
-    """Runs training jobs and breaks them. See :meth:`Chaos.run`."""
+def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
+    """Runs training jobs and breaks them. See :meth:`Chaos.run`. Skips where a test's substrate is not to be had."""
+    settings = request.config.stash[_settings_key]
     marker = request.node.get_closest_marker("chaos")
-    defaults = {"seed": request.config.stash[_settings_key].seed, **(marker.kwargs if marker else {})}
+    defaults = {"seed": settings.seed, **(marker.kwargs if marker else {})}
     defaults.pop("repeats", None)
-    return Chaos(chaos_harness, request.node, defaults)
+    wanted = defaults.pop("substrate", settings.substrate)
+    substrate = settings.substrate if settings.forced else wanted
+    if reason := unavailable(substrate):
+        pytest.skip(f"substrate {substrate}: {reason}")
+    return Chaos(chaos_stock.harness(substrate), request.node, defaults)
 
 
 @dataclass
@@ -173,17 +216,28 @@ class Chaos:
     defaults: dict[str, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def run(self, job: str, *, faults: Sequence[Fault] = (), check: bool = True, **plan: Any) -> Outcome:
-        """Run ``job``, break it, and judge it against the unbroken run.
+    def run(
+        self,
+        job: str | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        faults: Sequence[Fault] = (),
+        check: bool = True,
+        **plan: Any,
+    ) -> Outcome:
+        """Run ``job``, or any ``command``, break it, and judge it against the unbroken run.
 
         Args:
             job: a reference job (``gpt``), a file, or ``file.py:function``. A relative file is looked up beside the
                 test, then in the working directory.
+            command: a command instead, such as ``["torchrun", "train.py"]``, of which ``watch=LogPatterns(...)`` says
+                how its log shows steps. Python files are looked up in the same way.
             faults: what to break.
             check: fail the test unless the verdict is ``passed``; ``False`` only returns the outcome, which then counts
                 neither for nor against the recovery probability of the report.
-            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``twin`` and every other
-                field of :class:`chaoskit.config.RunConfig`.
+            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``
+                and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``, ``nodes``,
+                ``ranks``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``, ``twin``.
 
         Raises:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
@@ -191,10 +245,15 @@ class Chaos:
         """
         from chaoskit.report.junit import junit_properties
         from chaoskit.report.store import write_outcome
+        from chaoskit.stacks.command import require_command
 
         number = f" #{len(self.outcomes) + 1}" if self.outcomes else ""
         settings = {"name": f"{self.item.name}{number}", **self.defaults, **plan}
-        outcome = self.harness.run(self._locate(job), faults=faults, **settings)
+        if job is not None:
+            job = self._locate(job)
+        if command is not None:
+            command = [self._locate(argument) for argument in require_command(command)]
+        outcome = self.harness.run(job, command=command, faults=faults, **settings)
         outcome.claimed = check
         self.outcomes.append(outcome)
         write_outcome(outcome, Path(outcome.directory))

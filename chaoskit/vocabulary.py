@@ -59,26 +59,53 @@ class Event(StrEnum):
     CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
-    FINISHED = "finished"  # step, weights_digest, state_digest
+    FINISHED = "finished"  # step, weights_digest, state_digest, sources: path -> digest of the user's code
     FAILED = "failed"  # error, traceback
     # agent
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
     SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
+    # a command's node
+    COMMAND_STARTED = "command_started"  # pid, command
+    COMMAND_EXITED = "command_exited"  # pid, how, status
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
     PLAN = "plan"  # generation, members
     SETTLED = "settled"  # every member has the group of this generation
     SPARE_READY = "spare_ready"
     NODE_LOST = "node_lost"  # node, detail: with all its workers, whether they had ranks or not
+    LEFT_OUT = "left_out"  # nodes, detail: they cannot reach others, and are given no workers until they can
+    RETURNED = "returned"  # nodes: they reach everybody again
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
+    RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
     JOB_ENDED = "job_ended"
     # harness
+    LOGGED = "logged"  # a command's log shows something: node, step, loss (its text); either may be missing
     INJECTED = "injected"
     EVIDENCE = "evidence"
+    LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
     UNDONE = "undone"
+
+
+#: Causes of a loss that say no more than that the process is gone; which one depends on who notices first.
+ENDED_CAUSES = frozenset({"ended", "exited", "killed", "dumped"})
+
+#: Causes of the loss of a rank whose code fails: whatever catches the exception may also end it, or hang.
+FAILED_CAUSES = ENDED_CAUSES | {"raised", "hung"}
+
+#: All causes for which a worker is given up.
+LOSS_CAUSES = ENDED_CAUSES | {
+    "raised",
+    "stopped",
+    "hung",
+    "node lost",
+    "unreachable",
+    "nonfinite",
+    "corrupt",
+    "differs",
+}
 
 
 class Verdict(StrEnum):

@@ -166,15 +166,21 @@ def connect(
         made(connection.fileno())
         connection.settimeout(timeout_s)
         connection.connect(resolved)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = Handshake(token)
-        send(connection, handshake.answer(receive(connection)))
-        handshake.confirm(receive(connection))
-        connection.settimeout(None)
+        introduce(connection, token, timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def introduce(connection: socket.socket, token: str, timeout_s: float = 10.0) -> None:
+    """Show a server that we know the token, and have it show the same. Raises what :func:`connect` does."""
+    connection.settimeout(timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    handshake = Handshake(token)
+    send(connection, handshake.answer(receive(connection)))
+    handshake.confirm(receive(connection))
+    connection.settimeout(None)
 
 
 def accept(connection: socket.socket, token: str, timeout_s: float = 10.0) -> None:

@@ -6,15 +6,21 @@ from faults.clock import ClockJump
 from faults.coordinator import KillCoordinator
 from faults.data import BadBatch, DataStall
 from faults.deadlock import Deadlock
+from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
 from faults.leaving import Exit
+from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
+from faults.links import Flap, LinkDown
+from faults.losing import LoseNode, Rack, ReplaceNode
 from faults.memory import OutOfMemory
 from faults.moments import at_rate
+from faults.network import Cut, Reset
 from faults.node import FreezeNode, KillAgent, KillNode, Preempt
 from faults.numeric import NaN
 from faults.raising import Raise
 from faults.slow import Straggle
+from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
 
 #: Every fault there is, for catalogues and strategies.
@@ -36,31 +42,73 @@ CATALOGUE: tuple[type[Fault], ...] = (
     KillCoordinator,
     Preempt,
     FreezeNode,
+    LoseNode,
+    ReplaceNode,
+    Rack,
+    LimitCpu,
+    LimitMemory,
+    LimitPids,
+    LimitIo,
     CrashLoop,
     FailLoad,
+    Cut,
+    Reset,
+    LinkDown,
+    Flap,
+    Delay,
+    Loss,
+    Duplicate,
+    Reorder,
+    Corrupt,
+    Bandwidth,
+    DiskFull,
+    SlowDisk,
+    ReadOnlyDisk,
+    DiskError,
 )
 
 __all__ = [
     "CATALOGUE",
     "BadBatch",
+    "Bandwidth",
     "BitFlip",
     "ClockJump",
+    "Corrupt",
     "CrashLoop",
+    "Cut",
     "DataStall",
     "Deadlock",
+    "Delay",
+    "DiskError",
+    "DiskFull",
+    "Duplicate",
     "Exit",
     "FailLoad",
     "Fault",
+    "Flap",
     "FreezeNode",
     "Hang",
     "Kill",
     "KillAgent",
     "KillCoordinator",
     "KillNode",
+    "LimitCpu",
+    "LimitIo",
+    "LimitMemory",
+    "LimitPids",
+    "LinkDown",
+    "LoseNode",
+    "Loss",
     "NaN",
     "OutOfMemory",
     "Preempt",
+    "Rack",
     "Raise",
+    "ReadOnlyDisk",
+    "Reorder",
+    "ReplaceNode",
+    "Reset",
+    "SlowDisk",
     "Straggle",
     "Target",
     "at_rate",

@@ -15,11 +15,12 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from random import Random
 from typing import Any, ClassVar, Self
 
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, Release, Trigger, WorkerLost
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
+from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
 from faults.incidents import Incident
 
 #: What goes wrong, by the keys that faults use, in the catalogue's order.
@@ -29,6 +30,8 @@ FAMILIES = {
     "time": "Time goes wrong",
     "numbers": "Numbers go wrong",
     "node": "A node goes wrong",
+    "network": "The network goes wrong",
+    "disk": "A disk goes wrong",
     "control": "The control plane goes wrong",
 }
 
@@ -44,6 +47,26 @@ DRAWN_ROLES: dict[str, Callable[[int], int]] = {
 LIVE_ROLES = ("most_shards", "healer")
 
 
+def require_seconds(field: str, value: float, *, above_0: bool = False) -> None:
+    """Refuse what is no duration.
+
+    Raises:
+        BadInput: if it is below 0, endless or no number; or 0, where it must be above.
+    """
+    if not 0 <= value < math.inf or (above_0 and value == 0):
+        raise BadInput(field, value, f"use a number of seconds{' above 0' if above_0 else ', 0 or more'}")
+
+
+def require_message(message: str) -> None:
+    """Refuse the text of an exception by which that cannot be told from any other.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    if not message.strip():
+        raise BadInput("message", message, "use some text: the exception is known by it")
+
+
 @dataclass
 class Target:
     """What a fault strikes, and what was heard of it since.
@@ -53,12 +76,17 @@ class Target:
         waiting: the worker that stands at the fault's trigger until it is released; "" if none does.
         lost: the agent's or coordinator's word that ``worker`` is gone, once there is one.
         losses: the same for every worker that the fault struck.
+        places: rank -> node, as the ranks were held at the moment of the act.
+        rack: the nodes that are lost with this one when its rack is; see :meth:`chaoskit.config.RunConfig.rack`.
+        struck_nodes: for faults that strike whole nodes, those that it struck.
         claims: every worker that the fault struck, with the time of the act on it.
         acted_ns: time of the last act.
+        lifted_ns: when the fault ended while the run went on, as a cut that is healed; 0 while it lasts.
         reports: what the worker itself read back after pulling a lever.
         beat: the newest reading of its progress board, with the time it came in.
         pongs: answers of its control thread, by number.
-        exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run.
+        exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run. Of a
+            command's process at once, or ("gone", "") where only its parent was told.
         notes: what the fault wants to remember.
     """
 
@@ -76,6 +104,7 @@ class Target:
     waiting: str = ""
     injected_ns: int = 0
     acted_ns: int = 0
+    lifted_ns: int = 0
     lost: WorkerLost | None = None
     losses: dict[str, WorkerLost] = field(default_factory=dict)
     claims: dict[str, int] = field(default_factory=dict)
@@ -86,6 +115,9 @@ class Target:
     pongs: set[int] = field(default_factory=set)
     exited: tuple[str, str] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    places: Mapping[int, str] = field(default_factory=dict)
+    rack: tuple[str, ...] = ()
+    struck_nodes: set[str] = field(default_factory=set)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker process."""
@@ -167,7 +199,7 @@ class Fault:
     #: What puts back what it leaves behind.
     undo: ClassVar[str] = "nothing is left behind"
     #: Substrates that can do it.
-    substrates: ClassVar[tuple[str, ...]] = ("local",)
+    substrates: ClassVar[tuple[str, ...]] = ("local", "netns", "docker")
     #: Arguments of an instance that can be run with the job ``gpt`` on four nodes, on any machine.
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20}
     #: Arguments in which instances differ so much that they can take different moments.
@@ -176,8 +208,12 @@ class Fault:
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
+    #: Whether it takes the node away for good: what ran there is not expected to end well.
+    ends_node: ClassVar[bool] = False
     #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.
     blameless: ClassVar[bool] = False
+    #: Whether it strikes what only chaoskit's own runtime has, so that it cannot be done to any other command.
+    of_runtime: ClassVar[bool] = False
 
     @classmethod
     def unavailable(cls) -> str:
@@ -197,6 +233,11 @@ class Fault:
     def from_outside(self) -> bool:
         """Whether it can strike without the worker's help. Else the rank must stand at a hook of its main thread."""
         return False
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        """Causes of the losses that it explains. For any other one, somebody else was to blame."""
+        return LOSS_CAUSES
 
     @property
     def moment(self) -> str:
@@ -235,9 +276,16 @@ class Fault:
             raise BadInput("at_step", self.at_step, f"use a step from 0{last}")
         if self.phase not in TRIGGER_PHASES:
             raise BadInput("phase", self.phase, f"use one of {', '.join(TRIGGER_PHASES)}")
-        if self.after_s is not None and not 0 <= self.after_s < math.inf:
-            raise BadInput("after_s", self.after_s, "use a number of seconds, 0 or more")
+        if self.after_s is not None:
+            require_seconds("after_s", self.after_s)
         self._validate_recovery()
+
+    def require(self, config: RunConfig) -> None:
+        """Refuse a run in which it would mean nothing.
+
+        Raises:
+            BadInput: naming the setting of the run, its value and the remedy.
+        """
 
     def _validate_rank(self, nodes: int) -> None:
         if not isinstance(self.rank, str):

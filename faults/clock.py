@@ -34,6 +34,10 @@ class ClockJump(Fault):
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "seconds": 3600.0}
     undo: ClassVar[str] = "the process alone has the other clock; it ends with it"
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset()
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not math.isfinite(self.seconds) or not 2 <= abs(self.seconds) <= _YEARS_S:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, ClassVar, Self
 
 from chaoskit import osprocess
+from chaoskit.messages import EndJob
 from chaoskit.substrate.base import Process
 from faults.base import Fault, Target
 
@@ -31,10 +32,15 @@ class KillCoordinator(Fault):
     )
     impact: ClassVar[str] = "none by itself: training goes on, and the coordinator comes back from its record"
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+    of_runtime: ClassVar[bool] = True
 
     @property
     def from_outside(self) -> bool:
         return True
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset()
 
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
         """One, whatever the role: there is one coordinator."""
@@ -50,14 +56,17 @@ class KillCoordinator(Fault):
 
     def again(self, target: Target, message: Any) -> bool:
         released = 1 in target.pongs or target.seconds_since > _ANSWER_S
-        if released and "process" not in target.notes:
+        if released and "process" not in target.notes and not isinstance(message, EndJob):
             self._kill(target)
         return False
 
     def _kill(self, target: Target) -> None:
-        target.notes["process"] = target.cluster.coordinator()
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself: then the run says so
-            target.cluster.signal_process(target.notes["process"], signal.SIGKILL)
+        process = target.cluster.coordinator()
+        if osprocess.is_ending(process.pid):
+            return  # not by this fault: the next one will do, if there is one
+        with contextlib.suppress(ProcessLookupError):
+            target.cluster.signal_process(process, signal.SIGKILL)
+            target.notes["process"] = process
 
     def observe(self, target: Target) -> str | None:
         process: Process | None = target.notes.get("process")

@@ -48,6 +48,10 @@ class DataStall(_DataFault):
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "stall_ms": 50.0}
     undo: ClassVar[str] = "it ends by itself"
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"hung"})
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not 0 < self.stall_ms < 1e6:
@@ -86,6 +90,10 @@ class BadBatch(_DataFault):
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, twin=False, faults=[{fault}])'
     undo: ClassVar[str] = "nothing is left to undo: the dataset itself is not changed"
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"nonfinite"})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -42,6 +42,10 @@ class Deadlock(Fault):
     )
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "lock"}, {"how": "skip"})
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"hung"})
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:

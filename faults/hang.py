@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chaoskit import osprocess
@@ -17,8 +17,11 @@ from faults.incidents import Incident
 
 HOWS = ("stop", "gil", "spin")
 
+_CONTROL = "ck-control"  # name of the thread that answers
 _ASK_S = 0.01
+_QUESTIONS = 3
 _SILENT_S = 0.06  # a healthy control thread answers within a few milliseconds
+_TRIES = 10  # context switches; who waits for the interpreter lock tries every 0.5 ms
 _SPINNING_TICKS = 4  # clock ticks (10 ms each) of CPU time without any progress
 
 
@@ -36,7 +39,8 @@ class Hang(Fault):
     family: ClassVar[str] = "standstill"
     effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
     evidence: ClassVar[str] = (
-        "the kernel reports it stopped, its control thread is silent, or it burns CPU without progress"
+        "the kernel reports it stopped; or its training thread sleeps while its control thread wants the interpreter "
+        "lock in vain; or it burns CPU without progress"
     )
     stands_for: ClassVar[str] = "hangs without an error"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
@@ -46,6 +50,10 @@ class Hang(Fault):
     @property
     def from_outside(self) -> bool:
         return self.how == "stop"
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"stopped", "hung"} if self.how == "stop" else {"hung"})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -83,22 +91,51 @@ def _stopped(target: Target) -> str | None:
 
 
 def _silent(target: Target) -> str | None:
-    """The process lives, its agent reports, and its control thread does not answer."""
-    now_s = time.monotonic()
-    number, asked_s = target.notes.get("asked", (0, target.injected_ns / 1e9))
-    if number == 0 or number in target.pongs:  # the release may not have reached the main thread yet: ask again
-        if now_s - asked_s > _ASK_S:
-            with contextlib.suppress(OSError):  # nobody carries it: the run is over, or its coordinator gone
-                target.ping(number + 1)
-                target.notes["asked"] = (number + 1, now_s)
+    """The training thread sleeps and has the interpreter lock; the control thread is awake, wants it, and is silent.
+
+    Silence alone would be nothing: on a busy machine the control thread may have no CPU. Whoever waits for the lock
+    wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
+    """
+    seen = _look(target) if target.reports else None  # before its report the worker has not begun
+    if seen is None:
         return None
-    given_up = target.lost is not None and target.lost.cause == "hung"  # after which nothing more can be seen of it
-    silent_s = (target.lost.detected_ns / 1e9 if target.lost and given_up else now_s) - asked_s
-    if silent_s < _SILENT_S or target.node_heard_s < asked_s:
+    now_s, (still, tries) = time.monotonic(), seen
+    watch: _Watch | None = target.notes.get("watch")
+    if watch is None or watch.still != still or target.pongs & set(watch.asked):
+        first = 1 + max(watch.asked, default=watch.first - 1) if watch else 1
+        watch = target.notes["watch"] = _Watch(now_s, still, tries, first)
+    if len(watch.asked) < _QUESTIONS and now_s - watch.since_s >= len(watch.asked) * _ASK_S:
+        with contextlib.suppress(OSError):  # nobody carries it: the run is over, or its coordinator gone
+            target.ping(watch.first + len(watch.asked))
+            watch.asked.append(watch.first + len(watch.asked))
+    silent_s = now_s - watch.since_s
+    if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or tries - watch.tries < _TRIES:
         return None
-    if osprocess.is_ending(target.pid) and not given_up:
+    return (
+        f"thread {target.tid} of pid {target.pid} slept for {silent_s * 1000:.0f} ms without a context switch, and its "
+        f"control thread answered none of {len(watch.asked)} questions: it woke up {tries - watch.tries} times in vain"
+    )
+
+
+@dataclass
+class _Watch:
+    """Since when the training thread has not moved, and what was asked of the control thread since."""
+
+    since_s: float
+    still: tuple[int, int]  # the training thread's context switches and clock ticks of CPU time
+    tries: int  # the control thread's context switches at the beginning
+    first: int  # number of the first question
+    asked: list[int] = field(default_factory=list)
+
+
+def _look(target: Target) -> tuple[tuple[int, int], int] | None:
+    """What the kernel counts for the training thread and for the control thread; None unless the first one sleeps."""
+    control = next((tid for tid, name in osprocess.threads(target.pid).items() if name == _CONTROL), None)
+    if control is None or osprocess.thread_state(target.pid, target.tid) != "S":
         return None
-    return f"pid {target.pid} lived, but its control thread did not answer for {silent_s * 1000:.0f} ms"
+    switches, ticks = osprocess.switches(target.pid, target.tid), osprocess.cpu_ticks(target.pid, target.tid)
+    tries = osprocess.switches(target.pid, control)
+    return None if switches is None or ticks is None or tries is None else ((switches, ticks), tries)
 
 
 def _spinning(target: Target) -> str | None:

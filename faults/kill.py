@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.osprocess import signal_name
+from chaoskit.vocabulary import ENDED_CAUSES, FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
+
+_STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,14 @@ class Kill(Fault):
     def from_outside(self) -> bool:
         return True
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        if self.signum == signal.SIGKILL:
+            return ENDED_CAUSES
+        if self.signum == signal.SIGSTOP:
+            return frozenset({"stopped", "hung"})
+        return FAILED_CAUSES | ({"stopped"} if self.signum in _STOPPING else set())  # the job may have a handler for it
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.signum not in signal.valid_signals():
@@ -43,7 +55,9 @@ class Kill(Fault):
         target.pull("none")  # a process that survives the signal goes on
 
     def observe(self, target: Target) -> str | None:
-        if target.exited is None or target.exited[0] not in ("killed", "dumped"):
+        if target.exited is None or target.exited[0] not in ("killed", "dumped", "gone"):
             return None
         how, name = target.exited
-        return f"pid {target.pid} was {how} by {name}" if name == signal.Signals(self.signum).name else None
+        if how == "gone":  # nobody told by which signal; from this one there is no way back
+            return f"pid {target.pid} is gone" if self.signum == signal.SIGKILL else None
+        return f"pid {target.pid} was {how} by {name}" if name == signal_name(self.signum) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.vocabulary import ENDED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -26,6 +27,10 @@ class Exit(Fault):
     evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
     stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE,)
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return ENDED_CAUSES
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

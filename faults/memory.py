@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
+from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -46,6 +47,10 @@ class OutOfMemory(Fault):
     def restricted(cls) -> str:
         reason = unavailable("memory")
         return f"how='cgroup' only: {reason}" if reason else ""
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return FAILED_CAUSES  # before it kills, the kernel reclaims memory for a while, and may refuse a fork
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.base import Freeze, Process
+from chaoskit.substrate.cgroup import unavailable
+from chaoskit.vocabulary import ENDED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
+
+FREEZES = ("signal", "cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,10 @@ class NodeFault(Fault):
     def from_outside(self) -> bool:
         return True
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return ENDED_CAUSES | {"node lost"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class KillAgent(NodeFault):
@@ -39,14 +46,15 @@ class KillAgent(NodeFault):
     stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
     impact: ClassVar[str] = "the workers of the node are given up"
+    of_runtime: ClassVar[bool] = True  # of another launcher's, what it started need not end with it
 
     def inject(self, target: Target) -> None:
-        processes = _look_up(target)
+        processes = look_up(target)
         target.cluster.signal_process(processes[0], signal.SIGKILL)
         target.pull("none")
 
     def observe(self, target: Target) -> str | None:
-        return _all_gone(target)
+        return all_gone(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +74,14 @@ class KillNode(NodeFault):
         incidents.KERNEL_PANIC,
     )
     impact: ClassVar[str] = "the node's connection ends, and its workers are given up"
+    ends_node: ClassVar[bool] = True
 
     def inject(self, target: Target) -> None:
-        _signal(target, _look_up(target), signal.SIGKILL)
+        _signal(target, look_up(target), signal.SIGKILL)
         target.pull("none")
 
     def observe(self, target: Target) -> str | None:
-        return _all_gone(target)
+        return all_gone(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +100,14 @@ class Preempt(NodeFault):
     stands_for: ClassVar[str] = "host maintenance, and reclaimed spot instances"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.MAINTENANCE,)
     impact: ClassVar[str] = "the workers of the node are given up"
+    ends_node: ClassVar[bool] = True
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
-        if not 0 <= self.grace_s < math.inf:
-            raise BadInput("grace_s", self.grace_s, "use a number of seconds, 0 or more")
+        require_seconds("grace_s", self.grace_s)
 
     def inject(self, target: Target) -> None:
-        agent, *others = _look_up(target)
+        agent, *others = look_up(target)
         _signal(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
         target.pull("none")
 
@@ -112,39 +121,60 @@ class Preempt(NodeFault):
         return False
 
     def observe(self, target: Target) -> str | None:
-        gone = _all_gone(target)
+        gone = all_gone(target)
         return gone and f"{gone}, {target.notes.get('forced', 0)} of them after the grace period"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeNode(NodeFault):
-    """Stop every process of a node, longer than its lease, and let them go on later: zombies come back.
+    """Have every process of a node stand still, longer than its lease, and go on later: zombies come back.
 
     Args:
+        how: ``signal``: each process is stopped by SIGSTOP, as a debugger does. ``cgroup``: the kernel's freezer
+            (cgroup v1 or v2) stops all of them together, and whatever they were about to start; no process can see it.
         thaw_after_s: when they go on. The others have long regrouped if this is more than
             ``heartbeat_ms * lease_beats``.
     """
 
+    how: str = "signal"
     thaw_after_s: float = 1.0
 
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node stands still without a word, and returns when nobody counts on it any more"
-    evidence: ClassVar[str] = "the kernel reports every process of the node stopped, all at the same time"
+    evidence: ClassVar[str] = (
+        "the kernel reports every process of the node stopped, all at the same time; or its freezer says so"
+    )
     stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR,)
     impact: ClassVar[str] = (
         "the lease of the node ends, and its workers are given up; nobody listens to them when they return"
     )
-    undo: ClassVar[str] = "each process is continued, by the harness or by `chaoskit janitor`"
+    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit janitor`"
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)
+
+    @classmethod
+    def restricted(cls) -> str:
+        reason = unavailable("freezer")
+        return f"how='cgroup' only: {reason}" if reason else ""
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | {"stopped", "hung"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
-        if not 0 < self.thaw_after_s < math.inf:
-            raise BadInput("thaw_after_s", self.thaw_after_s, "use a number of seconds above 0")
+        if self.how not in FREEZES:
+            raise BadInput("how", self.how, f"use one of {', '.join(FREEZES)}")
+        if self.how == "cgroup" and (reason := unavailable("freezer")):
+            raise BadInput("how", self.how, f"use 'signal' on this machine: {reason}")
+        require_seconds("thaw_after_s", self.thaw_after_s, above_0=True)
 
     def inject(self, target: Target) -> None:
-        processes = _look_up(target)
+        processes = look_up(target)
         target.pull("none")  # once continued, the rank goes on as if nothing had been
+        if self.how == "cgroup":
+            target.notes["freeze"] = target.cluster.freeze(target.node)
+            return
         target.notes["undo"] = [
             target.undo.plan("continue", pid=process.pid, ticks=process.ticks) for process in processes
         ]
@@ -152,23 +182,33 @@ class FreezeNode(NodeFault):
 
     def again(self, target: Target, message: Any) -> bool:
         if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes:
-            target.acted_ns = time.monotonic_ns()
+            target.acted_ns = target.lifted_ns = time.monotonic_ns()
             self._thaw(target)
         return False
 
     def _thaw(self, target: Target) -> None:
         target.notes["thawed"] = True
+        if self.how == "cgroup":
+            freeze: Freeze | None = target.notes.get("freeze")
+            target.notes["melted"] = freeze is None or freeze.thaw()
+            return
         for process in reversed(target.notes.get("processes", [])):  # workers first: the agent finds them moving
             osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
 
     def observe(self, target: Target) -> str | None:
         processes: list[Process] = target.notes["processes"]
+        if self.how == "cgroup":
+            freeze: Freeze = target.notes["freeze"]
+            told = f"the kernel's freezer says that all {len(processes)} processes of {target.node} stand still"
+            return told if freeze.frozen() else None
         if any(osprocess.state(process.pid) != "T" for process in processes):
             return None
         return f"all {len(processes)} processes of {target.node} are in state T (stopped)"
 
     def clean_up(self, target: Target) -> bool:
         self._thaw(target)
+        if self.how == "cgroup":
+            return bool(target.notes["melted"])
         processes: list[Process] = target.notes.get("processes", [])
         if any(not _is_gone(process) and osprocess.state(process.pid) == "T" for process in processes):
             return False
@@ -177,7 +217,7 @@ class FreezeNode(NodeFault):
         return True
 
 
-def _look_up(target: Target) -> list[Process]:
+def look_up(target: Target) -> list[Process]:
     """The processes of the target's node, now: agent first."""
     processes = target.cluster.node(target.node)
     target.notes["processes"] = processes
@@ -196,10 +236,12 @@ def _is_gone(process: Process) -> bool:
     return osprocess.start_ticks(process.pid) != process.ticks or osprocess.is_ending(process.pid)
 
 
-def _all_gone(target: Target) -> str | None:
-    processes: list[Process] = target.notes["processes"]
+def all_gone(target: Target, node: str = "", processes: Sequence[Process] = ()) -> str | None:
+    """That no process of the struck node, or of the one that is named, is left, in words; None if some are."""
+    node, processes = node or target.node, processes or target.notes["processes"]
     if target.exited is not None:
         return None  # the run is over, and its agent lived to tell how the worker ended: now everything is gone
     if not all(_is_gone(process) for process in processes):
         return None
-    return f"the agent of {target.node} (pid {processes[0].pid}) and its {len(processes) - 1} other processes are gone"
+    first = "the agent" if processes[0].name.startswith("ck-") else processes[0].name
+    return f"{first} of {node} (pid {processes[0].pid}) and its {len(processes) - 1} other processes are gone"

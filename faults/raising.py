@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, Target, require_message
 from faults.incidents import Incident
 
 
@@ -31,6 +32,14 @@ class Raise(Fault):
         incidents.CUDA_ERROR,
         incidents.GPU_MEMORY,
     )
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return FAILED_CAUSES
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_message(self.message)
 
     def inject(self, target: Target) -> None:
         target.pull("raise", message=self.message)

@@ -52,6 +52,10 @@ class Straggle(Fault):
         reason = unavailable("cpu")
         return f"how='quota' only: {reason}" if reason else ""
 
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"hung"})
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:

@@ -10,14 +10,33 @@ from typing import Any, ClassVar
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, Lever, WorkerReady
-from chaoskit.vocabulary import LOAD
+from chaoskit.vocabulary import ENDED_CAUSES, LOAD
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, Target, require_message
 from faults.incidents import Incident
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrashLoop(Fault):
+class _StickyFault(Fault):
+    """Base of the faults that strike several workers of one node, one after the other."""
+
+    times: int = 1
+
+    family: ClassVar[str] = "node"
+    of_runtime: ClassVar[bool] = True
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.times < 1:
+            raise BadInput("times", self.times, "use 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashLoop(_StickyFault):
     """SIGKILL the rank, and then every worker of its node as soon as that is ready.
 
     Args:
@@ -26,7 +45,6 @@ class CrashLoop(Fault):
 
     times: int = 3
 
-    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node kills every worker, soon after its start"
     evidence: ClassVar[str] = "the killed workers are gone"
     stands_for: ClassVar[str] = "nodes that pass their start-up checks and fail under load"
@@ -34,12 +52,8 @@ class CrashLoop(Fault):
     impact: ClassVar[str] = "each worker that had a rank is given up; its node collects strikes"
 
     @property
-    def from_outside(self) -> bool:
-        return True
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        _require_times(self.times)
+    def leads_to(self) -> frozenset[str]:
+        return ENDED_CAUSES
 
     def inject(self, target: Target) -> None:
         target.notes["killed"] = []
@@ -73,7 +87,7 @@ class CrashLoop(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailLoad(Fault):
+class FailLoad(_StickyFault):
     """From its moment on, the next workers that the rank's node starts end while they load the job.
 
     It harms nobody who runs: something else must cause the start of replacements.
@@ -83,10 +97,8 @@ class FailLoad(Fault):
         message: of the exception.
     """
 
-    times: int = 1
     message: str = "injected by chaoskit: the job cannot be loaded here"
 
-    family: ClassVar[str] = "node"
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
     stands_for: ClassVar[str] = "spares that cannot start"
@@ -100,12 +112,12 @@ class FailLoad(Fault):
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
 
     @property
-    def from_outside(self) -> bool:
-        return True
+    def leads_to(self) -> frozenset[str]:
+        return ENDED_CAUSES | {"raised"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
-        _require_times(self.times)
+        require_message(self.message)
 
     def inject(self, target: Target) -> None:
         del target.claims[target.worker]  # the rank itself comes to no harm
@@ -130,8 +142,3 @@ class FailLoad(Fault):
         if not failed:
             return None
         return f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
-
-
-def _require_times(times: int) -> None:
-    if times < 1:
-        raise BadInput("times", times, "use 1 or more")

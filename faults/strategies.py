@@ -121,6 +121,40 @@ def _data_stall(scope: Scope) -> Fields:
     return _anywhere(scope, phase=st.just("forward"), stall_ms=st.sampled_from((5.0, 50.0)))
 
 
+def _replace(scope: Scope) -> Fields:
+    return _any_time(scope, STRIKE_PHASES, back_after_s=st.sampled_from((0.3, 0.0)))
+
+
+def _cut(scope: Scope) -> Fields:
+    """Shorter or longer than a lease, on one side or both."""
+    return _any_time(
+        scope,
+        STRIKE_PHASES,
+        apart_from=st.sampled_from(("all", "ranks", "coordinator")),
+        direction=st.sampled_from(("both", "in", "out")),
+        heal_after_s=st.sampled_from((1.0, 0.1)),
+    )
+
+
+def _link_down(scope: Scope) -> Fields:
+    return _any_time(scope, STRIKE_PHASES, heal_after_s=st.sampled_from((1.0, 0.1)))
+
+
+def _flap(scope: Scope) -> Fields:
+    return _any_time(scope, STRIKE_PHASES, times=st.integers(1, 3))
+
+
+def _bad_link(**fields: st.SearchStrategy[Any]) -> Recipe:
+    """Early in a step, and for a while: a link must carry something while it is bad, or the fault shows nothing."""
+
+    def draw(scope: Scope) -> Fields:
+        heal_after_s = st.sampled_from((1.0, 0.5))
+        steps = st.integers(0, max(0, scope.steps - 10))
+        return st.fixed_dictionaries({"at_step": steps, "heal_after_s": heal_after_s, **fields})
+
+    return draw
+
+
 def _clock_jump(scope: Scope) -> Fields:
     return _anywhere(scope, seconds=st.sampled_from((3600.0, -3600.0)))
 
@@ -128,7 +162,8 @@ def _clock_jump(scope: Scope) -> Fields:
 #: How each kind of fault is drawn: its fields but the rank. By name, simplest first, so that a kind can be entered
 #: before it exists. A kind of the catalogue that is missing here is left out of plans; see :func:`left_out`. So are
 #: those of which a plan alone does not say how its run ends: a flipped bit is found only with the right checks on, a
-#: bad batch is no twin's, memory is limited only where control groups can be made, a load fails only where one is due.
+#: bad batch is no twin's, a node has limits only where control groups can be made, and they bite only where a job
+#: wants more, a load fails only where one is due, and how large a rack is, is a setting of the run.
 RECIPES: dict[str, Recipe] = {
     "Kill": _from_outside,
     "Raise": _from_within,
@@ -145,6 +180,18 @@ RECIPES: dict[str, Recipe] = {
     "FreezeNode": _freeze,
     "CrashLoop": _crash_loop,
     "KillCoordinator": _from_outside,
+    "ReplaceNode": _replace,
+    "LoseNode": _from_outside,
+    "Cut": _cut,
+    "Reset": _cut,
+    "LinkDown": _link_down,
+    "Flap": _flap,
+    "Delay": _bad_link(delay_ms=st.sampled_from((2.0, 10.0))),
+    "Loss": _bad_link(share=st.sampled_from((0.01, 0.05))),
+    "Duplicate": _bad_link(share=st.sampled_from((0.05, 0.3))),
+    "Reorder": _bad_link(delay_ms=st.just(2.0)),
+    "Corrupt": _bad_link(share=st.sampled_from((0.01, 0.05))),
+    "Bandwidth": _bad_link(bits_per_s=st.sampled_from((5e6, 2e6))),
 }
 
 
@@ -158,6 +205,7 @@ def fault_plans(
     nodes: int,
     steps: int,
     kinds: Collection[type[Fault]] | None = None,
+    substrate: str = "local",
     survivors: int = 1,
     least: int = 0,
     most: int = 4,
@@ -169,7 +217,7 @@ def fault_plans(
     Several faults may strike at once, in the same step, one after the other, and the same rank again.
 
     Args:
-        kinds: of faults to draw from; None: all of the catalogue that can be drawn.
+        kinds: of faults to draw from; None: all of the catalogue that can be drawn, and that ``substrate`` can do.
         survivors: processes that must live from the first step to the last.
         least, most: number of faults.
         parameters: names of model parameters for numeric faults; without any, there are no such faults.
@@ -183,7 +231,10 @@ def fault_plans(
     if kinds is not None and (unknown := left_out(kinds)):
         raise BadInput("kinds", unknown[0], f"use kinds with a recipe: {', '.join(RECIPES)}")
     scope = Scope(steps, tuple(parameters), settled)
-    classes = {kind.__name__: kind for kind in (CATALOGUE if kinds is None else kinds)}
+    possible = [kind for kind in CATALOGUE if substrate in kind.substrates]
+    if not possible:
+        raise BadInput("substrate", substrate, "use one that a fault of the catalogue names")
+    classes = {kind.__name__: kind for kind in (possible if kinds is None else kinds)}
     faults = [_drawn(classes[name], recipe(scope)) for name, recipe in RECIPES.items() if name in classes]
     # Ranks come last: whether a plan is survivable depends on how many there are and on who is never hit.
     anonymous = st.lists(st.one_of(faults), min_size=least, max_size=most)

@@ -43,6 +43,22 @@ REACH: dict[str, Reach] = {
     "FreezeNode": "node",
     "Preempt": "node",
     "KillCoordinator": "nothing",
+    "LoseNode": "node",
+    "ReplaceNode": "node",
+    "LimitCpu": "node",
+    "LimitMemory": "node",  # the kernel chooses whom it kills there
+    "LimitPids": "node",
+    "LimitIo": "node",
+    "Cut": "node",  # of nodes that cannot reach each other, no more are left out than are on the smaller side
+    "Reset": "node",
+    "LinkDown": "node",
+    "Flap": "node",
+    "Delay": "node",  # if its lease ends; so with all that let packets through
+    "Loss": "node",
+    "Duplicate": "node",
+    "Reorder": "node",
+    "Corrupt": "node",
+    "Bandwidth": "node",
 }
 
 
@@ -64,8 +80,11 @@ def step_of(fault: Fault) -> int | None:
 
 
 def struck_by(fault: Fault, nodes: int) -> int:
-    """How many ranks ``fault`` strikes: more than one where it aims at a role that stands for several."""
-    return DRAWN_ROLES[str(fault.rank)](nodes) if fault.rank in DRAWN_ROLES else 1
+    """How many ranks ``fault`` strikes: several where it aims at a role or a side; a rack may be the whole world."""
+    if fault.kind == "Rack":
+        return nodes
+    beside = len(getattr(fault, "side", ()))
+    return (DRAWN_ROLES[str(fault.rank)](nodes) if fault.rank in DRAWN_ROLES else 1) + beside
 
 
 def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bool:

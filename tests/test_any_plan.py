@@ -4,6 +4,7 @@ Real processes, broken in ways that Hypothesis draws. CI runs the same examples 
 
     CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py
     CHAOSKIT_CAMPAIGN=1000 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
+    CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py -k parted    # networks that are cut, on the substrate netns
 
 A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for a proof, and a real
 failure does not come back every time.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,27 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import load
 from chaoskit.experiment.shrink import shrink_to_file, symptoms_of
+from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.vocabulary import Verdict
-from faults import Fault, Kill, Raise
+from chaoskit.vocabulary import Event, Verdict
+from faults import (
+    CrashLoop,
+    Cut,
+    Fault,
+    Flap,
+    Kill,
+    KillAgent,
+    KillCoordinator,
+    KillNode,
+    LinkDown,
+    LoseNode,
+    NaN,
+    Raise,
+    ReplaceNode,
+    Reset,
+)
+from faults.network import NetworkFault
+from faults.node import NodeFault
 from faults.strategies import fault_plans
 
 JOBS = Path(__file__).parent / "jobs"
@@ -35,15 +55,16 @@ CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
 SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 STEPS = 24
-HIDDEN_S = 1.0  # faults on one rank within this time may hide each other
+HIDDEN_S = 1.0  # faults on one worker within this time may hide each other
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
+PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordinator)
 
 
 @st.composite
-def experiments(draw: st.DrawFn) -> Experiment:
+def experiments(draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, most: int = 5) -> Experiment:
     """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
     nodes = draw(st.integers(2, 4))
-    faults = draw(fault_plans(nodes=nodes, steps=STEPS, least=1, most=5, parameters=PARAMETERS))
+    faults = draw(fault_plans(nodes=nodes, steps=STEPS, kinds=kinds, least=1, most=most, parameters=PARAMETERS))
     chosen: dict[str, Any] = {
         "spares": draw(st.integers(0, 2)),
         "shards": draw(st.sampled_from((0, 6, 8))),
@@ -69,9 +90,9 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
 def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     """What stands against the promise.
 
-    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Two faults on one
-    rank at about one time may hide each other: a NaN is no change where there is one already, and whoever is killed is
-    not late any more. A fault that takes a whole node may hide any other. A coordinator dies once.
+    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Nor where another
+    one struck the same process at about the same time: a NaN is no change where there is one already, and whoever is
+    killed is not late any more.
     """
     evidence = [check for check in outcome.checks if check.name.startswith("evidence of ")]  # in the faults' order
     excused = {
@@ -85,17 +106,31 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
 
 
 def _is_hidden(number: int, experiment: Experiment, outcome: Outcome) -> bool:
-    mine = outcome.faults[number]
-    others = [
-        (fault, record)
-        for place, (fault, record) in enumerate(zip(experiment.faults, outcome.faults, strict=True))
-        if place != number and record.injected_s is not None
-    ]
-    return mine.injected_s is not None and any(
-        abs(record.injected_s - mine.injected_s) < HIDDEN_S
-        and (fault.whole_node or record.rank == mine.rank or record.kind == mine.kind == "KillCoordinator")
-        for fault, record in others
+    """Whether another fault struck what this one did, before it could be seen: the same worker, or all of its node."""
+    struck = {
+        int(record["fault"].removeprefix("fault")): record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.INJECTED
+    }
+    return number in struck and any(
+        _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
+        for place, other in struck.items()
+        if place != number
     )
+
+
+def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
+    """Whether ``fault``, injected as ``record`` says, can keep ``hidden`` from showing on its ``victim``."""
+    if abs(record.t_ns - victim.t_ns) > HIDDEN_S * 1e9:
+        return False
+    if isinstance(hidden, KillCoordinator):
+        return isinstance(fault, KillCoordinator)  # it dies once; and nothing that befalls a rank hides that
+    if isinstance(fault, KillCoordinator):
+        return False  # it harms no worker
+    if record["worker"] == victim["worker"]:
+        return True
+    same_node = record["worker"].rpartition(".")[0] == victim["worker"].rpartition(".")[0]
+    return same_node and isinstance(fault, (NodeFault, NetworkFault, CrashLoop))
 
 
 def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -> Outcome:
@@ -113,11 +148,21 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
 
 def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos) -> None:
     """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
+    _campaign(chaos, experiments(), examples=50)
+
+
+@pytest.mark.chaos(substrate="netns")
+def test_any_plan_in_which_the_network_is_parted(chaos: Chaos) -> None:
+    """Whoever cannot be reached, from where and for how long, with deaths in between: one history is committed."""
+    _campaign(chaos, experiments(kinds=PARTING, most=3), examples=15)
+
+
+def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], examples: int) -> None:
     states: Counter[str] = Counter()
 
     @seed(SEED)
     @settings(
-        max_examples=CAMPAIGN or 50,
+        max_examples=CAMPAIGN or examples,
         database=None,
         deadline=None,
         phases=[Phase.generate],  # no shrinking, see above
@@ -125,13 +170,42 @@ def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos) -> None
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )
-    @given(experiment=experiments())
+    @given(experiment=drawn)
     def campaign(experiment: Experiment) -> None:
         outcome = holds(chaos, experiment)
         states.update(record.state for record in outcome.faults)
 
     campaign()
     assert states["confirmed"] > states.total() / 2  # most faults did strike: the promise was put to the test
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "near", "excused"),
+    [
+        (Kill(rank=1, at_step=4), "node1.0", True, True),
+        (Kill(rank=1, at_step=4), "node1.1", True, False),  # whoever had the rank before, or has it now
+        (Kill(rank=1, at_step=4), "node1.0", False, False),  # too long ago
+        (KillNode(rank=1, at_step=4), "node1.1", True, True),
+        (KillNode(rank=2, at_step=4), "node2.0", True, False),
+        (KillAgent(rank=2, at_step=4), "node2.0", True, False),
+        (CrashLoop(rank=1, at_step=4), "node1.1", True, True),
+        (KillCoordinator(rank=1, at_step=4), "node1.0", True, False),
+    ],
+)
+def test_a_fault_is_hidden_by_what_befell_the_same_worker(fault: Fault, where: str, near: bool, excused: bool) -> None:
+    """A node that is lost elsewhere is no excuse for a fault that did nothing."""
+    mine = NaN(rank=1, at_step=4, parameter=PARAMETERS[0])
+    victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
+    other = Record(victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where})
+    assert _hides(fault, other, mine, victim) == excused
+
+
+def test_a_coordinator_dies_once() -> None:
+    """And not because of what happens to a rank, or its node."""
+    mine, other = KillCoordinator(rank=0, at_step=4), KillCoordinator(rank=1, at_step=4)
+    records = [Record(t_ns, "harness", Event.INJECTED, {"worker": "node0.0"}) for t_ns in (0, 1)]
+    assert _hides(other, records[0], mine, records[1])
+    assert not _hides(KillNode(rank=0, at_step=4), records[0], mine, records[1])
 
 
 def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:

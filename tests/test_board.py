@@ -323,3 +323,14 @@ def test_each_board_is_one_workers_own() -> None:
         assert not watches[1].ended.wait(STILL_S)
         other.kill()
         assert watches[1].ended.wait(WAIT_S)
+
+
+def test_a_lease_is_seen_to_run_out_by_the_worker() -> None:
+    """Also while the agent cannot say so: it only ever shows until when."""
+    board = Board.create()
+    worker = Board(board.fd)
+    assert not worker.lease_over, "the agent has not shown any yet"
+    board.lease(time.monotonic_ns() + int(WAIT_S * 1e9))
+    assert not worker.lease_over
+    board.lease(time.monotonic_ns() - 1)
+    assert worker.lease_over

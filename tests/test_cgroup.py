@@ -35,14 +35,14 @@ print(throttle(pid, start_ticks(pid), UndoLog(Path(sys.argv[1])), 0.5).path, flu
 sys.stdin.read()
 """
 
-# A launcher in the middle of a run whose rank 1 is throttled for a very long time.
+# A launcher in the middle of a run whose rank 1, or its node, is held back for a very long time.
 RUNNING = """
 import sys
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.local import LocalSubstrate
-from faults import Straggle
+from faults import *
 
-fault = Straggle(rank=1, at_step=2, how="quota", steps=10**6)
+fault = eval(sys.argv[2])
 Harness(LocalSubstrate()).run(
     sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False
 )
@@ -192,19 +192,30 @@ def test_the_group_of_a_killed_launcher_is_removed(
 
 
 @needs("cpu")
-def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path) -> None:
+@needs("freezer")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "Straggle(rank=1, at_step=2, how='quota', steps=10**6)",
+        "FreezeNode(rank=1, at_step=2, how='cgroup', thaw_after_s=3600.0)",
+        "LimitCpu(rank=1, at_step=2, lift_after_s=3600.0)",
+    ],
+)
+def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path, fault: str) -> None:
     job = f"{Path(__file__).parent}/jobs/troubled.py:plain"
     environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path))
-    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job], env=environment)
+    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault], env=environment)
     try:
         until(lambda: left(launcher.pid) or launcher.poll() is not None)
         assert launcher.poll() is None
+        pids = osprocess.descendants(launcher.pid)
     finally:
         launcher.kill()
         launcher.wait()
     repairs = sweep(tmp_path / "chaoskit")
     assert [repair.repaired for repair in repairs if repair.act == "cgroup"] == [True]
     assert left(launcher.pid) == []
+    until(lambda: all(osprocess.is_ending(pid) for pid in pids))
 
 
 def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
@@ -235,6 +246,8 @@ def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
 
 V1 = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"
 V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
+BLKIO = "cgroup /sys/fs/cgroup/blkio cgroup rw,blkio 0 0\n"
+FREEZER = "cgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\n"
 HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
 
 
@@ -257,11 +270,17 @@ HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
         ("cpu", V2, "0::/\n", Place(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup"))),
         ("pids", HYBRID, "0::/x\n", Place(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified"))),
         ("pids", V1, "3:cpu,cpuacct:/\n", None),
+        ("io", BLKIO, "7:blkio:/box\n", Place(1, Path("/sys/fs/cgroup/blkio/box"), Path("/sys/fs/cgroup/blkio"))),
+        ("freezer", FREEZER, "6:freezer:/\n", Place(1, *[Path("/sys/fs/cgroup/freezer")] * 2)),
+        ("freezer", FREEZER + V2, "6:freezer:/\n0::/\n", Place(2, *[Path("/sys/fs/cgroup")] * 2)),
         ("cpu", "proc /proc proc rw 0 0\n", "", None),
     ],
 )
 def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place: Place | None) -> None:
-    """Our groups lie beside that of the process; cgroup v1 comes first where a controller is in both."""
+    """Our groups lie beside that of the process; cgroup v1 comes first where a controller is in both.
+
+    But for the freezer: what version 2 has frozen can still be killed.
+    """
     assert find_place(controller, mounts, groups) == place
 
 

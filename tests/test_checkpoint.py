@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
+from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.keeper import Keeper, keepers
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Member, Message, Plan, Sealed, Snapshot
@@ -240,6 +241,10 @@ while True:
 """
 
 
+def config_of(copies: int, rack_nodes: int = 0) -> RunConfig:
+    return RunConfig(job=JobSpec("job.py"), memory_copies=copies, rack_nodes=rack_nodes)
+
+
 class Writer:
     """A process that commits as fast as it can; its agent's keeper runs in the test."""
 
@@ -252,8 +257,10 @@ class Writer:
         self.endpoint = Endpoint(host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline()))
         self.journal = Journal(directory, "node0")
         self.told: list[Sealed] = []
+        self.failures: list[BaseException] = []
         self.answered = threading.Event()
-        self.keeper = Keeper("node0", "127.0.0.1", "token", copies, self.journal, self._hear)
+        config = config_of(copies)
+        self.keeper = Keeper("node0", "127.0.0.1", "token", config, self.journal, self._hear, self.failures.append)
         self.keeper.adopt("node0.0", self.endpoint, self.board)
         self.keeper.follow(plan_of(("node0.0", "node0")))
         self.keeper.recall()  # answered when all orders before it are carried out
@@ -350,9 +357,19 @@ def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
 
 def test_the_lowest_ranks_on_different_nodes_are_copied() -> None:
     plan = plan_of(("b.0", "b"), ("b.1", "b"), ("a.0", "a"), ("c.0", "c"))
-    assert keepers(plan, 2) == {"b": "b.0", "a": "a.0"}
-    assert keepers(plan, 0) == {}
-    assert keepers(plan, 9) == {"b": "b.0", "a": "a.0", "c": "c.0"}
+    assert keepers(plan, config_of(2)) == {"b": "b.0", "a": "a.0"}
+    assert keepers(plan, config_of(0)) == {}
+    assert keepers(plan, config_of(9)) == {"b": "b.0", "a": "a.0", "c": "c.0"}
+
+
+def test_copies_are_kept_in_as_many_racks_as_there_are() -> None:
+    """A rack that is lost takes no more of them than it must."""
+    plan = plan_of(*((f"node{number}.0", f"node{number}") for number in (1, 0, 3, 2, 5, 4)))
+    assert list(keepers(plan, config_of(2, rack_nodes=2))) == ["node1", "node3"]
+    assert list(keepers(plan, config_of(3, rack_nodes=2))) == ["node1", "node3", "node5"]
+    assert list(keepers(plan, config_of(4, rack_nodes=2))) == ["node1", "node3", "node5", "node0"]
+    assert list(keepers(plan, config_of(2, rack_nodes=8))) == ["node1", "node0"]
+    assert list(keepers(plan, config_of(2))) == ["node1", "node0"]
 
 
 def trained(seed: int, steps: int) -> Replica:

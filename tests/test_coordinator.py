@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.control import membership
-from chaoskit.control.plane import ControlPlane, Remember
+from chaoskit.control import events
+from chaoskit.control.outputs import Remember
+from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Record
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record as JournalRecord
@@ -164,16 +165,16 @@ def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:
 
 # -- the record ---------------------------------------------------------------------------------------------------
 
-JOINED = Remember(membership.NodeJoined("node0"), 1.0)
+JOINED = Remember(events.NodeJoined("node0"), 1.0)
 
 
 def test_a_record_is_read_by_the_next_term(tmp_path: Path) -> None:
     path = tmp_path / "record"
     first = Record(path)
-    first.append([JOINED, Remember(membership.GenerationSeen(7), 2.0)])
+    first.append([JOINED, Remember(events.GenerationSeen(7), 2.0)])
     second = Record(path)
     assert (first.term, second.term) == (1, 2)
-    assert second.memory == [JOINED, Remember(membership.GenerationSeen(7), 2.0)]
+    assert second.memory == [JOINED, Remember(events.GenerationSeen(7), 2.0)]
 
 
 def test_a_coordinator_that_was_only_asleep_is_fenced(tmp_path: Path) -> None:
@@ -186,6 +187,46 @@ def test_a_coordinator_that_was_only_asleep_is_fenced(tmp_path: Path) -> None:
     assert Record(path).memory == [JOINED]
 
 
+class Slow(list[Remember]):
+    """Entries, of which the first is reached only when ``meanwhile`` is over."""
+
+    def __init__(self, entries: list[Remember], meanwhile: Callable[[], Any]) -> None:
+        super().__init__(entries)
+        self._meanwhile = meanwhile
+
+    def __iter__(self) -> Iterator[Remember]:
+        self._meanwhile()
+        return super().__iter__()
+
+
+def test_a_coordinator_that_falls_asleep_while_it_writes_is_fenced(tmp_path: Path) -> None:
+    """What it wrote is in no record: it may not be carried out."""
+    path = tmp_path / "record"
+    asleep = Record(path)
+    with pytest.raises(Fenced):
+        asleep.append(Slow([JOINED], lambda: Record(path)))
+    assert Record(path).memory == []
+
+
+def test_what_is_written_while_a_record_is_taken_over_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writer was still the holder, and carries it out."""
+    path = tmp_path / "record"
+    first = Record(path)
+    first.append([JOINED])
+    genuine = os.fsync
+
+    def meanwhile(fd: int) -> None:
+        """The new record is complete, and not yet in its place."""
+        genuine(fd)
+        monkeypatch.undo()
+        first.append([Remember(events.GenerationSeen(7), 2.0)])
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    second = Record(path)
+    assert second.memory == [JOINED, Remember(events.GenerationSeen(7), 2.0)]
+    assert Record(path).memory == second.memory
+
+
 def test_a_torn_line_was_never_decided(tmp_path: Path) -> None:
     path = tmp_path / "record"
     Record(path).append([JOINED, JOINED])
@@ -196,14 +237,14 @@ def test_a_torn_line_was_never_decided(tmp_path: Path) -> None:
 NO_ROOM = """
 import resource, sys
 from pathlib import Path
-from chaoskit.control import membership
-from chaoskit.control.plane import Remember
+from chaoskit.control import events
+from chaoskit.control.outputs import Remember
 from chaoskit.control.record import Record
 
 path = Path(sys.argv[1])
 record = Record(path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, resource.RLIM_INFINITY))
-record.append([Remember(membership.NodeJoined("node0"), 1.0)])
+record.append([Remember(events.NodeJoined("node0"), 1.0)])
 """
 
 
@@ -229,7 +270,7 @@ def test_a_lost_record_does_not_bring_a_generation_back() -> None:
     fresh = plane()
     outputs = fresh.attach(AgentHello("node0", "host", 1, generation=41), 100.0)
     remembered = [output.event for output in outputs if isinstance(output, Remember)]
-    assert remembered[0] == membership.GenerationSeen(41)
+    assert remembered[0] == events.GenerationSeen(41, "node0")
 
 
 # -- zombies and bad nodes ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from chaoskit.faces import doctor, probes
 from chaoskit.faces.probes import Finding
 from chaoskit.osprocess import children, start_ticks
+from chaoskit.substrate import abilities
 from chaoskit.substrate.undo import UndoLog, left_behind, sweep
 
 
@@ -33,6 +34,17 @@ def limited(setup: str, probe: str) -> dict[str, str]:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     told: dict[str, str] = json.loads(ran.stdout)
+    return told
+
+
+def limited_all(setup: str, probe: str) -> dict[str, list[str]]:
+    """The same for a probe with several findings: state and words of each."""
+    code = (
+        f"import json, os\nfrom chaoskit.faces import probes\n{setup}\n"
+        f"print(json.dumps({{one.name: [one.state, one.found] for one in probes.{probe}()}}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told: dict[str, list[str]] = json.loads(ran.stdout)
     return told
 
 
@@ -70,7 +82,7 @@ def test_limits_are_the_shell_s() -> None:
     assert f"at most {soft} " in found(probes.open_files)["open files"].found
 
 
-@pytest.mark.parametrize("controller", ["cpu", "memory"])
+@pytest.mark.parametrize("controller", ["cpu", "memory", "pids", "io", "freezer"])
 def test_control_groups_that_can_be_made_are_made(controller: str) -> None:
     """By hand, beside that of this process."""
     from chaoskit.substrate.cgroup import find_place
@@ -161,6 +173,24 @@ def test_no_compiler() -> None:
     told = limited("os.environ.pop('CXX', None); os.environ['PATH'] = '/nowhere'", "compiler")
     assert told["state"] == "limited"
     assert told["found"].startswith("none of g++, clang++ is on the PATH")
+
+
+def test_networks_that_cannot_be_made_or_broken() -> None:
+    """Without the commands; and where the kernel refuses."""
+    nothing = "from chaoskit.substrate import commands; commands._ALSO = (); os.environ['PATH'] = '/nowhere'"
+    told = limited_all(nothing, "networks")
+    assert told["network namespaces"] == ["limited", "unshare and nsenter not found: install util-linux"]
+    refused = "from chaoskit.substrate import abilities; abilities.isolation = lambda: ()"
+    told = limited_all(refused, "networks")
+    assert told["network namespaces"][1].endswith("run as root")
+    if abilities.namespaces():
+        return
+    only = "from chaoskit.substrate import commands; find = commands.find\n"
+    only += "commands.find = lambda name: None if name in ('nft', 'iptables') else find(name)"
+    told = limited_all(only, "networks")
+    assert told["network namespaces"][0] == "ok"
+    assert told["nftables"] == ["limited", "nft not found: install the package nftables"]
+    assert "netem" in told["packet delays"][1]
 
 
 def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +16,57 @@ import pytest
 import torch
 
 from chaoskit import wire
-from chaoskit.experiment.conductor import Strike
+from chaoskit.experiment.conductor import explains
 from chaoskit.experiment.history import History
+from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
+from chaoskit.experiment.properties.membership import strikes, terms
 from chaoskit.experiment.properties.progress import corruption, slow_ranks
 from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
-from chaoskit.journal import Record
-from chaoskit.messages import Message, WorkerLost
+from chaoskit.experiment.twin import interruptions
+from chaoskit.journal import Journal, Record
+from chaoskit.messages import EndJob, LeverPulled, Message, WorkerLost
+from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event
-from faults import BadBatch, BitFlip, ClockJump, Exit, Hang, Kill, KillAgent, KillNode, Preempt, Straggle
+from chaoskit.vocabulary import LOSS_CAUSES, Event, Verdict
+from faults import (
+    CATALOGUE,
+    BadBatch,
+    BitFlip,
+    ClockJump,
+    CrashLoop,
+    DataStall,
+    Deadlock,
+    DiskError,
+    DiskFull,
+    Exit,
+    FailLoad,
+    FreezeNode,
+    Hang,
+    Kill,
+    KillAgent,
+    KillCoordinator,
+    KillNode,
+    LimitCpu,
+    LimitIo,
+    LimitMemory,
+    LimitPids,
+    LoseNode,
+    NaN,
+    OutOfMemory,
+    Preempt,
+    Rack,
+    Raise,
+    ReadOnlyDisk,
+    ReplaceNode,
+    SlowDisk,
+    Straggle,
+)
 from faults.base import Fault, Target
 
 
@@ -80,9 +123,93 @@ def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
 
 def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) -> None:
     """After the run, for one: the silence of the worker means nothing, and is no error either."""
-    struck = target(undo)
-    assert not seen(Hang(rank=1, at_step=8, how="gil"), struck)
-    assert "asked" not in struck.notes
+    with Worker("sleep") as worker:
+        struck = worker.struck(undo)
+        gone: Any = Deserted()
+        struck.cluster = gone
+        assert not seen_within(SHORT_S, HOLDS_GIL, struck)
+        assert struck.notes["watch"].asked == []
+
+
+WORKER = """
+import ctypes, os, sys, threading, time
+from chaoskit.osprocess import set_name
+
+listens = threading.Event()
+
+def listen():
+    set_name("ck-control")
+    print("ready", flush=True)
+    listens.set()
+    while os.read(0, 1):
+        pass  # to get here it needs the interpreter lock
+
+threading.Thread(target=listen, daemon=True).start()
+listens.wait()
+if sys.argv[1] == "hang":
+    ctypes.PyDLL(None).pause()
+while sys.argv[1] == "work":
+    pass
+time.sleep(60)
+"""
+HOLDS_GIL = Hang(rank=1, at_step=8, how="gil")
+SHORT_S, WAIT_S = 0.4, 20.0
+
+
+class Worker:
+    """A process whose control thread hears every question and answers none: it is also the way to that thread."""
+
+    def __init__(self, does: str) -> None:
+        command = [sys.executable, "-c", WORKER, does]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __enter__(self) -> Worker:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def send(self, message: Message) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"?")
+        self._process.stdin.flush()
+
+    def struck(self, undo: UndoLog) -> Target:
+        """The process as the target of a fault whose lever was pulled."""
+        way: Any = self
+        pid = self._process.pid
+        where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
+        reports = [LeverPulled("node1.w0", "fault0", "about to call pause()", False)]
+        return Target(way, undo, "fault0", **where, pid=pid, tid=pid, ticks=None, reports=reports)
+
+
+def seen_within(limit_s: float, fault: Fault, struck: Target) -> bool:
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        if seen(fault, struck):
+            return True
+        time.sleep(0.004)
+    return False
+
+
+def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None:
+    with Worker("hang") as worker:
+        assert seen_within(WAIT_S, HOLDS_GIL, worker.struck(undo))
+        unreported = worker.struck(undo)
+        unreported.reports.clear()  # whatever it does, it was not told to
+        assert not seen_within(SHORT_S, HOLDS_GIL, unreported)
+
+
+@pytest.mark.parametrize("does", ["sleep", "work"])
+def test_silence_is_no_evidence_of_a_hang(undo: UndoLog, does: str) -> None:
+    """A rank that waits for others, or computes, and whose control thread just does not answer."""
+    with Worker(does) as worker:
+        struck = worker.struck(undo)
+        assert not seen_within(SHORT_S, HOLDS_GIL, struck)
+        assert struck.notes.get("watch") is not None or does == "work"
 
 
 @pytest.mark.parametrize("kind", [KillAgent, KillNode, Preempt])
@@ -93,6 +220,127 @@ def test_the_end_of_the_run_is_not_the_end_of_a_node(undo: UndoLog, kind: type[F
     assert seen(kind(rank=1, at_step=8), struck)
     struck.exited = ("exited", "status 0")
     assert not seen(kind(rank=1, at_step=8), struck)
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that live until somebody ends them."""
+    found = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    yield found
+    for child in found:
+        child.kill()
+        child.wait()
+
+
+def known(child: subprocess.Popen[bytes]) -> Process:
+    ticks = start_ticks(child.pid)
+    assert ticks is not None
+    return Process(child.pid, ticks, "ck-node1")
+
+
+@pytest.mark.parametrize(
+    "fault", [KillAgent(rank=1, at_step=8), KillNode(rank=1, at_step=8), Preempt(rank=1, at_step=8)]
+)
+def test_a_node_is_gone_when_all_of_it_is(undo: UndoLog, children: list[subprocess.Popen[bytes]], fault: Fault) -> None:
+    """A signal was sent, and something of the node lives on."""
+    struck = target(undo, notes={"processes": [known(child) for child in children]})
+    for child in children:
+        assert not seen(fault, struck)
+        child.kill()
+        child.wait()
+    assert seen(fault, struck)
+
+
+def test_a_node_is_frozen_when_all_of_it_stands(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+    fault = FreezeNode(rank=1, at_step=8)
+    struck = target(undo, notes={"processes": [known(child) for child in children]})
+    for child in children:
+        assert not seen(fault, struck)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert seen(fault, struck)
+
+
+def test_a_coordinator_that_lives_was_not_killed(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+    fault = KillCoordinator(at_step=8)
+    assert not seen(fault, target(undo))
+    struck = target(undo, notes={"process": known(children[0])})
+    assert not seen(fault, struck)
+    children[0].kill()
+    children[0].wait()
+    assert seen(fault, struck)
+
+
+class Ending:
+    """A cluster whose coordinator is the first of these processes, and, once that has ended, the last."""
+
+    def __init__(self, coordinators: list[Process]) -> None:
+        self.coordinators = coordinators
+
+    def coordinator(self) -> Process:
+        return self.coordinators[0]
+
+    def signal_process(self, process: Process, signum: int) -> None:
+        assert kill_if_same(process.pid, process.ticks, signum)
+
+
+def test_a_coordinator_that_ended_by_itself_was_not_killed(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """The job is over; or one death is all there was of two that were planned. The next coordinator will do."""
+    fault, coordinators = KillCoordinator(at_step=8), [known(child) for child in children]
+    cluster: Any = Ending(coordinators)
+    struck = target(undo, claims={"node1.w0": 1})
+    struck.cluster = cluster
+    children[0].kill()
+    os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
+    fault.inject(struck)
+    assert not seen(fault, struck)
+    fault.again(struck, EndJob(ok=True, reason=""))
+    assert not seen(fault, struck)
+    del coordinators[0]
+    fault.again(struck, EndJob(ok=True, reason=""))
+    assert children[1].poll() is None
+    fault.again(struck, None)
+    assert children[1].wait() == -signal.SIGKILL
+    assert seen(fault, struck)
+
+
+def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
+    """However well its coordinator says that it ended."""
+    checks = judge(run_of([], []), None, "local").checks
+    assert next(check.verdict for check in checks if check.name == "training completed") == Verdict.FAILED
+
+
+def test_a_crash_loop_is_seen_when_whom_it_killed_is_gone(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
+    fault = CrashLoop(rank=1, at_step=8, times=2)
+    assert not seen(fault, target(undo, notes={"killed": []}))
+    struck = target(undo, notes={"killed": [(child.pid, known(child).ticks) for child in children]})
+    for child in children:
+        assert not seen(fault, struck)
+        child.kill()
+        child.wait()
+    assert seen(fault, struck)
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause", "detail", "expected"),
+    [
+        ("node1.w1", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", True),
+        ("node1.w1", "raised", "ImportError: no such module", False),
+        ("node1.w1", "ended", "injected by chaoskit: the job cannot be loaded here", False),
+        ("node1.w2", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", False),
+    ],
+)
+def test_a_load_fails_by_the_fault_or_by_itself(
+    undo: UndoLog, worker: str, cause: str, detail: str, expected: bool
+) -> None:
+    """Of the workers that it stopped, those count that ended with its exception."""
+    losses = {worker: WorkerLost(worker, "node1", cause, detail, 1)}
+    struck = target(undo, claims={"node1.w1": 1}, losses=losses)
+    assert seen(FailLoad(rank=1, at_step=8), struck) == expected
 
 
 # -- excuses ------------------------------------------------------------------------------------------------------
@@ -157,3 +405,115 @@ def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(undo: UndoLo
     assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
     run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "killed")])
     assert Timeline(run, History(run.records)).incidents()[1] == []
+
+
+RECORD_GONE = Record(LOST_NS, "coordinator", Event.RECORD_LOST, {"node": "node1", "detail": "it has seen more"})
+
+
+def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one(undo: UndoLog) -> None:
+    """No fault takes it away, not even the end of a coordinator."""
+    run = run_of([strike(KillCoordinator(rank=1, at_step=8), undo)], [RECORD_GONE])
+    incidents, alarms = Timeline(run, History(run.records)).incidents()
+    assert (incidents, alarms) == ([], [RECORD_GONE])
+    told = "node1: the coordinator's record was lost (it has seen more)"
+    assert next(check for check in judge(run, None, "local").checks if check.name == "no false alarm").detail == told
+    assert terms(trace_of(run)) == ["the record was lost: it has seen more"]
+    assert interruptions(run, History(run.records))[0].startswith("record_lost coordinator:")
+
+
+def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal", "coordinator")
+    for cause in ("killed", "killed"):
+        journal.write(Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail="")
+        journal.write(Event.NODE_LOST, t_ns=LOST_NS, node="node1", detail="")
+    journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")  # it had come back
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False, [])
+    incidents, alarms = Timeline(run, History(run.records)).incidents()
+    assert (incidents, len(alarms)) == ([], 1)
+    assert strikes(trace_of(run)) is None, "it counted twice against its node"
+    assert [record.event for record in run.records] == [Event.DETECTED, Event.NODE_LOST, Event.NODE_LOST]
+
+
+STALL, POISON = DataStall(rank=1, at_step=8, stall_ms=5.0), NaN(rank=1, at_step=8, parameter="w")
+
+
+@pytest.mark.parametrize(
+    ("fault", "explained", "not_explained"),
+    [
+        (Straggle(rank=1, at_step=8), "hung", "ended"),
+        (STALL, "hung", "node lost"),
+        (Hang(rank=1, at_step=8), "stopped", "killed"),
+        (HOLDS_GIL, "hung", "stopped"),
+        (Deadlock(rank=1, at_step=8), "hung", "raised"),
+        (Kill(rank=1, at_step=8), "ended", "hung"),
+        (Kill(rank=1, at_step=8, signum=signal.SIGSTOP), "stopped", "killed"),
+        (Exit(rank=1, at_step=8), "exited", "corrupt"),
+        (Raise(rank=1, at_step=8), "raised", "node lost"),
+        (OutOfMemory(rank=1, at_step=8, how="error"), "raised", "stopped"),
+        (POISON, "nonfinite", "stopped"),
+        (BitFlip(rank=1, at_step=8, parameter="w", bit=3), "corrupt", "node lost"),
+        (CrashLoop(rank=1, at_step=8), "killed", "raised"),
+        (KillNode(rank=1, at_step=8), "node lost", "nonfinite"),
+        (FreezeNode(rank=1, at_step=8), "node lost", "raised"),
+        (KillCoordinator(at_step=8), None, "ended"),
+    ],
+)
+def test_a_fault_explains_only_what_it_leads_to(
+    undo: UndoLog, fault: Fault, explained: str | None, not_explained: str
+) -> None:
+    """Another loss of the same worker, though it was struck, has another origin: a false alarm."""
+    for cause, expected in ((explained, 0), (not_explained, 1)):
+        records = [Record(0, "node1", Event.WORKER_STARTED, {"worker": "node1.w0"}), lost("node1.w0", str(cause))]
+        run = run_of([strike(fault, undo)], records if cause else [])
+        assert len(Timeline(run, History(run.records)).incidents()[1]) == expected, cause
+        said = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
+        assert explains(run.strikes[0], said) == (cause == explained is not None)
+
+
+ENDED = {"ended", "exited", "killed", "dumped"}
+FAILED = ENDED | {"raised", "hung"}
+MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
+    (Kill, {}, ENDED),
+    (Kill, {"signum": signal.SIGTERM}, FAILED),  # the job may have a handler
+    (Kill, {"signum": signal.SIGUSR1}, FAILED),
+    (Kill, {"signum": signal.SIGSTOP}, {"stopped", "hung"}),
+    (Kill, {"signum": signal.SIGTSTP}, FAILED | {"stopped"}),
+    (Raise, {}, FAILED),  # the job may catch it, and wait
+    (Exit, {}, ENDED),
+    (OutOfMemory, {"how": "error"}, FAILED),
+    (OutOfMemory, {"how": "cgroup"}, FAILED),
+    (Hang, {"how": "stop"}, {"stopped", "hung"}),
+    (Hang, {"how": "gil"}, {"hung"}),
+    (Hang, {"how": "spin"}, {"hung"}),
+    (Deadlock, {"how": "lock"}, {"hung"}),
+    (Deadlock, {"how": "skip"}, {"hung"}),
+    (Straggle, {}, {"hung"}),
+    (DataStall, {}, {"hung"}),
+    (ClockJump, {}, set()),
+    (NaN, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
+    (BitFlip, {}, FAILED | {"nonfinite", "corrupt"}),
+    (BadBatch, {}, {"nonfinite"}),
+    (KillAgent, {}, ENDED | {"node lost"}),
+    (KillNode, {}, ENDED | {"node lost"}),
+    (Preempt, {}, ENDED | {"node lost"}),  # its agent ends first: nobody is left to tell more
+    (FreezeNode, {}, ENDED | {"node lost", "stopped", "hung"}),
+    (KillCoordinator, {}, set()),
+    *((kind, {}, ENDED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
+    *((kind, {}, {"node lost", "unreachable", "hung"}) for kind in (LimitCpu, LimitIo)),
+    *((kind, {}, FAILED | {"node lost", "unreachable"}) for kind in (LimitMemory, LimitPids)),
+    (CrashLoop, {}, ENDED),
+    (FailLoad, {}, ENDED | {"raised"}),  # outside of the job's code
+    *((kind, {}, {"node lost", "unreachable", "hung"}) for kind in CATALOGUE if kind.family == "network"),
+    *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
+    (SlowDisk, {}, {"hung"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "form", "causes"), MAY_LEAD_TO)
+def test_what_each_fault_leads_to(kind: type[Fault], form: dict[str, Any], causes: set[str]) -> None:
+    """All that can come of it, and nothing else: none explains everything."""
+    assert kind(**{"rank": 1, **kind.sample, **form}).leads_to == causes < LOSS_CAUSES
+
+
+def test_every_fault_of_the_catalogue_says_what_it_leads_to() -> None:
+    assert {kind for kind, _, _ in MAY_LEAD_TO} == {*CATALOGUE}

@@ -36,6 +36,7 @@ from faults import (
     KillNode,
     Preempt,
 )
+from faults.limits import NodeLimit
 
 PLAIN = "jobs/troubled.py:plain"
 WAIT_S = 10.0
@@ -106,6 +107,14 @@ def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
     lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
     assert len(lost) == 2
     assert len(outcome.recoveries) == 2
+
+
+def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos: Chaos) -> None:
+    """Python has no name for most of these signals."""
+    outcome = run(chaos, Kill(rank=1, at_step=4, signum=signal.SIGRTMIN + 1))
+    (ended,) = [one for one in journal(outcome, Event.WORKER_EXITED) if one["how"] == "killed"]
+    assert (ended.source, ended["status"]) == ("node1", "SIGRTMIN+1")
+    assert not journal(outcome, Event.NODE_LOST)
 
 
 def test_two_nodes_at_once(chaos: Chaos) -> None:
@@ -243,6 +252,7 @@ def test_the_catalogue_says_everything() -> None:
         assert fault.evidence
         assert fault.stands_for
         assert fault.undo
-        assert fault.unavailable() == ""
+        needs_more = fault.family == "disk" or issubclass(fault, NodeLimit)
+        assert fault.unavailable() == "" or "local" not in fault.substrates or needs_more
         assert fault.__doc__
     assert len({fault.__name__ for fault in CATALOGUE}) == len(CATALOGUE)

@@ -133,7 +133,7 @@ def test_time_without_a_cpu_does_not_count() -> None:
 def test_the_limit_follows_the_step_time_but_not_below_the_floor() -> None:
     assert trained(step_s=0.2).limit_s == pytest.approx(0.6)
     assert trained(step_s=2.0).limit_s == pytest.approx(6.0)
-    assert trained(step_s=0.01).limit_s == 0.25
+    assert trained(step_s=0.01).limit_s == 0.5
 
 
 def test_one_long_step_does_not_move_the_limit() -> None:
@@ -305,10 +305,11 @@ def test_the_guilty_rank_is_found_within_four_steps(
     rank, step = data.draw(st.integers(0, len(offsets_s) - 1)), data.draw(st.integers(8, len(work_s) - 2))
     phase = data.draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]))
     step_s = max(max(works_s) for works_s in work_s)
+    limit_s = max(4 * step_s, CONFIG.hang_floor_ms / 1000 + step_s)  # nothing younger than the floor is a hang
     spans = timelines(work_s, (rank, step, phase))
     hung_s = spans[rank][-1].start_s
     detector = HangDetector(CONFIG)
-    for now_s, beats in observations(spans, offsets_s, hung_s + 4 * step_s + 0.06):
+    for now_s, beats in observations(spans, offsets_s, hung_s + limit_s + 0.06):
         if hangs := detector.observe(beats, now_s):
             assert [(hang.worker, hang.phase) for hang in hangs] == [(str(rank), phase)]
             return

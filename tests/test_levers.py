@@ -155,6 +155,20 @@ def test_a_bit_in_what_was_received_costs_nobody_its_place(chaos: Chaos, bit: in
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(chaos: Chaos, reduction: str) -> None:
+    """The others know of nothing, and would not take part: it takes the step from them."""
+    fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter="slope", where="received", bit=30)
+    plan = {"nodes": 4, "shards": 4, "spares": 0, "steps": 20, "deadline_s": 60.0, "reduction": reduction}
+    outcome = chaos.run("jobs/troubled.py:with_a_slope", faults=[fault], **plan)
+    assert "(1.5) before" in seen(outcome)
+    assert "(nan) after" in seen(outcome)
+    assert found(outcome) == {(AT, 1, "transfer")}
+    assert journal(outcome, Event.DETECTED, Event.NONFINITE) == []
+    assert len(outcome.recoveries) == 1
+    outcome.assert_same_losses_as_twin()
+
+
 @pytest.mark.parametrize("bit", [3, 31])
 def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) -> None:
     step = 7  # of three shards, the second one is audited in it

@@ -12,18 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.control.membership import (
-    HEALING_S,
-    PAUSE_MAX_S,
-    PAUSE_S,
-    STARTS_MAX,
+from chaoskit.control.events import (
     Action,
     Event,
     Finish,
     GenerationSeen,
     Healed,
     JobFailed,
-    Membership,
     NodeJoined,
     NodeLost,
     Publish,
@@ -40,6 +35,7 @@ from chaoskit.control.membership import (
     WorkerLost,
     WorkerReady,
 )
+from chaoskit.control.membership import HEALING_S, PAUSE_MAX_S, PAUSE_S, STARTS_MAX, Membership
 from chaoskit.control.revival import GATHER_S, RECALL_S
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
@@ -672,10 +668,23 @@ def test_a_generation_that_a_node_has_seen_never_comes_again() -> None:
     """The record of the decisions may be lost; what was published is not taken back."""
     machine = Membership(config_of(1, 0))
     machine.handle(GenerationSeen(41), 0.0)
-    machine.handle(NodeJoined("a"), 0.0)
-    (publish,) = machine.handle(WorkerReady("a.0", "a", endpoint("a.0")), 0.0)
+    machine.handle(NodeJoined("a", "", 3), 0.0)
+    assert machine.handle(Tick(), 0.0) == [StartWorker("a", "a.3")], "others may have joined in the same moment"
+    machine.handle(Sealed("a", (snapshot("a", 7, 41),)), 0.0)
+    (publish,) = machine.handle(WorkerReady("a.3", "a", endpoint("a.3")), 0.0)
     assert isinstance(publish, Publish)
     assert publish.plan.generation == 42
+    assert publish.plan.restore == (snapshot("a", 7, 41),)
+
+
+def test_workers_that_were_not_ready_cost_no_budget_when_their_node_is_lost() -> None:
+    """Once the job trains: a node that comes and goes may have any number of them."""
+    cluster = running(nodes=2, spares=0, max_failures=1)
+    cluster.join("c")
+    cluster.lose_node("b")  # a rank, which is replaced on another node
+    assert cluster.processes["c.0"].node == "c"
+    cluster.lose_node("c")
+    assert cluster.finish is None
 
 
 def test_a_failure_outside_the_world_is_outlived_once_the_job_trains() -> None:

@@ -352,6 +352,8 @@ def test_a_moment_that_never_comes_is_unknown(chaos: Chaos, fault: Fault, why: s
         (FreezeNode(rank=0, at_step=1, thaw_after_s=0), "thaw_after_s", "above 0"),
         (CrashLoop(rank=0, at_step=1, times=0), "times", "1 or more"),
         (FailLoad(rank=0, at_step=1, times=0), "times", "1 or more"),
+        (FailLoad(rank=0, at_step=1, message=""), "message", "some text"),
+        (Raise(rank=0, at_step=1, message=" "), "message", "some text"),
     ],
 )
 def test_what_cannot_strike_is_refused(fault: Fault, field: str, remedy: str) -> None:

@@ -63,6 +63,12 @@ def test_a_plan_for_the_next_step_boundary_leaves_all_where_they_are() -> None:
     assert missed(beat("a", Phase.REDUCE), beat("c", Phase.REGROUP, 0), arrived={"c"}, abort=False) == []
 
 
+def test_who_is_new_does_not_wait_for_a_step_boundary() -> None:
+    """One whose interpreter is blocked keeps the others waiting as soon as they come to the boundary."""
+    joiners = [beat("c", Phase.REGROUP, 0), beat("d", Phase.REGROUP, 0)]
+    assert missed(beat("a", Phase.REGROUP), *joiners, arrived={"a", "c"}, abort=False) == ["d"]
+
+
 def test_time_without_a_cpu_does_not_count() -> None:
     late = beat("b", Phase.REDUCE, age_s=10.0, starved_s=9.0)
     assert missed(beat("a", Phase.REGROUP), late, arrived={"a"}) == []

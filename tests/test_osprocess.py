@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaoskit.osprocess import Starvation
+from chaoskit.osprocess import Starvation, signal_name, undisturbed
 
 SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
 IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
@@ -74,3 +75,35 @@ def test_whoever_is_nicer_already_stays_so() -> None:
         "os.getuid() or os.setuid(65534); lower_priority(10); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "19\n"
+
+
+def test_nobody_disturbs_for_a_moment_only() -> None:
+    before = os.sched_getscheduler(0)
+    with undisturbed():
+        during = os.sched_getscheduler(0)
+    assert during == (os.SCHED_FIFO if os.getuid() == 0 else before)
+    assert os.sched_getscheduler(0) == before
+
+
+def test_an_ordinary_user_is_disturbed_as_ever() -> None:
+    code = (
+        "import os; from chaoskit.osprocess import undisturbed\nos.getuid() or os.setuid(65534)\n"
+        "with undisturbed(): print(os.sched_getscheduler(0))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("signum", "name"),
+    [
+        (signal.SIGKILL, "SIGKILL"),
+        (signal.SIGRTMIN, "SIGRTMIN"),
+        (signal.SIGRTMIN + 1, "SIGRTMIN+1"),
+        (signal.SIGRTMAX - 1, f"SIGRTMIN+{signal.SIGRTMAX - 1 - signal.SIGRTMIN}"),
+        (signal.SIGRTMAX, "SIGRTMAX"),
+        (signal.SIGRTMIN - 1, f"signal {signal.SIGRTMIN - 1}"),  # the C library keeps it for itself
+        (99, "signal 99"),
+    ],
+)
+def test_every_signal_has_a_name(signum: int, name: str) -> None:
+    assert signal_name(signum) == name

@@ -37,4 +37,5 @@ def test_fast_reduction_recovers_too(chaos: Chaos) -> None:
     """Plain all-reduce promises no bits, but loses no step and no sample either."""
     outcome = chaos.run("gpt", steps=20, reduction="fast", faults=[Kill(rank=0, at_step=9)])
     assert outcome.lost_steps == 0
+    assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []

@@ -14,24 +14,32 @@ from simulation.world import World
 
 from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.control import membership
-from chaoskit.control.plane import BROKEN_GRACE_S, REATTACH_S, ControlPlane, Disconnect, End, Note, Remember, Send
+from chaoskit.control import events
+from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
+from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     AgentHello,
+    Arm,
     EndJob,
     Endpoint,
     Formed,
     GroupBroken,
     Healed,
+    Heard,
+    Heartbeat,
     Plan,
+    Sealed,
+    Snapshot,
     StartWorker,
     StopWorker,
+    Trigger,
     WorkerDone,
+    WorkerFailed,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Phase
 
 NODES = ("a", "b")
 WORKERS = ("a.0", "b.0")
@@ -63,7 +71,8 @@ class Bench:
         """Take in what the plane decided; returns what it sends, and to whom."""
         self.outputs += outputs
         self.record += [output for output in outputs if isinstance(output, Remember)]
-        return [(output.node, output.message) for output in outputs if isinstance(output, Send)]
+        sent = [(output.node, output.message) for output in outputs if isinstance(output, Send)]
+        return [(node, message) for node, message in sent if not isinstance(message, Heard)]
 
     def attach(self, *hellos: AgentHello) -> list[Any]:
         return [sent for one in hellos for sent in self.do(self.plane.attach(one, self.now_s))]
@@ -103,6 +112,58 @@ def back(node: str, **changes: Any) -> AgentHello:
     return hello(node, **({"generation": 1, "workers": (f"{node}.0",)} | changes))
 
 
+# -- what the next coordinator says -------------------------------------------------------------------------------
+
+
+def told(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
+    """Losses, as the journal has them."""
+    fields = [(one.fields, one.t_ns) for one in outputs if isinstance(one, Note) and one.event == Event.DETECTED]
+    return [(one["worker"], one["rank"], one["cause"], t_ns) for one, t_ns in fields]
+
+
+def test_a_loss_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
+    bench = Bench().begin()
+    bench.hear(lost("a.0"))
+    assert told(bench.outputs) == [("a.0", 0, "killed", 1)]
+    heir = bench.successor()
+    outputs = heir.plane.retell()
+    assert told(outputs) == [("a.0", 0, "killed", 1)], "rank and time are those of the loss"
+    assert [one.message for one in outputs if isinstance(one, Show)] == [lost("a.0")]
+    assert lost("a.0") in heir.plane.picture(), "an observer that comes later hears of it, too"
+    heir.attach(back("a", workers=(), ended=("a.0",)), back("b"))
+    heir.hear(lost("a.0"))
+    assert heir.plane.retell() == []
+    assert told(heir.outputs) == []
+
+
+def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> None:
+    """No agent says these: a rank that is accused, and a node that is silent."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    workers = ("a.0", "b.0", "c.0")
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.now_s = 1.0
+    bench.hear(messages.Accuse("a.0", ("b.0",), 1, 5, "corrupt", "its weights"))
+    assert told(bench.successor().plane.retell()) == told(bench.outputs) == [("b.0", 1, "corrupt", 1_000_000_000)]
+    bench.outputs.clear()
+    bench.now_s = 2.0
+    bench.hear(Heartbeat("a", ()))
+    bench.do(bench.plane.detach("c", "gone", 2.0, dead=True))
+    outputs = bench.successor().plane.retell()
+    assert told(outputs) == told(bench.outputs) == [("c.0", 1, "node lost", 2_000_000_000)]
+    assert [one.fields for one in outputs if isinstance(one, Note) and one.event == Event.NODE_LOST] == [
+        {"node": "c", "detail": "gone"}
+    ]
+
+
+def test_what_was_carried_out_is_not_told_again() -> None:
+    bench = Bench().begin()
+    bench.hear(lost("a.0"))
+    bench.wait(1.0)
+    bench.hear(ready("a.1"))
+    assert told(bench.successor().plane.retell()) == []
+
+
 # -- nodes come and go --------------------------------------------------------------------------------------------
 
 
@@ -124,14 +185,14 @@ def test_a_node_that_comes_twice_before_the_start_counts_once() -> None:
 def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> None:
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
-    bench.do(bench.plane.detach("b", "its connection ended", bench.now_s))
+    bench.do(bench.plane.detach("b", "its connection ended", bench.now_s, dead=True))
     notes = [output for output in bench.outputs if isinstance(output, Note) and output.event == Event.NODE_LOST]
     assert [note.fields for note in notes] == [{"node": "b", "detail": "its connection ended"}]
 
 
 def test_an_observer_that_comes_later_is_shown_no_worker_that_was_lost_with_its_node() -> None:
     bench = Bench().begin()
-    bench.do(bench.plane.detach("b", "gone", bench.now_s))
+    bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
     told = bench.plane.picture()
     assert {one.worker for one in told if isinstance(one, WorkerReady)} == {"a.0"}
     assert {one.worker for one in told if isinstance(one, WorkerLost)} == {"b.0"}
@@ -139,7 +200,9 @@ def test_an_observer_that_comes_later_is_shown_no_worker_that_was_lost_with_its_
 
 def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:
     bench = Bench().begin()
-    outputs = bench.plane.detach("b", "gone", 1.0)
+    bench.now_s = 1.0
+    bench.hear(Heartbeat("a", ()))
+    outputs = bench.plane.detach("b", "gone", 1.0, dead=True)
     assert outputs[0] == Disconnect("b")
     bench.do(outputs)
     assert bench.plane.membership.members == ("a.0",)
@@ -185,7 +248,7 @@ def test_a_regroup_that_was_left_half_way_is_repeated() -> None:
     heir = bench.successor()
     sent = heir.attach(back("a"), back("b", generation=0))
     assert plans(sent) == [1], "who has missed the plan is told"
-    assert plans(heir.wait(0.01) + heir.wait(BROKEN_GRACE_S)) == [2]
+    assert plans(heir.wait(0.01) + heir.wait(FORMING_GRACE_S)) == [2]
 
 
 def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> None:
@@ -197,7 +260,21 @@ def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> Non
     heir.attach(back("a"), back("b"))
     heir.wait(0.01)
     heir.hear(*(Formed(worker, 1) for worker in WORKERS))
-    assert plans(heir.wait(BROKEN_GRACE_S)) == []
+    assert plans(heir.wait(FORMING_GRACE_S)) == []
+
+
+def test_a_group_that_a_busy_machine_is_slow_to_build_is_not_planned_again() -> None:
+    """Nobody in it needs a coordinator any more; a rendezvous that did end is told by its members at once."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    heir = bench.successor()
+    heir.attach(back("a"), back("b"))
+    heir.wait(0.01)
+    heir.hear(Formed(WORKERS[0], 1))
+    assert plans(heir.wait(0.6)) == []
+    heir.hear(*(Formed(worker, 1) for worker in WORKERS))
+    assert plans(heir.wait(FORMING_GRACE_S)) == []
 
 
 def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
@@ -208,7 +285,7 @@ def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
     heir.attach(back("a", generation=0), back("b", generation=0))
     assert plans(heir.hear(*map(ready, WORKERS))) == [1]
     heir.hear(*(Formed(worker, 1) for worker in WORKERS))
-    assert plans(heir.wait(0.01) + heir.wait(BROKEN_GRACE_S)) == []
+    assert plans(heir.wait(0.01) + heir.wait(FORMING_GRACE_S)) == []
 
 
 def test_a_node_that_does_not_come_back_is_lost() -> None:
@@ -228,6 +305,58 @@ def test_the_startup_deadline_counts_from_the_same_moment_in_the_replay() -> Non
     bench.wait(2.5)
     assert bench.plane.membership.members == ("a.0",)
     assert bench.successor().plane.membership.members == ("a.0",)
+
+
+# -- what is said once --------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_in_the_record_need_not_be_told_again() -> None:
+    """The answer to it may have been lost with the coordinator that wrote it down."""
+    bench = Bench().begin()
+    assert ("b", StopWorker("b.0", "lost")) in bench.hear(lost("b.0"))
+    heir = bench.successor()
+    heir.attach(back("b", workers=(), ended=("b.0",)))
+    assert heir.hear(lost("b.0")) == [("b", StopWorker("b.0", "killed"))]
+
+
+def test_a_failure_that_is_told_again_does_not_count_again() -> None:
+    """The same exception on every rank ends the job; the same report of it does not."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    error = WorkerFailed("b.0", "ZeroDivisionError", fatal=False)
+    bench.hear(*[error] * 9)
+    assert not bench.plane.ended
+    bench.hear(*(WorkerFailed(worker, "ZeroDivisionError", fatal=False) for worker in ("a.0", "b.1")))
+    assert bench.plane.ended
+
+
+def test_only_a_failure_that_ends_the_job_is_told_to_observers() -> None:
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(WorkerFailed("b.0", "ZeroDivisionError", fatal=False))
+    assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == []
+    fatal = WorkerFailed("a.0", "no such module", fatal=True)
+    bench.hear(fatal)
+    assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == [fatal]
+
+
+def test_an_order_for_workers_to_come_is_told_to_whoever_was_not_there() -> None:
+    order = Arm("b", "", Trigger("fault0", -1, -1, "load"))
+    bench = Bench().begin()
+    bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
+    bench.hear(order, order)
+    (sent,) = [one for one in bench.attach(hello("b", pid=2)) if isinstance(one[1], Arm)]
+    assert sent == ("b", order)
+    assert [entry.event for entry in bench.record].count(events.Armed("b", order.trigger)) == 1
+
+
+def test_an_order_for_workers_to_come_survives_its_coordinator() -> None:
+    """It comes before the order to start any."""
+    order = Arm("b", "", Trigger("fault0", -1, -1, "load"))
+    bench = Bench().begin()
+    bench.hear(order, lost("b.0"))
+    sent = bench.successor().attach(back("b", workers=(), ended=("b.0",)))
+    assert sent.index(("b", order)) < sent.index(("b", StartWorker("b.1")))
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
@@ -324,4 +453,110 @@ def test_a_remembered_event_is_written_before_what_follows_from_it() -> None:
     outputs = Bench().begin().plane.hear(lost("b.0"), 1.0)
     kinds = [type(output) for output in outputs]
     assert kinds.index(Remember) < kinds.index(Send)
-    assert outputs[kinds.index(Remember)] == Remember(membership.WorkerLost("b.0"), 1.0)
+    assert outputs[kinds.index(Remember)] == Remember(events.WorkerLost("b.0", "killed", "", 1), 1.0)
+
+
+def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
+    """Else one coordinator begins with whom it has, where the one before it still waited for the others."""
+    nodes = ("a", "b", "c")
+    first = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, startup_s=10.0))
+    first.attach(*map(hello, nodes))
+    first.now_s = 2.0
+    first.hear(ready("a.0"))
+    second = first.successor()
+    second.attach(*(hello(node, workers=(f"{node}.0",)) for node in nodes))
+    second.now_s += 7.0
+    second.hear(ready("b.0"))
+    assert second.plane.membership.plan is None
+    assert second.successor().plane.membership.plan is None
+
+
+# -- when the network is parted -----------------------------------------------------------------------------------
+
+
+def test_a_node_that_waits_for_the_others_is_heard() -> None:
+    """Else it would connect again and again."""
+    bench = Bench()
+    bench.attach(hello("a"))
+    assert bench.plane.hear(messages.Heartbeat("a", (), 7), 0.1)[-1] == Send("a", Heard(7))
+
+
+def test_who_may_have_taken_over_a_copy_is_not_given_up_because_it_is_silent() -> None:
+    """Its word that it has the state may be lost with its connection, and it trains."""
+    bench = Bench().begin()
+    bench.hear(lost("a.0"), lost("b.0"))
+    copy = Snapshot("a", "a.0", 5, 1, 8, "sum", Endpoint("host", "", 1, 2, 3), "memory")
+    bench.hear(Sealed("a", (copy,)), Sealed("b", ()), ready("a.1"), ready("b.1"))
+    plan = bench.plane.membership.plan
+    assert plan is not None
+    assert plan.restore == (copy,)
+    bench.hear(Formed("a.1", plan.generation), Formed("b.1", plan.generation))
+    bench.go_on(3.0)
+    assert bench.plane.membership.nodes == NODES
+    bench.go_on(0.2, "b")
+    bench.go_on(1.5, "b")
+    assert bench.plane.membership.nodes == ("b",), "whoever leaves the generation ends it"
+
+
+def test_a_silent_node_is_not_called_hung() -> None:
+    """It may follow the plan, or be ready, and cannot say so."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=1.0)).begin()
+    bench.hear(lost("b.0"))
+    bench.go_on(0.2, "a", "b")
+    heir = bench.successor()
+    heir.attach(back("a", generation=2))
+    heir.go_on(1.9, "a")  # b may still come
+    assert [cause for _, _, cause, _ in told(heir.outputs)] == []
+
+
+def left_out(bench: Bench, node: str) -> None:
+    """All wait, and ``node`` reaches nobody."""
+    plan = bench.plane.membership.plan
+    assert plan is not None
+    for _ in range(40):
+        for member in plan.members:
+            beat = messages.Beat(member.worker, plan.generation, member.rank, 3, Phase.REDUCE, 900.0, 0.0, 3, 0.0)
+            bench.hear(messages.Heartbeat(member.node, (beat,)))
+        for to, order in bench.wait(0.05):
+            if isinstance(order, messages.TestLinks):
+                away = tuple(one for one, _, _ in order.targets if node in (one, to))
+                bench.hear(messages.LinksTested(to, order.number, away))
+        if bench.plane.membership.left_out:
+            return
+    raise AssertionError("nobody was left out")
+
+
+def test_who_was_left_out_returns_when_it_reaches_the_others_also_to_the_next_coordinator() -> None:
+    bench = Bench().begin()
+    left_out(bench, "b")
+    assert bench.plane.membership.left_out == ("b",)
+    heir = bench.successor()
+    assert heir.plane.membership.left_out == ("b",)
+    heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
+    orders = [(to, order) for to, order in heir.go_on(0.6, *NODES) if isinstance(order, messages.TestLinks)]
+    assert sorted(to for to, _ in orders) == ["a", "b"]
+    heir.hear(*(messages.LinksTested(to, order.number, ()) for to, order in orders))
+    assert heir.plane.membership.left_out == ()
+
+
+def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() -> None:
+    """A single node has nobody to try a link to."""
+    bench = Bench().begin()
+    left_out(bench, "b")
+    bench.now_s += 0.01
+    bench.do(bench.plane.detach("a", "its agent ended", bench.now_s, dead=True))
+    bench.go_on(0.1, "b")
+    assert bench.plane.membership.left_out == ()
+    assert bench.plane.membership.workers_on("b")
+
+
+def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    for node in NODES:
+        bench.do(bench.plane.detach(node, "its agent ended", bench.now_s, dead=True))
+    bench.wait(4.0)
+    assert not bench.plane.ended, "others may come"
+    bench.wait(2.0)
+    assert bench.plane.ended

@@ -252,11 +252,15 @@ def nobody_was_started_again(run: RawRun) -> RawRun:
 
 
 def joiner_entered_too_early(run: RawRun) -> RawRun:
-    plans = [r for r in run.records if r.event == Event.PLAN and not r["abort"]]
-    grown = next(p["generation"] for p in plans if any(_commits(run, p["generation"])))
+    grown = _grown(run)["generation"]
     first = min(record["step"] for record in _commits(run, grown))
     moved = [changed(r, step=first - 1) if r in _commits(run, grown, first) else r for r in run.records]
     return rewritten(run, moved)
+
+
+def _grown(run: RawRun) -> Record:
+    plans = [record for record in run.records if record.event == Event.PLAN and not record["abort"]]
+    return next(plan for plan in plans if any(_commits(run, plan["generation"])))
 
 
 def _commits(run: RawRun, generation: int, step: int | None = None) -> list[Record]:
@@ -309,6 +313,23 @@ def test_doctored_journals_are_caught(chaos: Chaos, name: str) -> None:
     run = _healthy[id(sabotage)]
     assert verdicts(run)[label] == Verdict.PASSED
     assert verdicts(doctor(run))[label] == Verdict.FAILED
+
+
+def test_a_world_that_went_back_commits_its_steps_anew_before_it_grows(chaos: Chaos) -> None:
+    """The same steps as of a joiner that enters too early; but the world before that had begun with an older copy."""
+    run, _ = execute(chaos, BAD_NODE)
+    early = rewritten(run, joiner_entered_too_early(run).records)
+    assert verdicts(early)["33S"] == Verdict.FAILED
+    plan = _grown(run)
+    copied = {
+        "generation": plan["generation"],
+        "step": 0,
+        "source": "node0.0 of node0",
+        "checksum": "",
+        "size_bytes": 0,
+    }
+    restored = msgspec.structs.replace(plan, event=Event.RESTORED, fields=copied)
+    assert verdicts(rewritten(early, [*early.records, restored]))["33S"] == Verdict.PASSED
 
 
 # -- nothing is forgotten -----------------------------------------------------------------------------------------

@@ -150,6 +150,15 @@ def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("waits", "cause"), [(False, "raised"), (True, "hung")])
+def test_a_job_that_does_not_bear_a_nan_is_no_false_alarm(chaos: Chaos, waits: bool, cause: str) -> None:
+    """Its own code notices first, and its rank is lost for another reason than numbers."""
+    fault = NaN(rank=1, at_step=8, parameter="weight", where="weight")
+    outcome = run(chaos, job="jobs/troubled.py:vigilant", faults=[fault], options={"waits": waits})
+    assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == [cause]
+    assert [recovery.fault for recovery in outcome.recoveries] == [str(fault)]
+
+
 @pytest.mark.parametrize("where", ["weight", "gradient", "activation"])
 @pytest.mark.parametrize("sticky", [False, True])
 def test_a_rank_that_computes_nan_is_replaced(chaos: Chaos, where: str, sticky: bool) -> None:
@@ -193,6 +202,7 @@ def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, nodes: int, shar
     plan = {"nodes": nodes, "shards": shards, "options": {"bad": bad}}
     outcome = run(chaos, f"{JOBS}:bad_batches", **plan)
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4, 5, 9]
+    assert outcome.ledger is not None
     assert outcome.ledger.skipped == [f"step {step}: shards {shards} are not finite" for step, shards in bad.items()]
 
 
@@ -212,17 +222,28 @@ def test_a_bad_batch_ends_the_run_if_it_shall(chaos: Chaos, policy: str, audits:
     assert max(Counter(record.source for record in opened).values()) == audits  # whoever says so first ends the others
 
 
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
 @pytest.mark.parametrize("shards", [3, 8])
-def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int) -> None:
+def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int, reduction: str) -> None:
     """Each shard's gradient is finite. Whether a rank's own sum overflows or only that of all, the batch is bad."""
-    outcome = run(chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards)
+    outcome = run(chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards, reduction=reduction)
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [5]
+    assert journal(outcome, Event.CORRUPT) == []
 
 
-def test_more_shards_than_bits_in_a_word(chaos: Chaos) -> None:
-    """What auditors find does not have to fit into 64 bits."""
-    from_all = {"4": list(range(96))}
-    outcome = run(chaos, "jobs/troubled.py:wide", nodes=2, shards=96, options={"bad": from_all}, steps=8)
+def test_a_sum_that_overflows_while_a_rank_dies_ends_the_run_if_it_shall(chaos: Chaos) -> None:
+    """``fast``: a newcomer has not seen the sum of which the others are in doubt."""
+    options, kill = {"at_step": 5}, Kill(rank=2, at_step=5, phase="reduce")
+    plan = {"reduction": "fast", "nonfinite": "stop", "twin": False, "check": False}
+    outcome = run(chaos, f"{JOBS}:overflowing", options=options, faults=[kill], **plan)
+    assert "step 5: shards [0, 1, 2] give non-finite gradients" in outcome.reasons[0]
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
+    """What auditors find does not have to fit into 64 bits, nor do the flags of what is not finite."""
+    plan = {"nodes": 2, "shards": 96, "steps": 8, "reduction": reduction}
+    outcome = run(chaos, "jobs/troubled.py:wide", options={"bad": {"4": list(range(96))}}, **plan)
     assert outcome.losses[4] is None
 
 

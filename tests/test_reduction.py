@@ -19,7 +19,14 @@ import pytest
 import torch
 from torch.distributed import FileStore, ProcessGroupGloo
 
-from chaoskit.runtime.reduction import CorruptSegment, FlatLayout, LocalGradients, Reduced, make_reducer
+from chaoskit.runtime.reduction import (
+    CorruptSegment,
+    DoubtfulSum,
+    FlatLayout,
+    LocalGradients,
+    Reduced,
+    make_reducer,
+)
 from chaoskit.runtime.tree import Subtree
 
 # Some parameters are in several cache blocks, others are smaller than the alignment, one is empty.
@@ -285,13 +292,109 @@ def test_a_segment_that_arrives_damaged_is_told_by_its_checksum(tmp_path: Path) 
     assert on_ranks(2, body) == [0] * 2
 
 
+class DamagesNews(Gloo):
+    """Changes one word of what rank 0 tells, after it was received."""
+
+    word: int  # of rank 0's tail, from its beginning
+
+    def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        work = super().recv(tensor, rank, tag)
+        return self._afterwards(work, tensor) if tag == 0 else work
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        words = len(sidecar(0)) + 3  # the flags, a doubt, the checksum
+        rows = tensor[-self.size * words * 4 :].view(self.size, words, 4)
+        return self._afterwards(super().all_reduce(tensor), rows[0])
+
+    def _afterwards(self, work: Any, row: torch.Tensor) -> Any:
+        word = row[self.word].reshape(-1).view(torch.int32)
+
+        class Damaged:
+            def wait(self) -> None:
+                work.wait()
+                word[0] ^= 1 << 30  # also of a floating-point 0
+
+        return Damaged()
+
+
+@pytest.mark.parametrize("word", [0, 4, -3, -2, -1])
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+def test_news_that_arrive_damaged_are_told_by_their_checksum(kind: Any, word: int, tmp_path: Path) -> None:
+    """A loss, a vote, a flag or the checksum itself. Nobody reads what such a rank had to say."""
+    ownership = [[0, 2], [1, 3]]
+
+    def body(rank: int) -> None:
+        group = (DamagesNews if rank else Gloo)(tmp_path / "first", rank, 2)
+        if isinstance(group, DamagesNews):
+            group.word = word
+        reducer = make_reducer(kind, contribution(ownership[rank], 4), len(sidecar(0)))
+        reducer.begin(group, ownership)
+        if rank:
+            with pytest.raises(CorruptSegment, match="news from rank 0") as caught:
+                reducer.reduce(sidecar(rank))
+            assert caught.value.ranks == (0,)
+            assert caught.value.sidecars[0].view(torch.int64).tolist() == [0] * len(sidecar(0))
+            assert caught.value.sidecars[1].numpy().tobytes() == np.array(sidecar(1)).tobytes()
+        else:
+            check_news(reducer.reduce(sidecar(rank)), 2)
+        reducer.begin(Gloo(tmp_path / "second", rank, 2), ownership)
+        check_news(reducer.reduce(sidecar(rank)), 2)
+
+    assert on_ranks(2, body) == [0] * 2
+
+
+class Counts(Gloo):
+    """Counts its collectives."""
+
+    collectives = 0
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        self.collectives += 1
+        return super().all_reduce(tensor)
+
+
+def test_a_sum_that_is_not_finite_on_one_rank_alone_is_asked_about(tmp_path: Path) -> None:
+    """First only that rank knows, and leaves; then all know that somebody has, and come to the same verdict."""
+
+    def body(rank: int) -> None:
+        group = Counts(tmp_path / "store", rank, 3)
+        reducer = make_reducer("fast", contribution(OWNERSHIPS[4, 3][rank], 4, buckets=2), len(sidecar(0)))
+
+        def attempt(damaged: bool, collectives: int) -> None:
+            reducer.begin(group, OWNERSHIPS[4, 3])
+            before = group.collectives
+            reducer.arrived = lambda views: views[1].fill_(float("nan" if damaged and rank == 1 else "0"))
+            try:
+                check_news(reducer.reduce(sidecar(rank)), 3)
+            finally:
+                assert group.collectives == before + collectives
+
+        if rank != 1:
+            for collectives in (2, 3, 2):
+                attempt(damaged=True, collectives=collectives)
+        else:
+            with pytest.raises(DoubtfulSum):
+                attempt(damaged=True, collectives=2)
+            with pytest.raises(CorruptSegment, match="rank 1") as caught:
+                attempt(damaged=True, collectives=3)
+            assert caught.value.ranks == (1,)
+            attempt(damaged=False, collectives=2)
+
+    assert on_ranks(3, body) == [0] * 3
+
+
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 def test_an_overflow_of_finite_contributions_accuses_nobody(kind: Any, tmp_path: Path) -> None:
     def body(rank: int) -> None:
         local = LocalGradients(FlatLayout([(64,)], [torch.float32], CPU), 2)
         reducer = make_reducer(kind, local, 0)
-        reducer.begin(Gloo(tmp_path / "store", rank, 2), [[0], [1]])
+        group = Gloo(tmp_path / "store", rank, 2)
+        reducer.begin(group, [[0], [1]])
         local.add(rank, [torch.full((64,), 3e38)])
+        if kind == "fast":  # it might be this rank alone that received it so
+            with pytest.raises(DoubtfulSum):
+                reducer.reduce([])
+            reducer.begin(group, [[0], [1]])
         reduced = reducer.reduce([])
         assert (reduced.finite, reduced.nonfinite) == (False, ())
         local.clear()

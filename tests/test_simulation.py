@@ -9,19 +9,23 @@ Then the same machines with a mistake in them: each is noticed. A simulation tha
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from simulation.history import History, run
+from simulation.node import Agent
 
-from chaoskit.control import facts, hang, lease, membership
+from chaoskit.control import attendance, contact, events, facts, hang, lease, links, membership
 from chaoskit.control.membership import Membership
-from chaoskit.control.plane import ControlPlane, Remember, Send
-from chaoskit.messages import AgentHello, StopWorker
+from chaoskit.control.outputs import Remember, Send
+from chaoskit.control.plane import ControlPlane
+from chaoskit.messages import AgentHello, StopWorker, WorkerLost
 
 HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "10000"))
 SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
@@ -44,17 +48,19 @@ def first_broken(seeds: Iterable[int]) -> History | None:
 def test_10000_histories() -> None:
     """None breaks a law; and they are not all the same, nor all harmless."""
     ends: Counter[str] = Counter()
-    resumed = regrouped = 0
+    resumed = regrouped = parted = 0
     for seed in range(HISTORIES):
         history = run(seed)
         assert not history.broken, f"{told(history)}\nrerun it with CHAOSKIT_SIM_SEED={seed} ... -k seed -s"
         ends["done" if history.ok else history.reason.partition(":")[0]] += 1
         resumed += history.terms > 1
         regrouped += history.generations > 2
+        parted += any("the network is whole again" in fault for fault in history.faults)
     assert 0.85 < ends["done"] / HISTORIES < 0.99, ends
     assert ends["every replica was lost"], ends
     assert resumed > HISTORIES / 4, "too few coordinators were lost"
     assert regrouped > HISTORIES / 6, "too few ranks were lost"
+    assert parted > HISTORIES / 6, "too few networks were parted"
 
 
 def test_one_seed() -> None:
@@ -78,7 +84,7 @@ def forgets_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     take_in = Membership._take_in
 
     def deaf(self: Membership, event: Any, now_s: float) -> Any:
-        return [] if isinstance(event, membership.GenerationSeen) else take_in(self, event, now_s)
+        return [] if isinstance(event, events.GenerationSeen) else take_in(self, event, now_s)
 
     monkeypatch.setattr(ControlPlane, "__init__", init)
     monkeypatch.setattr(Membership, "_take_in", deaf)
@@ -94,12 +100,17 @@ def retells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts.Facts, "tell", lambda self: iter(()))
 
 
+def leaves_losses_untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the coordinator before wrote down, and did not live to say, is said by nobody."""
+    monkeypatch.setattr(ControlPlane, "retell", lambda self: [])
+
+
 def settles_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """That a generation has settled is not remembered."""
     without(
         monkeypatch,
         "_note_formed",
-        lambda output: isinstance(output, Remember) and isinstance(output.event, membership.Settled),
+        lambda output: isinstance(output, Remember) and isinstance(output.event, events.Settled),
     )
 
 
@@ -127,9 +138,8 @@ def takes_any_agent_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that was started again is taken for the one that it was, and its workers for alive or never begun."""
     genuine = ControlPlane.attach
 
-    def attach(self: ControlPlane, hello: AgentHello, now_s: float) -> Any:
-        known = AgentHello(hello.node, "host", 0, hello.generation, hello.workers, hello.ended)
-        return genuine(self, known, now_s)
+    def attach(self: ControlPlane, hello: AgentHello, now_s: float, **more: Any) -> Any:
+        return genuine(self, msgspec.structs.replace(hello, pid=0), now_s, **more)
 
     monkeypatch.setattr(ControlPlane, "attach", attach)
 
@@ -171,6 +181,28 @@ def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "reassign", reassign)
 
 
+def counts_names_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the record was lost, the names of workers begin anew, whatever the nodes have started."""
+    genuine = ControlPlane.attach
+
+    def attach(self: ControlPlane, hello: AgentHello, now_s: float, **more: Any) -> Any:
+        return genuine(self, msgspec.structs.replace(hello, started=0), now_s, **more)
+
+    monkeypatch.setattr(ControlPlane, "attach", attach)
+
+
+def forgets_losses_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent forgets a loss when it has said it, though nobody may have written it down."""
+    genuine = facts.Facts.note
+
+    def note(self: facts.Facts, message: Any) -> None:
+        genuine(self, message)
+        if isinstance(message, WorkerLost):
+            genuine(self, StopWorker(message.worker, ""))
+
+    monkeypatch.setattr(facts.Facts, "note", note)
+
+
 def stops_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A regroup that the last coordinator began is not taken up by the next."""
     monkeypatch.setattr(ControlPlane, "_resume", lambda self, now_s: None)
@@ -188,21 +220,58 @@ def goes_on_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlPlane, "_advance", advance)
 
 
+def gives_up_whoever_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it may be cut off itself does not occur to the coordinator."""
+    monkeypatch.setattr(
+        contact.Contact, "lost", lambda self, keepers, now_s: [(n, d) for n, (_, d) in self._silent.items()]
+    )
+
+
+def has_leases_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes train on, however long they have not been heard; the coordinator believes that they have ended."""
+    monkeypatch.setattr(Agent, "outage_s", math.inf)
+
+
+def waits_for_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and the coordinator does not even wait."""
+    has_leases_without_end(monkeypatch)
+    genuine = contact.Contact.__init__
+    monkeypatch.setattr(
+        contact.Contact, "__init__", lambda self, interval_s, beats, fence_s: genuine(self, interval_s, beats, 0)
+    )
+
+
+def never_takes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was left out stays outside."""
+    genuine = links.Links.judge
+
+    def judge(self: links.Links, *arguments: Any, **more: Any) -> list[Any]:
+        return [event for event in genuine(self, *arguments, **more) if isinstance(event, events.LeftOut)]
+
+    monkeypatch.setattr(links.Links, "judge", judge)
+
+
+def lets_nobody_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was cut off comes again before the end of its last connection is noticed, and is refused."""
+    monkeypatch.setattr(attendance.Attendance, "reconnect", attendance.Attendance.connect)
+
+
 def without(monkeypatch: pytest.MonkeyPatch, method: str, unwanted: Callable[[Any], bool]) -> None:
     """Outputs of a method of the plane vanish."""
     genuine = getattr(ControlPlane, method)
 
-    def filtered(self: ControlPlane, *arguments: Any) -> list[Any]:
-        return [output for output in genuine(self, *arguments) if not unwanted(output)]
+    def filtered(self: ControlPlane, *arguments: Any, **more: Any) -> list[Any]:
+        return [output for output in genuine(self, *arguments, **more) if not unwanted(output)]
 
     monkeypatch.setattr(ControlPlane, method, filtered)
 
 
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
-    forgets_generations: "was published after generation|was started twice",
+    forgets_generations: "was published after generation|was started twice|record was not lost",
     lets_zombies_live: "still runs",
     retells_nothing: "not over|is well and was given up",
-    settles_in_memory_only: "without need|published after generation",
+    leaves_losses_untold: "nobody said",
+    settles_in_memory_only: "without need|published after generation|record was not lost",
     believes_stale_breaks: "without need",
     starts_the_dead_again: "was started twice",
     takes_any_agent_for_the_same: "was started twice",
@@ -210,8 +279,15 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     is_impatient: "is well and was given up",
     takes_joiners_for_holders: "goes back to step|every replica",
     loses_a_shard: "generation",
+    counts_names_anew: "was started twice",
+    forgets_losses_too_early: "was started twice|not over|every replica",
     stops_half_way: "not over|is well and was given up",
     goes_on_after_the_end: "after the end|ended twice|not over",
+    gives_up_whoever_is_silent: "is well and was given up|has the state|goes on unseen",
+    has_leases_without_end: "is well and was given up|goes on unseen",
+    waits_for_no_lease: "is well and was given up|has the state|goes on unseen",
+    never_takes_back: "is left out|not over",
+    lets_nobody_in_twice: "is well and was given up|not over|given up at|has the state",
 }
 
 

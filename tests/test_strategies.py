@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import STRIKE_PHASES
-from faults import CATALOGUE, Fault, Hang, Kill, NaN, Raise, Straggle
+from faults import CATALOGUE, Cut, Fault, Hang, Kill, NaN, Rack, Raise, Straggle
 from faults.strategies import RECIPES, fault_plans, left_out
 from faults.survival import REACH, reach, survivable
 
@@ -70,7 +70,7 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
     kinds = FEW if request.param == "few kinds" else None
     drawn: list[Plan] = []
 
-    @settings(max_examples=400, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @settings(max_examples=800, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
     @given(fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=kinds))
     def draw(plan: Plan) -> None:
         drawn.append(plan)
@@ -104,7 +104,8 @@ def test_plans_cover_what_they_should(plans: list[Plan], condition: Callable[[Pl
 
 def test_each_kind_is_drawn(plans: list[Plan]) -> None:
     drawn = {fault.kind for plan in plans for fault in plan}
-    assert drawn in ({kind.__name__ for kind in FEW}, set(RECIPES))
+    local = {kind.__name__ for kind in CATALOGUE if "local" in kind.substrates}
+    assert drawn in ({kind.__name__ for kind in FEW}, local & set(RECIPES))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,34 @@ def test_each_kind_is_drawn(plans: list[Plan]) -> None:
 )
 def test_plans_cover_other_moments_and_roles(plans: list[Plan], condition: Callable[[Fault], bool]) -> None:
     assert any(condition(fault) for plan in plans for fault in plan)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in CATALOGUE if "local" not in kind.substrates and kind.__name__ in RECIPES]
+)
+def test_kinds_of_another_substrate_are_drawn_and_valid(kind: type[Fault]) -> None:
+    @settings(max_examples=30, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(fault_plans(nodes=3, steps=20, least=1, kinds=[kind]))
+    def draw(plan: Plan) -> None:
+        assert plan
+        for fault in plan:
+            fault.validate(nodes=3, steps=20)
+
+    draw()
+
+
+def test_a_plan_holds_what_its_substrate_can_do() -> None:
+    plans = fault_plans(nodes=3, steps=20, substrate="netns")
+    config = settings(max_examples=2000, database=None, derandomize=True, deadline=None)
+    assert find(plans, lambda plan: any("local" not in fault.substrates for fault in plan), settings=config)
+    with pytest.raises(BadInput, match="substrate='the moon'"):
+        fault_plans(nodes=3, steps=9, substrate="the moon")
+
+
+def test_a_side_counts_with_all_its_ranks_and_a_rack_as_the_world() -> None:
+    assert survivable([Cut(rank=1, side=(2,), at_step=3)], nodes=3)
+    assert not survivable([Cut(rank=1, side=(0, 2), at_step=3)], nodes=3)
+    assert not survivable([Rack(rank=1, at_step=3)], nodes=4)
 
 
 def test_a_role_counts_as_often_as_it_strikes() -> None:

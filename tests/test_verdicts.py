@@ -14,11 +14,11 @@ import pytest
 from chaoskit import osprocess
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.messages import Heartbeat
+from chaoskit.messages import Heartbeat, HookReached, LeverPulled
 from chaoskit.pytest_plugin import Chaos, VerdictError
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.vocabulary import Verdict
-from faults import Hang, Kill, NaN, Raise
+from faults import DataStall, FailLoad, Fault, Hang, Kill, KillNode, NaN, Raise, Straggle
 
 JOBS = "jobs/unfaithful.py"
 
@@ -70,6 +70,18 @@ def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
         outcome.assert_same_losses_as_twin()
 
 
+def test_losing_committed_steps_fails_unless_it_may_cost_them(chaos: Chaos) -> None:
+    """Rank 1 is gone and not replaced yet; then the node that has all the state is lost, its copies with it. What the
+    other node kept of the worker that it had lost long ago is where the training goes on."""
+    faults = [FailLoad(rank=1, at_step=2, times=2), Kill(rank=1, at_step=4), KillNode(rank=0, at_step=12)]
+    plan = {"nodes": 2, "spares": 0, "steps": 40, "faults": faults}
+    outcome = chaos.run(f"{JOBS}:faithful", **plan, check=False)
+    assert outcome.lost_steps >= 5
+    failed = [check.name for check in outcome.checks if check.verdict == Verdict.FAILED]
+    assert (outcome.verdict, failed) == (Verdict.FAILED, ["committed steps kept"])
+    assert chaos.run(f"{JOBS}:faithful", **plan, max_lost_steps=12).lost_steps >= 5
+
+
 def test_a_job_that_fails_on_every_rank_fails(chaos: Chaos) -> None:
     """A bug that repeats on every rank ends the run with its reason instead of a loop."""
     outcome = chaos.run(f"{JOBS}:fails_everywhere", nodes=2, steps=20, twin=False, max_failures=4, check=False)
@@ -99,6 +111,23 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos) -> None:
     assert outcome.false_alarms == 1
     assert check(outcome, "no false alarm") == Verdict.FAILED
     outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize("fault", [Straggle(rank=1, at_step=8), DataStall(rank=1, at_step=8, stall_ms=20.0)])
+def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos, fault: Fault) -> None:
+    """A rank that was made slow, and that somebody else kills."""
+    pids: list[int] = []
+
+    def kill_it(message: Any) -> None:
+        if isinstance(message, HookReached):
+            pids.append(message.pid)
+        if isinstance(message, LeverPulled) and message.effective and pids:
+            os.kill(pids.pop(), signal.SIGKILL)
+
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=60, faults=[fault], watch=kill_it, check=False)
+    assert outcome.faults[0].state == "confirmed"
+    assert outcome.false_alarms == 1
+    assert outcome.verdict == Verdict.FAILED
 
 
 def _pid_of(directory: Path, worker: str) -> int:
@@ -173,6 +202,7 @@ def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkey
         ({"faults": [Hang(rank=0, at_step=1, how="softly")]}, "how", "use one of"),
         ({"faults": [NaN(rank=0, at_step=1, parameter="0.weight", where="nowhere")]}, "where", "use one of"),
         ({"deadline_s": -1.0}, "deadline_s", "above 0"),
+        ({"max_lost_steps": -1}, "max_lost_steps", "0 or more"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.voting import Seal, Suspicion, audit_at, blamed, examine, judge, outvoted, panel
 
 WORDS = st.integers(1, 2**62)
@@ -88,9 +89,62 @@ def test_complaints_never_convict_everybody_nor_whom_nobody_named(complaints: li
 def test_whom_two_name_is_guilty_and_a_lone_complainer_is() -> None:
     assert blamed([2, 2, -1, -1]) == (2,)
     assert blamed([-1, 3, -1, -1]) == (1,)
-    assert blamed([-1, 1, -1]) == (1,)
-    assert blamed([1, 0]) == ()
+    assert blamed([-1, 0, -1]) == blamed([-1, 1, -1]) == (1,)
     assert blamed([-1, -1]) == ()
+
+
+def test_who_complains_of_a_rank_that_complains_of_itself_is_innocent() -> None:
+    assert blamed([1, 1, -1]) == (1,)
+    assert blamed([1, 1, 3, -1]) == (1, 2)
+
+
+COMPLAINTS = st.integers(2, 9).flatmap(
+    lambda world: st.tuples(
+        st.lists(st.integers(-1, world - 1), min_size=world, max_size=world),
+        st.sets(st.integers(0, world - 1), min_size=1),
+    )
+)
+
+
+@given(COMPLAINTS)
+def test_where_a_complaint_is_not_known_only_two_accusers_convict(drawn: tuple[list[int], set[int]]) -> None:
+    """Neither whom one rank names, nor who seems to complain alone; and everybody who knows more agrees."""
+    complaints, unread = drawn
+    guilty = blamed(complaints, unread)
+    read = {rank: accused for rank, accused in enumerate(complaints) if rank not in unread}
+    accusers = {
+        one: [rank for rank, accused in read.items() if accused == one != rank] for one in range(len(complaints))
+    }
+    assert guilty == tuple(rank for rank, found in accusers.items() if len(found) > 1)
+    assert {*guilty} <= {*blamed(complaints)}
+
+
+@given(st.integers(4, 9), st.data())
+def test_whom_all_others_name_is_convicted_though_one_of_them_is_not_read(world: int, data: st.DataObject) -> None:
+    rank, other = data.draw(st.permutations(range(world)))[:2]
+    complaints = [rank] * world
+    complaints[rank] = data.draw(st.integers(-1, world - 1))
+    assert blamed(complaints, {other}) == blamed(complaints) == (rank,)
+
+
+def test_of_two_only_who_complains_of_itself_is_guilty() -> None:
+    """Who complains of the other may read badly, or the other may send badly."""
+    assert blamed([1, -1]) == blamed([-1, 0]) == blamed([1, 0]) == ()
+    assert blamed([-1, 1]) == blamed([1, 1]) == (1,)
+    assert blamed([0, -1]) == blamed([0, 0]) == (0,)
+    assert blamed([0, 1]) == ()
+    assert examine([Seal(complaint=2), Seal()]) is None
+
+
+@given(st.integers(1, 50), st.lists(st.integers(0, 60), max_size=30))
+def test_mistakes_far_apart_do_not_add_up(memory_steps: int, gaps: list[int]) -> None:
+    mistakes, step, run = Mistakes(memory_steps), 0, 0
+    for gap in gaps:
+        step, run = step + gap, (0 if gap > memory_steps else run) + 1
+        mistakes.add(["bad"], step)
+        assert (mistakes.count("bad", step), mistakes.count("good", step)) == (run, 0)
+        assert mistakes.count("bad", step + memory_steps) == run
+        assert mistakes.count("bad", step + memory_steps + 1) == 0
 
 
 @given(st.integers(0, 500), st.integers(1, 7), st.integers(2, 6), st.integers(0, 4))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -21,8 +23,11 @@ from typing import Any
 import msgspec
 
 from chaoskit import messages, wire
+from chaoskit.config import disk_directory
+from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper import Keeper
-from chaoskit.control.uplink import Uplink
+from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
@@ -30,24 +35,32 @@ from chaoskit.messages import (
     Beat,
     EndJob,
     Heartbeat,
+    LinksTested,
     Ping,
     Plan,
     Recall,
     Release,
     StartWorker,
     StopWorker,
+    TestLinks,
     Welcome,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.osprocess import Starvation, adopt_orphans, die_with_parent, host_id, raise_priority, set_name
+from chaoskit.osprocess import (
+    Starvation,
+    adopt_orphans,
+    die_with_parent,
+    host_id,
+    raise_priority,
+    set_name,
+    signal_name,
+)
 from chaoskit.runtime import zygote
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
-_CONNECT_S = 10.0
-_RETRY_S = 0.02
 _FAREWELL_S = 2.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
@@ -59,6 +72,7 @@ class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     host: str  # address under which other nodes reach this one
     coordinator: tuple[str, int]
+    store: tuple[str, int]  # the coordinator's too, on a port of its own
     token: str
     run_directory: str
 
@@ -80,15 +94,29 @@ class _Charge:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+def fail(error: BaseException) -> None:
+    """End this agent, and with it the node: what went wrong in a part of it must not go on unseen."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 class Agent:
     """Runs one node until the job ends, or there is no coordinator for too long."""
 
-    def __init__(self, spec: AgentSpec, coordinator: socket.socket, welcome: Welcome, reports: socket.socket) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        coordinator: socket.socket,
+        welcome: Welcome,
+        reports: socket.socket,
+        door: socket.socket,
+    ) -> None:
         self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
-        self._zygote = reports
-        outage_s = welcome.config.coordinator_outage_s
-        self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello, outage_s)
+        self._zygote, self._door = reports, door
+        self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
+        self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,12 +124,12 @@ class Agent:
     async def run(self) -> None:
         """Until the job ends."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda loop, context: self._suffer(context))
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
+        await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
         spec, config = self._spec, self._config
-        self._keeper = Keeper(
-            spec.node, spec.host, spec.token, config.memory_copies, self._journal, self._tell_from_thread
-        )
+        self._keeper = Keeper(spec.node, spec.host, spec.token, config, self._journal, self._tell_from_thread, fail)
         self._spawn(self._beat())
         try:
             async for message in self._uplink.follow():
@@ -114,12 +142,37 @@ class Agent:
 
     def _hello(self) -> AgentHello:
         living = tuple(charge.name for charge in self._charges.values() if not charge.lost)
-        return AgentHello(self._spec.node, host_id(), os.getpid(), self._generation, living, self._uplink.facts.ended)
+        return AgentHello(
+            node=self._spec.node,
+            host_id=host_id(),
+            pid=os.getpid(),
+            generation=self._generation,
+            workers=living,
+            ended=self._uplink.facts.ended,
+            term=self._uplink.term,
+            started=self._started_count,
+            host=self._spec.host,
+            port=self._door.getsockname()[1],
+        )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            fail(error)
+
+    def _suffer(self, context: dict[str, Any]) -> None:
+        """What asyncio would only write down. A connection may break; anything else is a bug of ours."""
+        error = context.get("exception")
+        if error is None or isinstance(error, ConnectionError):
+            self._loop.default_exception_handler(context)
+        else:
+            fail(error)
 
     def _tell(self, message: messages.Message) -> None:
         self._uplink.tell(message)
@@ -140,16 +193,25 @@ class Agent:
                 self._spawn(self._recall())
             case Release(worker=worker) | Ping(worker=worker):
                 self._pass_on(worker, message)
-            case Arm(worker=""):  # for those that are started from now on
-                self._triggers = (*self._triggers, message.trigger)
+            case Arm(worker="", trigger=trigger):  # for those that are started from now on
+                if trigger not in self._triggers:  # an order may come twice, from two coordinators
+                    self._triggers = (*self._triggers, trigger)
             case Arm(worker=worker):
                 self._pass_on(worker, message)
+            case TestLinks():
+                self._spawn(self._test_links(message))
             case StartWorker(worker):
-                if worker not in self._charges:  # an order may come twice, from two coordinators
+                if worker not in self._charges:
                     self._start(worker)
             case StopWorker(worker):
                 if worker in self._charges:
                     self._kill(self._charges[worker])
+
+    async def _test_links(self, order: TestLinks) -> None:
+        doors = {node: (host, port) for node, host, port in order.targets}
+        reached = await asyncio.gather(*(can_connect(door) for door in doors.values()))
+        unreachable = tuple(node for node, well in zip(doors, reached, strict=True) if not well)
+        self._tell(LinksTested(self._spec.node, order.number, unreachable))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)
@@ -160,11 +222,12 @@ class Agent:
         mine, theirs = socket.socketpair()
         charge = _Charge(worker, Board.create(), mine)
         self._charges[worker] = charge
+        self._started_count = max(self._started_count, int(worker.rpartition(".")[2]) + 1)
         spec = {
             "worker": worker,
             "node": self._spec.node,
             "host": self._spec.host,
-            "coordinator": self._spec.coordinator,
+            "store": self._spec.store,
             "token": self._spec.token,
             "config": self._config,
             "triggers": self._triggers,
@@ -198,7 +261,7 @@ class Agent:
         reader, charge.writer = await asyncio.open_connection(sock=charge.connection)
         with contextlib.suppress(ConnectionError):
             while True:
-                message = await wire.read_message(reader)
+                message = await self._read(reader, charge)
                 if isinstance(message, WorkerReady):
                     self._keeper.adopt(charge.name, message.endpoint, charge.board)
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
@@ -207,6 +270,15 @@ class Agent:
                     self._lose(charge, "raised", message.error, time.monotonic_ns())
                     self._kill(charge)
         charge.writer.close()
+        self._uplink.facts.close(charge.name)
+
+    async def _read(self, reader: asyncio.StreamReader, charge: _Charge) -> Any:
+        try:
+            return await wire.read_message(reader)
+        except Refused as error:  # its memory is damaged, or the user's code wrote to a descriptor that is not its own
+            self._lose(charge, "raised", f"it said what is no message: {error}", time.monotonic_ns())
+            self._kill(charge)
+            raise ConnectionError from error
 
     def _await_death(self, charge: _Charge) -> None:
         charge.board.await_death()
@@ -230,6 +302,8 @@ class Agent:
         report = zygote.report_decoder.decode(data)
         if isinstance(report, zygote.Started):
             self._started(self._charges[report.worker], report.pid)
+        elif isinstance(report, zygote.NotStarted):
+            self._not_started(self._charges[report.worker], report.error)
         elif isinstance(report, zygote.ChildChanged):
             self._child_changed(report)
         else:
@@ -246,6 +320,12 @@ class Agent:
             self._kill(charge)
         self._loop.add_reader(charge.pidfd, self._pidfd_ready, charge)
 
+    def _not_started(self, charge: _Charge, error: str) -> None:
+        """The coordinator decides when to try again, and where."""
+        self._lose(charge, "raised", f"could not be started: {error}", time.monotonic_ns())
+        charge.ended.set()
+        self._release(charge)
+
     def _pidfd_ready(self, charge: _Charge) -> None:
         if charge.pidfd < 0:
             return
@@ -256,7 +336,7 @@ class Agent:
         charge = next((charge for charge in self._charges.values() if charge.pid == report.pid), None)
         if charge is None:
             return
-        name = signal.Signals(report.status).name if report.code != "exited" else f"status {report.status}"
+        name = signal_name(report.status) if report.code != "exited" else f"status {report.status}"
         detail = f"{report.code} by {name}" if report.code != "exited" else f"exited with {name}"
         if report.code == "stopped":
             self._lose(charge, "stopped", detail, time.monotonic_ns())
@@ -289,7 +369,10 @@ class Agent:
         interval_s = self._config.heartbeat_ms / 1000
         while True:
             beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
-            self._tell(Heartbeat(self._spec.node, beats))
+            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns()))
+            self._uplink.look(time.monotonic())
+            for charge in self._charges.values():
+                charge.board.lease(self._uplink.lease_until_ns)
             self._keeper.went_on(max((beat.step for beat in beats), default=0))
             await asyncio.sleep(interval_s)
 
@@ -331,23 +414,11 @@ class Agent:
         self._zygote.close()
 
 
-def _first_attach(spec: AgentSpec) -> tuple[socket.socket, Welcome]:
-    deadline_s = time.monotonic() + _CONNECT_S
-    while True:
-        try:
-            connection = wire.connect(spec.coordinator, spec.token, _CONNECT_S)
-            try:
-                wire.send(connection, AgentHello(spec.node, host_id(), os.getpid()))
-                welcome = wire.receive(connection)
-            except BaseException:
-                connection.close()
-                raise
-            assert isinstance(welcome, Welcome)
-            return connection, welcome
-        except ConnectionError:  # the coordinator ended in this moment: there will be another
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(_RETRY_S)
+def _started_before(spec: AgentSpec) -> int:
+    """The number of the next worker of this node: each has left a log, whichever agent it had."""
+    logs = (Path(spec.run_directory) / "log").glob(f"{glob.escape(spec.node)}.*.log")
+    numbers = [path.name.removeprefix(f"{spec.node}.").removesuffix(".log") for path in logs]
+    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def run_agent(spec: AgentSpec, parent_pid: int) -> None:
@@ -358,18 +429,22 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     die_with_parent(parent_pid)
     adopt_orphans()
     set_name(f"ck-{spec.node}")
+    disk_directory(spec.run_directory, spec.node).mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection, welcome = _first_attach(spec)
+    door = socket.create_server((spec.host, 0))
+    port = door.getsockname()[1]
+    hello = AgentHello(spec.node, host_id(), os.getpid(), started=_started_before(spec), host=spec.host, port=port)
+    connection, welcome = attach_first(spec.coordinator, spec.token, hello)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()
     if os.fork() == 0:
-        mine.close()
-        connection.close()
+        for one in (mine, connection, door):
+            one.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
     raise_priority()
     try:
-        asyncio.run(Agent(spec, connection, welcome, mine).run())
+        asyncio.run(Agent(spec, connection, welcome, mine, door).run())
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
         os._exit(1)

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,19 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig
-from chaoskit.control.plane import ControlPlane, Disconnect, End, Note, Output, Remember, Send, Show
-from chaoskit.control.record import Fenced, Record
+from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
+from chaoskit.control.plane import REATTACH_S, ControlPlane
+from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import AgentHello, EndJob, ObserverHello, RendezvousHello, Trigger, Welcome
-from chaoskit.osprocess import Starvation, die_with_parent, host_id, raise_priority, set_name
+from chaoskit.osprocess import Starvation, die_with_parent, is_ending, kernel_id, raise_priority, set_name
 from chaoskit.vocabulary import Event
 
 #: A coordinator that ends with this status must not be started again.
 EXIT_OVER = 0
+_EXIT_GONE = 1
 
 _TICK_S = 0.02
 _FAREWELL_S = 1.0
@@ -57,27 +59,39 @@ class Coordinator:
         self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator")
         self._record = Record(Path(spec.run_directory) / "coordinator.record")
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
-        self._welcome = Welcome(spec.config, spec.triggers, self._record.term, os.getpid())
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._observers: set[asyncio.StreamWriter] = set()
         self._clients: dict[int, asyncio.StreamWriter] = {}
         self._numbers = itertools.count()
         self._ended = asyncio.Event()
+        self._resumes = self._record.term > 1
+        self._alone_until_s = time.monotonic() + REATTACH_S
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Until the job ends."""
-        if self._record.term > 1:
-            generation, events = self._plane.membership.generation, len(self._record.memory)
-            self._journal.write(Event.RESUMED, term=self._record.term, generation=generation, events=events)
-        server = await asyncio.start_server(self._greet, sock=listener)
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Until the job ends. One listener is for agents and observers, one for the store."""
+        if self._record.damage:
+            sys.stderr.write(f"{self._record.damage}: it counts as lost\n")
+            self._journal.write(Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage)
+        self._carry_out(self._plane.retell())
+        servers = [await asyncio.start_server(self._greet, sock=listener) for listener in listeners]
         ticker = asyncio.ensure_future(self._tick())
         try:
             await self._ended.wait()
             await self._drain()
         finally:
             ticker.cancel()
-            server.close()
+            for server in servers:
+                server.close()
+
+    def _say_resumed(self) -> None:
+        """That this coordinator goes on where another one was: not if a node, or the record, knows of a later one."""
+        if not self._resumes:
+            return
+        self._resumes, now_ns = False, time.monotonic_ns()
+        self._hold(self._record.check)  # whoever has taken over says so with a later time
+        generation, events = self._plane.membership.newest_known, len(self._record.memory)
+        self._journal.write(Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events)
 
     async def _drain(self) -> None:
         for writer in (*self._agents.values(), *self._observers):
@@ -107,26 +121,38 @@ class Coordinator:
             writer.close()
 
     async def _serve_agent(self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outputs = self._plane.attach(hello, time.monotonic())
+        self._hold(self._record.check)  # it may have waited for long, while this process was asleep
+        term = self._record.term
+        self._hold(self._record.outbid, hello.term)  # where the record was lost, terms begin anew
+        self._resumes &= self._record.term == term
+        self._say_resumed()
+        outputs = self._plane.attach(hello, time.monotonic(), term=term)
+        self._disconnect(hello.node)  # from its last connection, which it may have given up before we noticed
         self._agents[hello.node] = writer
-        if hello.host_id == host_id():
+        if hello.host_id.startswith(kernel_id()):
             self._starved[hello.node] = (Starvation(hello.pid, hello.pid), 0)
-        writer.write(wire.encode(self._welcome))
+        writer.write(wire.encode(self._welcome()))
         self._carry_out(outputs)
         try:
             while True:
                 message = await wire.read_message(reader)
                 if self._agents.get(hello.node) is not writer:
                     return  # this node was given up meanwhile
+                self._hold(self._record.check)  # one that is over must not prolong the lease of a node
                 self._carry_out(self._plane.hear(message, time.monotonic()))
         except (ConnectionError, Refused):
             if self._agents.get(hello.node) is writer:
-                self._carry_out(self._plane.detach(hello.node, "the agent's connection ended", time.monotonic()))
+                dead = hello.host_id.startswith(kernel_id()) and is_ending(hello.pid)
+                detail = "the agent's connection ended"
+                self._carry_out(self._plane.detach(hello.node, detail, time.monotonic(), dead=dead))
             raise
+
+    def _welcome(self) -> Welcome:
+        return Welcome(self._spec.config, self._spec.triggers, self._record.term, os.getpid())
 
     async def _serve_observer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._observers.add(writer)
-        for message in (self._welcome, *self._plane.picture()):
+        for message in (self._welcome(), *self._plane.picture()):
             writer.write(wire.encode(message))
         try:
             while True:
@@ -151,6 +177,8 @@ class Coordinator:
             while True:
                 await asyncio.sleep(_TICK_S)
                 self._hold(self._record.check)
+                if time.monotonic() > self._alone_until_s:
+                    self._say_resumed()  # no node has come that could know better
                 self._carry_out(self._plane.tick(time.monotonic(), self._starvation()))
         except Exception:  # noqa: BLE001 - as in _greet
             self._fail()
@@ -188,9 +216,9 @@ class Coordinator:
         """Do something with the record, which only the coordinator of the moment may."""
         try:
             act(*arguments)
-        except Fenced as error:
+        except (Fenced, Gone) as error:
             sys.stderr.write(f"{error}\n")
-            os._exit(EXIT_OVER)
+            os._exit(EXIT_OVER if isinstance(error, Fenced) else _EXIT_GONE)
 
     def _write(self, writer: asyncio.StreamWriter | None, message: messages.Message) -> None:
         if writer is not None:
@@ -216,7 +244,7 @@ class Coordinator:
             os._exit(1)
 
 
-def run_coordinator(spec: CoordinatorSpec, listener: socket.socket, parent_pid: int) -> None:
+def run_coordinator(spec: CoordinatorSpec, listeners: Sequence[socket.socket], parent_pid: int) -> None:
     """The life of a coordinator process. Does not return."""
     die_with_parent(parent_pid)
     set_name("ck-coordinator")
@@ -224,7 +252,7 @@ def run_coordinator(spec: CoordinatorSpec, listener: socket.socket, parent_pid: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> None:
-        await Coordinator(spec).serve(listener)
+        await Coordinator(spec).serve(listeners)
         os._exit(EXIT_OVER)  # asyncio would cancel the open connections one by one, and complain
 
     code = 1

@@ -14,44 +14,80 @@ from chaoskit.messages import (
     HookReached,
     LeverPulled,
     Release,
+    Snapshot,
+    SourceFailed,
+    StartWorker,
     StopWorker,
     WorkerDone,
+    WorkerFailed,
     WorkerLost,
     WorkerReady,
 )
 
 #: A worker says each of these once; the last of a kind is what counts.
-_STANDING = (WorkerReady, Formed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, WorkerDone)
+_STANDING = (WorkerReady, Formed, SourceFailed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, WorkerDone)
+#: A worker may report several copies that it cannot restore.
+_Kind = tuple[type[messages.Message], Snapshot | None]
 
 
 class Facts:
-    """The last word of each kind by or about each worker. A pure state machine."""
+    """The last word of each kind by or about each worker. A pure state machine.
+
+    What was said of a lost worker is kept until a coordinator has it in its record. It says so by :class:`StopWorker`,
+    which it sends for every worker that it gives up or does not know, after it has written that down.
+    """
 
     def __init__(self) -> None:
-        self._living: dict[str, dict[type, messages.Message]] = {}
+        self._living: dict[str, dict[_Kind, messages.Message]] = {}
+        self._failed: dict[str, WorkerFailed] = {}
         self._lost: dict[str, WorkerLost] = {}
-        self._stopped: set[str] = set()  # by order: their loss was decided, and is not reported
+        self._open: set[str] = set()  # may still say something
+        self._stopped: set[str] = set()  # of these: whatever they say is of no interest any more
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """Workers that were reported lost."""
+        """Workers that are lost, which no coordinator may know yet."""
         return tuple(self._lost)
 
     def note(self, message: Any) -> None:
         """Something was said by or about a worker."""
-        if isinstance(message, WorkerLost):
-            self._living.pop(message.worker, None)
-            self._lost.setdefault(message.worker, message)
-        elif isinstance(message, Release):
-            self._living.get(message.worker, {}).pop(HookReached, None)
-        elif isinstance(message, StopWorker):
-            self._living.pop(message.worker, None)
-            self._stopped.add(message.worker)
-        elif isinstance(message, _STANDING) and message.worker not in {*self._lost, *self._stopped}:
-            self._living.setdefault(message.worker, {})[type(message)] = message
+        match message:
+            case StartWorker(worker):
+                self._open.add(worker)
+            case WorkerFailed(worker):
+                if worker not in self._stopped:
+                    self._failed[worker] = message
+            case WorkerLost(worker):
+                self._living.pop(worker, None)
+                self._lost.setdefault(worker, message)
+            case StopWorker(worker):
+                for said in (self._living, self._failed, self._lost):
+                    said.pop(worker, None)
+                self._stopped.update({worker} & self._open)
+            case Release(worker):
+                self._living.get(worker, {}).pop((HookReached, None), None)
+            case Healed(worker):
+                self._stand(message)
+                for kind in [kind for kind in self._living.get(worker, ()) if kind[0] is SourceFailed]:
+                    del self._living[worker][kind]  # it has the state now, whatever failed it before
+            case SourceFailed(_, snapshot):
+                self._stand(message, snapshot)
+            case _ if isinstance(message, _STANDING):
+                self._stand(message)
+
+    def _stand(self, message: Any, snapshot: Snapshot | None = None) -> None:
+        if message.worker not in self._lost and message.worker not in self._stopped:
+            self._living.setdefault(message.worker, {})[type(message), snapshot] = message
+
+    def close(self, worker: str) -> None:
+        """No more will come from ``worker``: its connection has ended."""
+        self._open.discard(worker)
+        self._stopped.discard(worker)
 
     def tell(self) -> Iterator[messages.Message]:
         """Everything, in an order that makes sense to somebody who knows nothing of it."""
+        yield from self._failed.values()
         yield from self._lost.values()
         for kind in _STANDING:
-            yield from (said[kind] for said in self._living.values() if kind in said)
+            for said in self._living.values():
+                yield from (message for message in said.values() if type(message) is kind)

@@ -13,13 +13,14 @@ import contextlib
 import os
 import select
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.seal import Torn, seal
+from chaoskit.config import RunConfig
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id, lower_priority, raise_priority, set_name
@@ -31,12 +32,22 @@ _NICENESS = 10  # of this thread: below training, which is below everything on t
 _SKIPS_MAX = 64  # commits without a copy after copies kept failing
 
 
-def keepers(plan: Plan, copies: int) -> dict[str, str]:
-    """Which nodes copy whose state: the lowest rank of each of the first ``copies`` nodes."""
+def keepers(plan: Plan, config: RunConfig) -> dict[str, str]:
+    """Which nodes copy whose state: the lowest rank of as many nodes as there are copies, in as many racks as possible.
+
+    The first nodes of all racks come before the second of any: then losing a rack does not lose every copy.
+    """
     first: dict[str, str] = {}
     for member in plan.members:
         first.setdefault(member.node, member.worker)
-    return dict(list(first.items())[:copies])
+    taken: Counter[str] = Counter()
+    places: list[tuple[int, str]] = []
+    for node in first:
+        rack = config.rack(node)
+        places.append((taken[rack], node))
+        taken[rack] += 1
+    chosen = sorted(places, key=lambda place: place[0])[: config.memory_copies]
+    return {node: first[node] for _, node in chosen}
 
 
 @dataclass(slots=True)
@@ -52,15 +63,23 @@ class Keeper:
     """Maps, copies, seals and offers. Its methods are called from the agent's event loop and return at once.
 
     Args:
-        copies: nodes that copy each committed state.
+        config: says how many nodes copy each committed state, and which stand together.
         tell: takes a message to the coordinator; called on the keeper's thread.
+        fail: called on the keeper's thread with an error that it cannot live with; after that nothing is kept.
     """
 
     def __init__(
-        self, node: str, host: str, token: str, copies: int, journal: Journal, tell: Callable[[Message], None]
+        self,
+        node: str,
+        host: str,
+        token: str,
+        config: RunConfig,
+        journal: Journal,
+        tell: Callable[[Message], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        self._node, self._host, self._token, self._copies = node, host, token, copies
-        self._journal, self._tell = journal, tell
+        self._node, self._host, self._token, self._config = node, host, token, config
+        self._journal, self._tell, self._fail = journal, tell, fail
         self._kept: dict[str, _Kept] = {}  # of workers that live
         self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
         self._tier = MemoryTier()
@@ -86,7 +105,7 @@ class Keeper:
 
     def follow(self, plan: Plan) -> None:
         """A membership: copy the state of one of its workers, if that is this node's part."""
-        self._order(lambda: self._follow(keepers(plan, self._copies).get(self._node, ""), plan.generation))
+        self._order(lambda: self._follow(keepers(plan, self._config).get(self._node, ""), plan.generation))
 
     def ended(self, worker: str) -> None:
         """No code of the worker runs any more: what it left is kept."""
@@ -111,6 +130,12 @@ class Keeper:
     def _run(self) -> None:
         set_name("ck-keeper")
         lower_priority(_NICENESS)
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - nobody would see it on a thread
+            self._fail(error)
+
+    def _serve(self) -> None:
         while True:
             bells = [self._kept[self._source].bell] if self._source else []
             readable, _, _ = select.select([self._wake, *bells], [], [])

@@ -6,17 +6,43 @@ generation hold the state; a worker that joins later holds it once it is :class:
 node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that
 end before they are ready spend no part of the failure budget once the job trains: they are started again, ever more
 slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
+
+When a node has seen a generation of which nothing is known, the record of the run was lost. Nobody can tell any more
+who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
+has started more workers than are known, the record has lost its end.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.events import (
+    Action,
+    AnyEvent,
+    Finish,
+    GenerationSeen,
+    Healed,
+    JobFailed,
+    LeftOut,
+    NodeJoined,
+    NodeLost,
+    Publish,
+    Recall,
+    Returned,
+    Sealed,
+    SetAside,
+    Settled,
+    SourceFailed,
+    Stalled,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
 from chaoskit.control.revival import GATHER_S, Revival
 from chaoskit.control.strikes import Strikes
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
@@ -28,155 +54,6 @@ PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
-
-# -- what happens -------------------------------------------------------------------------------------------------
-
-
-class Event(msgspec.Struct, frozen=True, tag=True):
-    """Base of all events. They can be written down: a membership is what the replay of its events gives."""
-
-
-class NodeJoined(Event, frozen=True):
-    """``incarnation``: which agent speaks for the node; its workers live as long as it does."""
-
-    node: str
-    incarnation: str = ""
-
-
-class NodeLost(Event, frozen=True):
-    """A node and all its workers are gone."""
-
-    node: str
-
-
-class WorkerReady(Event, frozen=True):
-    """A started worker can take a rank."""
-
-    worker: str
-    node: str
-    endpoint: Endpoint
-    fingerprint: str = ""
-
-
-class WorkerLost(Event, frozen=True):
-    worker: str
-
-
-class Settled(Event, frozen=True):
-    """Every member of ``generation`` has built its group. Comes before any of them commits a step in it."""
-
-    generation: int
-
-
-class Healed(Event, frozen=True):
-    """A member has the state of the training: it pulled it, or committed a step with it."""
-
-    worker: str
-
-
-class Sealed(Event, frozen=True):
-    """What can be read on a node, after it was asked by :class:`Recall`."""
-
-    node: str
-    snapshots: tuple[Snapshot, ...]
-
-
-class SourceFailed(Event, frozen=True):
-    """A copy could not be restored; one that is corrupt is never taken again."""
-
-    snapshot: Snapshot
-    corrupt: bool
-
-
-class Stalled(Event, frozen=True):
-    """All members of ``generation`` wait for each other, and none is to blame."""
-
-    generation: int
-
-
-class WorkerDone(Event, frozen=True):
-    """A member committed ``step``, the last one."""
-
-    worker: str
-    step: int
-
-
-class JobFailed(Event, frozen=True):
-    """The user's code failed in a way that would repeat on every rank."""
-
-    reason: str
-
-
-class Tick(Event, frozen=True):
-    """Time passed."""
-
-
-class GenerationSeen(Event, frozen=True):
-    """A node lived through ``generation``, whatever else is known: it never comes again."""
-
-    generation: int
-
-
-AnyEvent = (
-    NodeJoined
-    | NodeLost
-    | WorkerReady
-    | WorkerLost
-    | Settled
-    | Healed
-    | Sealed
-    | SourceFailed
-    | Stalled
-    | WorkerDone
-    | JobFailed
-    | Tick
-    | GenerationSeen
-)
-
-
-# -- what to do about it ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    node: str
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """End a worker that was given up, in case that it still runs."""
-
-    worker: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Ask a node which copies of the state can be read there."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    ok: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Nothing is started on ``node`` any more: too many of its workers were lost lately."""
-
-    node: str
-
-
-Action = StartWorker | StopWorker | Publish | Recall | Finish | SetAside
 
 
 class Membership:
@@ -200,8 +77,10 @@ class Membership:
         self._stalled_generation = 0
         self._losses = 0
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._left_out: set[str] = set()  # nodes that cannot reach all others
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
+        self._record_lost = False
         self._failed_starts = 0  # in a row
         self._start_after_s = -math.inf  # a clock may read anything, also less than 0
         self._revival = Revival()
@@ -214,6 +93,11 @@ class Membership:
     def generation(self) -> int:
         """Number of the last published plan; 0 before the first."""
         return self._plan.generation if self._plan else 0
+
+    @property
+    def newest_known(self) -> int:
+        """The highest generation of which anybody has told; as a rule the last one that was published."""
+        return max(self.generation, self._floor)
 
     @property
     def plan(self) -> Plan | None:
@@ -243,6 +127,17 @@ class Membership:
         return tuple(self._nodes)
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Nodes that get no workers because they cannot reach all others."""
+        return tuple(sorted(self._left_out))
+
+    @property
+    def keepers(self) -> frozenset[str]:
+        """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so."""
+        workers = self._holders or self.members
+        return frozenset(self._hosts[worker] for worker in workers)
+
+    @property
     def fingerprint(self) -> str:
         """What the numbers of this run depend on; "" while no worker was ready."""
         return self._fingerprint
@@ -256,6 +151,10 @@ class Membership:
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self._finished
+
+    def started_on(self, node: str) -> int | None:
+        """Workers that ``node`` has ever started, as far as is known here; None if nothing is known of the node."""
+        return self._started.get(node)
 
     def workers_on(self, node: str) -> frozenset[str]:
         """Live workers of ``node``, and those that are to be started there."""
@@ -300,16 +199,26 @@ class Membership:
 
     def _take_in(self, event: AnyEvent, now_s: float) -> list[Action]:
         match event:
-            case NodeJoined(node) if node not in self._nodes:
+            case NodeJoined(node, _, started) if node not in self._nodes:
                 self._nodes.append(node)
-                self._launched |= len(self._nodes) >= self._config.nodes
+                self._started[node] = max(self._started.get(node, 0), started)
+                self._launched |= len(self._nodes) >= self._config.nodes and not self._record_lost
                 return self._start_missing([], now_s)
             case NodeLost(node) if node in self._nodes:
                 self._nodes.remove(node)
+                self._left_out.discard(node)
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
-                self._losses += len(workers)
+                self._losses += sum(self._costs(worker) for worker in workers)
                 return [*self._strike(node, now_s), *self._lose(workers, "node lost", now_s)]
+            case LeftOut(nodes):
+                self._left_out.update(nodes)
+                workers = [worker for worker, host in self._hosts.items() if host in nodes]
+                self._losses += sum(self._costs(worker) for worker in workers)
+                return self._lose(workers, "unreachable", now_s)
+            case Returned(nodes):
+                self._left_out.difference_update(nodes)
+                return self._start_missing([], now_s)
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
@@ -335,17 +244,44 @@ class Membership:
                 self._stalled_generation = generation
             case JobFailed(reason):
                 self._failure = reason
-            case GenerationSeen(generation):
-                self._floor = max(self._floor, generation)
+            case GenerationSeen(generation, node, started):
+                self._lose_record(generation, node, started)
             case Tick():
+                self._launched |= self._record_lost and self._may_launch(now_s)
                 return self._start_missing([], now_s)
         return []
+
+    def _lose_record(self, generation: int, node: str, started: int) -> None:
+        """There is a past of which nothing is known. It can be made up for until a world begins without it."""
+        without = ""
+        if started > self._started.get(node, started):
+            if self._plan or self._hosts:  # some of these workers may be others than they seem
+                without = f"{node} has started {started} workers, and {self._started[node]} of them are known"
+            self._started[node] = started
+        if generation > self.newest_known:
+            if self._plan or (self._hosts and not self._record_lost):
+                without = f"a node has seen generation {generation}, and workers were started without knowing of it"
+            self._floor, self._record_lost, self._trained = generation, True, True
+        if without:
+            self._failure = f"the coordinator's record was lost: {without}"
+
+    def _may_launch(self, now_s: float) -> bool:
+        """After a loss of the record: all nodes that come have joined by now, and workers are spread over them.
+
+        Not as many need come as there were: the copies are with those that do.
+        """
+        enough = len(self._nodes) >= self._config.nodes
+        return enough or (self._revival.active and not self._revival.is_asking(now_s))
 
     def _strike(self, node: str, now_s: float) -> list[Action]:
         return [SetAside(node)] if self._strikes.strike(node, now_s) else []
 
+    def _costs(self, worker: str) -> bool:
+        """Whether the loss of ``worker`` spends a part of the failure budget."""
+        return worker in self._ready or not self._trained
+
     def _count_loss(self, worker: str, now_s: float) -> None:
-        if worker in self._ready or not self._trained:
+        if self._costs(worker):
             self._losses += 1
             return
         self._failed_starts += 1
@@ -364,10 +300,10 @@ class Membership:
     def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
-        trusted = self._strikes.trusted(self._nodes)
+        trusted = self._strikes.trusted([node for node in self._nodes if node not in self._left_out])
         if now_s < self._start_after_s:
             return starts
-        target = self._config.nodes + self._config.spares if self._launched and self._nodes else 0
+        target = self._config.nodes + self._config.spares if self._launched and trusted else 0
         for index in range(target - len(self._hosts)):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
@@ -391,12 +327,17 @@ class Membership:
         if self._losses > self._config.max_failures:
             budget = f"max_failures={self._config.max_failures}"
             return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
-        if not self._plan:
+        if not self._plan and not self._record_lost:
             return self._begin(now_s)
+        if not self._trained and not self._nodes and now_s >= self._deadline_s:  # all were lost in the first regroup
+            return Finish(False, self._late())
         if self._failed_starts >= STARTS_MAX and len(members) < self._config.min_world:
             return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
         if self._revival.active:
             return self._revive(now_s)
+        if not self._plan:  # nobody is there who could be asked for copies
+            late = now_s >= self._deadline_s
+            return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
         if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
@@ -413,16 +354,25 @@ class Membership:
         if not full and now_s < self._deadline_s:
             return None
         if len(ready) < config.min_world:
-            found = f"{len(self._nodes)} of {config.nodes} nodes joined, {len(ready)} workers are ready"
-            return Finish(False, f"start-up took longer than startup_s={config.startup_s:g}: {found}")
+            return Finish(False, self._late())
+        return self._publish(self._first_world(), abort=True)
+
+    def _late(self) -> str:
+        found = f"{len(self._nodes)} of {self._config.nodes} nodes joined, {len(self._ready)} workers are ready"
+        return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}"
+
+    def _first_world(self) -> list[str]:
+        """Ready workers, by rank, where no world was before: as many nodes as possible have one."""
+        ready = sorted(self._ready, key=name_order)
+        hosts = [self._hosts[worker] for worker in ready]
         order = {worker: self._nodes.index(host) for worker, host in zip(ready, hosts, strict=True)}
         turns = {worker: index - hosts.index(hosts[index]) for index, worker in enumerate(ready)}
-        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: config.nodes]
-        return self._publish(sorted(chosen, key=lambda worker: order[worker]), abort=True)
+        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._config.nodes]
+        return sorted(chosen, key=lambda worker: order[worker])
 
     def _recall(self, now_s: float) -> list[Action]:
         """Ask every node for sealed copies, once the last holder of the state is lost."""
-        if self._trained and not self._holders:
+        if self._trained and not self._holders and (self._plan or self._nodes):
             return [Recall(node) for node in self._revival.begin(self._nodes, now_s)]
         self._revival.end()
         return []
@@ -430,6 +380,8 @@ class Membership:
     def _revive(self, now_s: float) -> Publish | Finish | None:
         """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
         revival, startup_s, lost = self._revival, self._config.startup_s, "every replica was lost"
+        if not self._plan:
+            lost = f"the coordinator's record was lost, and {lost}"
         if revival.is_asking(now_s):
             return None
         if not revival.snapshots:
@@ -455,8 +407,10 @@ class Membership:
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
         spares = {worker: self._hosts[worker] for worker in self.spares}
-        if not self._base or min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
+        if min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
             return None
+        if not self._base:
+            return self._publish(self._first_world(), abort=abort, restore=restore)
         seats = [(member.worker, member.node) for member in self._base.members]
         return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
 
@@ -464,7 +418,7 @@ class Membership:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shards = reassign(previous, workers, self._config.shard_count)
         self._plan = Plan(
-            generation=max(self.generation, self._floor) + 1,
+            generation=self.newest_known + 1,
             members=tuple(
                 Member(rank, worker, self._hosts[worker], self._ready[worker], shards[worker])
                 for rank, worker in enumerate(workers)

@@ -7,35 +7,41 @@ events. What the nodes know, they say again when they attach to a new coordinato
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from chaoskit import messages
 from chaoskit.config import RunConfig
-from chaoskit.control import membership
+from chaoskit.control import events
+from chaoskit.control.attendance import Attendance
+from chaoskit.control.contact import Contact
 from chaoskit.control.deferral import Deferral
 from chaoskit.control.facts import Facts
-from chaoskit.control.hang import HangDetector
-from chaoskit.control.lease import Leases
-from chaoskit.control.membership import AnyEvent, Membership
-from chaoskit.control.muster import Muster
-from chaoskit.control.rendezvous import Client, RendezvousBoard, Reply
+from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
+from chaoskit.control.losses import difference, lost_workers, news
+from chaoskit.control.membership import Membership
+from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
+from chaoskit.control.rendezvous import Client, RendezvousBoard
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
+from chaoskit.control.watch import Watch
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
     AgentHello,
     Arm,
-    Beat,
     EndJob,
     Formed,
     GroupBroken,
     Healed,
+    Heard,
     Heartbeat,
     HookReached,
     LeverPulled,
+    LinksTested,
     Ping,
     Plan,
     Pong,
@@ -45,67 +51,24 @@ from chaoskit.messages import (
     SourceFailed,
     StartWorker,
     StopWorker,
+    Trigger,
     WorkerDone,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.vocabulary import Event, Phase
+from chaoskit.vocabulary import Event
 
 STALLS_MAX = 20
 #: A lost rank is usually known sooner than the broken collectives it leaves behind.
 BROKEN_GRACE_S = 0.15
+#: So long the members of a generation that a coordinator left unsettled may say that it is formed. A rendezvous that
+#: ended with the coordinator is told by who was in it: this is for what is never told, and a busy machine needs time.
+FORMING_GRACE_S = 1.0
 #: A new coordinator gives the nodes that the one before it knew so long to attach to it.
 REATTACH_S = 2.0
 #: A node that is new forks its zygote before it reports; the end of its connection is noticed at once all the same.
 ATTACH_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """Must survive this process before any later output is carried out."""
-
-    event: AnyEvent
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """To the agent of a node, if it is attached."""
-
-    node: str
-    message: messages.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """To every observer."""
-
-    message: messages.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Into the journal. ``t_ns``: when it happened, if that was not now."""
-
-    event: Event
-    fields: dict[str, Any] = field(default_factory=dict)
-    t_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Whoever speaks for this node from now on is not heard."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The job is over; everybody was told."""
-
-
-Output = Remember | Send | Show | Note | Disconnect | End | Reply
 
 
 class ControlPlane:
@@ -118,48 +81,59 @@ class ControlPlane:
     def __init__(self, config: RunConfig, memory: Sequence[Remember] = (), now_s: float = 0.0) -> None:
         self._config = config
         self._membership = Membership(config)
-        self._hangs = HangDetector(config)
-        self._muster = Muster()
+        self._watch = Watch(config)
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
         self._stalls = Repeats(limit=STALLS_MAX)
-        self._leases = Leases(config.heartbeat_ms / 1000, config.lease_beats)
-        self._leases.expired(now_s)  # nobody yet; from now on it counts how long this process was deaf itself
+        self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
+        self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
+        self._links = Links()
+        self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._board = RendezvousBoard()
         self._results = Results()
         self._facts = Facts()  # for observers
-        self._attached: set[str] = set()
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
-        self._beats: dict[str, Beat] = {}
         self._formed: set[str] = set()
         self._settled = 0
         self._broken: tuple[float, str] | None = None  # when to plan the generation again, and why
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
-        self._incarnations: dict[str, str] = {}  # node -> which agent it was when it joined
+        self._joined: dict[str, events.NodeJoined] = {}  # by node: which agent it was when it came
+        self._armed: dict[str, list[Trigger]] = {}  # by node, for workers that are started later; as many as faults
         self._begun = bool(memory)
+        self._lag_s = 0.0
+        self._untold: list[Output] = []  # losses of which the coordinator before this one may not have told
         self._end: EndJob | None = None
-        self._waiting_nodes: list[str] | None = []
         self._started_s = now_s
+        self._attendance = Attendance(config.nodes, now_s + config.startup_s)
         self._resuming = bool(memory)
         if memory:
             self._recall(memory, now_s)
 
     def _recall(self, memory: Sequence[Remember], now_s: float) -> None:
-        # The clock of another machine may read anything: the last event counts as just now.
-        shift_s = now_s - memory[-1].now_s
+        # The clock of another machine may read anything: the last event counts as just now. Every replay of the record
+        # must come to the same plans, so the time of the membership goes on where it was.
+        self._lag_s = now_s - (memory[-1].now_s - memory[-1].lag_s)
         for entry in memory:
-            if isinstance(entry.event, membership.NodeJoined):
-                self._incarnations[entry.event.node] = entry.event.incarnation
-            for action in self._membership.handle(entry.event, entry.now_s + shift_s):
-                if isinstance(action, membership.StartWorker):
+            if entry.now_s == memory[-1].now_s:  # decided and written down together: all before was carried out
+                self._untold += self._tell_loss(entry.event, entry.now_s)
+            match entry.event:
+                case events.NodeJoined(node):
+                    self._joined[node] = entry.event
+                case events.Armed(node, trigger):
+                    self._armed.setdefault(node, []).append(trigger)
+                case events.GenerationSeen():
+                    self._attendance.hurry(now_s + REATTACH_S)
+                    self._attendance.linger(now_s + REATTACH_S)
+            for action in self._membership.handle(entry.event, entry.now_s - entry.lag_s):
+                if isinstance(action, events.StartWorker):
                     self._hosts[action.worker] = action.node
-                elif isinstance(action, membership.Finish):
+                elif isinstance(action, events.Finish):
                     self._end = EndJob(action.ok, action.reason)
         if self._membership.nodes:
-            self._waiting_nodes = None
+            self._attendance.begin()
         for node in self._membership.nodes:
-            self._leases.beat(node, now_s + REATTACH_S)
+            self._contact.expect(node, now_s + REATTACH_S)
         if self._membership.plan is not None:
             self._board.begin(self._membership.generation, self._membership.world)
         if self._membership.settled:
@@ -175,7 +149,7 @@ class ControlPlane:
     @property
     def attached(self) -> frozenset[str]:
         """Nodes that are connected."""
-        return frozenset(self._attached)
+        return self._attendance.attached
 
     @property
     def ended(self) -> bool:
@@ -194,34 +168,54 @@ class ControlPlane:
 
     # -- nodes come and go ----------------------------------------------------------------------------------------
 
-    def attach(self, hello: AgentHello, now_s: float) -> list[Output]:
+    def attach(self, hello: AgentHello, now_s: float, *, term: int = 1) -> list[Output]:
         """A node has connected.
 
+        Args:
+            term: of this coordinator, as its record has it.
+
         Raises:
-            Refused: if one of that name is connected already.
+            Refused: if another one of that name is connected already.
         """
         node = hello.node
-        if node in self._attached:
-            raise Refused(f"a node named {node} is connected already")
-        self._attached.add(node)
+        joined = events.NodeJoined(node, f"{hello.host_id}/{hello.pid}", hello.started)
+        if node not in self._joined or self._joined[node].incarnation != joined.incarnation:
+            self._attendance.connect(node)
+        else:
+            self._attendance.reconnect(node)
         if self._end is not None:
             return [Send(node, self._end)]
+        self._links.introduce(hello)
+        if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
+            self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
-        if hello.generation > self._membership.generation:
-            outputs += self._advance(membership.GenerationSeen(hello.generation), now_s)
-        incarnation = f"{hello.host_id}/{hello.pid}"
+        if detail := news(hello, self._membership, term):
+            outputs += self._lose_record(hello, detail, now_s)
+            if self._membership.finished:
+                return outputs
+        outputs += [Send(node, Arm(node, "", trigger)) for trigger in self._armed.get(node, ())]
         if node in self._membership.nodes:
-            if self._incarnations.get(node) == incarnation:
+            if self._joined[node].incarnation == joined.incarnation:
                 return outputs + self._welcome_back(hello, now_s)
             outputs += self._lose_node(node, "another agent came in its place", now_s)
-        self._incarnations[node] = incarnation
+        self._joined[node] = joined
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]
-        return outputs + self._join(node, now_s)
+        return outputs + self._admit(self._attendance.arrive(node, now_s), now_s)
+
+    def _lose_record(self, hello: AgentHello, detail: str, now_s: float) -> list[Output]:
+        """The node knows more than the record: that was lost, or its end."""
+        known = self._membership.newest_known
+        fields = {"node": hello.node, "generation": hello.generation, "known": known, "detail": detail}
+        if hello.generation > known:
+            self._attendance.hurry(now_s + REATTACH_S)  # who has lived through it will come soon, or never
+        seen = events.GenerationSeen(hello.generation, hello.node, hello.started)
+        said = Note(Event.RECORD_LOST, fields)
+        return [said, *self._advance(seen, now_s)] if hello.generation or hello.started else [said]
 
     def _welcome_back(self, hello: AgentHello, now_s: float) -> list[Output]:
         """A node whose loss was never decided: bring both sides to the same set of workers."""
         node, mine = hello.node, self._membership.workers_on(hello.node)
-        self._leases.beat(node, now_s)
+        self._contact.beat(node, now_s)
         strangers = sorted(set(hello.workers) - mine)
         unstarted = sorted(mine - {*hello.workers, *hello.ended})
         plan = self._membership.plan
@@ -233,44 +227,42 @@ class ControlPlane:
             *([Send(node, Recall())] if self._membership.asks(node) else []),
         ]
 
-    def _join(self, node: str, now_s: float) -> list[Output]:
-        """Ranks follow the names of the nodes, not the accident of who connected first."""
-        if self._waiting_nodes is None:
-            return self._admit(node, now_s)
-        self._waiting_nodes.append(node)
-        return self._admit_waiting(now_s) if len(self._waiting_nodes) >= self._config.nodes else []
+    def _admit(self, nodes: Sequence[str], now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for node in nodes:
+            self._contact.beat(node, now_s)
+            self._contact.expect(node, now_s + ATTACH_S)
+            outputs += self._advance(self._joined[node], now_s)
+        return outputs
 
-    def _admit_waiting(self, now_s: float) -> list[Output]:
-        waiting, self._waiting_nodes = sorted(self._waiting_nodes or []), None
-        return [output for node in waiting if node in self._attached for output in self._admit(node, now_s)]
-
-    def _admit(self, node: str, now_s: float) -> list[Output]:
-        self._leases.beat(node, now_s + ATTACH_S)
-        return self._advance(membership.NodeJoined(node, self._incarnations[node]), now_s)
-
-    def detach(self, node: str, detail: str, now_s: float) -> list[Output]:
-        """The connection of a node ended, or its lease."""
-        self._attached.discard(node)
-        self._leases.drop(node)
-        if self._waiting_nodes and node in self._waiting_nodes:
-            self._waiting_nodes.remove(node)
+    def detach(self, node: str, detail: str, now_s: float, *, dead: bool = False) -> list[Output]:
+        """The connection of a node ended. ``dead``: its agent is known to have ended, and its workers with it."""
+        self._attendance.disconnect(node)
         if self._end is not None or node not in self._membership.nodes:
+            self._contact.drop(node)
             return [Disconnect(node)]
-        return [Disconnect(node), *self._lose_node(node, detail, now_s)]
+        if dead:
+            self._contact.drop(node)
+            return [Disconnect(node), *self._lose_node(node, detail, now_s)]
+        self._contact.leave(node, detail)
+        return [Disconnect(node)]
+
+    def _give_up_silent(self, now_s: float) -> list[Output]:
+        """Nodes that are not heard, if training can go on without them."""
+        outputs: list[Output] = []
+        while lost := self._contact.lost(self._membership.keepers, now_s):
+            node, detail = lost[0]  # one by one: each may take the last one who has the state
+            self._contact.drop(node)
+            self._attendance.disconnect(node)
+            outputs += [Disconnect(node), *self._lose_node(node, detail, now_s)]
+        return outputs
 
     def _lose_node(self, node: str, detail: str, now_s: float) -> list[Output]:
-        outputs: list[Output] = [Note(Event.NODE_LOST, {"node": node, "detail": detail})]
-        now_ns = int(now_s * 1e9)
-        for worker in sorted(self._membership.workers_on(node)):
-            self._beats.pop(worker, None)
-            lost = WorkerLost(worker, node, "node lost", detail, now_ns)
-            self._facts.note(lost)
-            rank = self._rank_of(worker)
-            if rank is not None:
-                fields = {"worker": worker, "rank": rank, "cause": "node lost", "detail": detail}
-                outputs.append(Note(Event.DETECTED, fields, now_ns))
-                outputs.append(Show(lost))
-        return outputs + self._advance(membership.NodeLost(node), now_s)
+        lost = events.NodeLost(node, detail)
+        told = self._tell_loss(lost, now_s)
+        for worker in self._membership.workers_on(node):
+            self._watch.forget(worker)
+        return told + self._advance(lost, now_s)
 
     # -- what agents, workers and observers say -------------------------------------------------------------------
 
@@ -280,34 +272,39 @@ class ControlPlane:
         Raises:
             Refused: if it is none that a coordinator listens to.
         """
-        self._facts.note(message)
+        if not isinstance(message, WorkerFailed):  # most of these are a matter of the agent, which reports the loss
+            self._facts.note(message)
         shown: list[Output] = [Show(message)] if isinstance(message, messages.Message) else []
         match message:
             case Heartbeat():
                 return shown + self._hear_beats(message, now_s)
             case WorkerReady():
                 return shown + self._note_ready(message, now_s)  # shown before the plan that it makes possible
-            case WorkerLost(worker, _, cause, detail, detected_ns):
+            case WorkerLost(worker, node, cause, detail, detected_ns):
                 if self._membership.host_of(worker) is None:
-                    return []
-                return shown + self._lose_worker(worker, cause, detail, detected_ns, now_s)
+                    return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
+                return self._lose_worker(events.WorkerLost(worker, cause, detail, detected_ns), now_s)
             case WorkerFailed(worker, error, fatal):
-                fatal = fatal or self._repeats.note(error, self._committed())
+                fatal = fatal or self._repeats.note(error, self._watch.committed, worker)
                 if not fatal or self._membership.outlives(worker):
                     return []  # the agent reports the loss
-                return shown + self._advance(membership.JobFailed(error), now_s)
+                self._facts.note(message)
+                return shown + self._advance(events.JobFailed(error), now_s)
             case WorkerDone(worker, step, digest):
                 problem = self._results.note(worker, digest)
-                event = membership.JobFailed(problem) if problem else membership.WorkerDone(worker, step)
+                event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
                 return self._advance(event, now_s) + shown
+            case LinksTested(node, number, unreachable):
+                self._links.answer(node, number, unreachable)
+                return self._look_at_links(now_s)
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker):
-                return self._advance(membership.Healed(worker), now_s) + shown
+                return self._advance(events.Healed(worker), now_s) + shown
             case Sealed(node, snapshots):
-                return self._advance(membership.Sealed(node, snapshots), now_s) + shown
+                return self._advance(events.Sealed(node, snapshots), now_s) + shown
             case SourceFailed(_, snapshot, corrupt):
-                return self._advance(membership.SourceFailed(snapshot, corrupt), now_s) + shown
+                return self._advance(events.SourceFailed(snapshot, corrupt), now_s) + shown
             case GroupBroken(_, generation, detail):
                 self._note_broken(generation, detail, now_s)
                 return shown
@@ -316,13 +313,21 @@ class ControlPlane:
                 return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
             case Release(worker=worker) | Ping(worker=worker):
                 return [Send(self._hosts.get(worker, ""), message)]
-            case Arm(node):
-                return [Send(node, message)]
+            case Arm(node, worker, trigger):
+                return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
             case EndJob(reason=reason):
-                return self._advance(membership.JobFailed(reason), now_s)  # remembered, like every decision
+                return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
             case HookReached() | LeverPulled() | Pong():
                 return shown
         raise Refused(f"unexpected {type(message).__name__}")
+
+    def _arm(self, node: str, trigger: Trigger, now_s: float) -> list[Output]:
+        """An order for workers that are not there yet: the node, or another coordinator, may have to be told again."""
+        armed = self._armed.setdefault(node, [])
+        if trigger in armed:
+            return []
+        armed.append(trigger)
+        return self._advance(events.Armed(node, trigger), now_s)
 
     def ask(self, client: Client, request: Any) -> list[Output]:
         """A request of a worker to the rendezvous."""
@@ -333,19 +338,18 @@ class ControlPlane:
         self._board.forget(client)
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
+        heard = Send(heartbeat.node, Heard(heartbeat.sent_ns))
         if heartbeat.node not in self._membership.nodes:
-            return []
-        self._leases.beat(heartbeat.node, now_s)
-        self._beats.update(
-            (beat.worker, beat) for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None
-        )
-        return self._start(self._deferral.observe(heartbeat.beats, now_s)) + self._look_for_hangs(now_s)
+            return [heard]  # it waits for the others
+        self._contact.beat(heartbeat.node, now_s)
+        self._watch.hear(beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None)
+        return [heard, *self._start(self._deferral.observe(heartbeat.beats, now_s)), *self._look_for_hangs(now_s)]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint
         if fingerprint and ready.fingerprint != fingerprint and self._membership.host_of(ready.worker) is not None:
-            return self._stop_and_lose(ready.worker, "differs", _difference(ready.fingerprint, fingerprint), now_s)
-        event = membership.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
+            return self._stop_and_lose(ready.worker, "differs", difference(ready.fingerprint, fingerprint), now_s)
+        event = events.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
         outputs = self._advance(event, now_s)
         if not known and ready.worker in self._membership.spares:
             outputs.append(Note(Event.SPARE_READY, {"worker": ready.worker}))
@@ -358,7 +362,7 @@ class ControlPlane:
         if self._settled == generation or not self._formed.issuperset(self._membership.members):
             return []
         self._settled = generation
-        settled = membership.Settled(generation)
+        settled = events.Settled(generation)
         return [Note(Event.SETTLED, {"generation": generation}), *self._advance(settled, now_s)]
 
     def _note_broken(self, generation: int, detail: str, now_s: float) -> None:
@@ -369,59 +373,70 @@ class ControlPlane:
         """Plan the same members again, unless that did not help often enough."""
         if generation != self._membership.generation:
             return []
-        if self._stalls.note("stalled", self._committed()):
+        self._suspicious_until_s = now_s + SUSPICION_S
+        if self._stalls.note("stalled", self._watch.committed):
             reason = f"no step is committed after {STALLS_MAX} new starts: {detail}"
-            return self._advance(membership.JobFailed(reason), now_s)
-        return self._advance(membership.Stalled(generation), now_s)
-
-    def _committed(self) -> int:
-        """Steps that some rank has committed."""
-        return max((beat.step for beat in self._beats.values()), default=0)
+            return self._advance(events.JobFailed(reason), now_s)
+        return self._advance(events.Stalled(generation), now_s)
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
-    def _rank_of(self, worker: str) -> int | None:
-        plan = self._membership.plan
-        member = plan.member(worker) if plan is not None else None
-        return member.rank if member is not None else None
+    def _tell_loss(self, event: events.AnyEvent, now_s: float) -> list[Output]:
+        """What is to be told of a loss that the membership has yet to take in. Two coordinators may tell of it."""
+        outputs: list[Output] = []
+        if isinstance(event, events.NodeLost) and event.node in self._membership.nodes:
+            outputs.append(Note(Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)))
+        for lost, rank in lost_workers(event, self._membership, now_s):
+            self._facts.note(lost)
+            if rank is None and isinstance(event, events.NodeLost):
+                continue
+            fields = {"worker": lost.worker, "rank": rank, "cause": lost.cause, "detail": lost.detail}
+            outputs += [Note(Event.DETECTED, fields, lost.detected_ns), Show(lost)]
+        return outputs
 
-    def _lose_worker(self, worker: str, cause: str, detail: str, detected_ns: int, now_s: float) -> list[Output]:
-        self._beats.pop(worker, None)
-        fields = {"worker": worker, "rank": self._rank_of(worker), "cause": cause, "detail": detail}
-        return [Note(Event.DETECTED, fields, detected_ns), *self._advance(membership.WorkerLost(worker), now_s)]
+    def retell(self) -> list[Output]:
+        """What the coordinator before this one may not have lived to say. To be said before anything else."""
+        untold, self._untold = self._untold, []
+        return untold
+
+    def _lose_worker(self, lost: events.WorkerLost, now_s: float) -> list[Output]:
+        told = self._tell_loss(lost, now_s)
+        self._watch.forget(lost.worker)
+        return told + self._advance(lost, now_s)
 
     def _stop_and_lose(self, worker: str, cause: str, detail: str, now_s: float) -> list[Output]:
-        node, now_ns = self._hosts.get(worker, ""), int(now_s * 1e9)
-        lost = WorkerLost(worker, node, cause, detail, now_ns)
-        self._facts.note(lost)
-        return [
-            Send(node, StopWorker(worker, cause)),
-            Show(lost),
-            *self._lose_worker(worker, cause, detail, now_ns, now_s),
-        ]
+        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9))
+        return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
 
     def _look_for_hangs(self, now_s: float) -> list[Output]:
         plan = self._membership.plan
         if plan is None:
             return []
-        members = self._membership.members
-        beats = [self._beats[worker] for worker in members if worker in self._beats]
         ranks = self._board.arrived(messages.STANDING)
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
-        hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, arrived, now_s)}
-        hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
+        guilty, stalled = self._watch.look(plan, self._membership.members, arrived, now_s)
         outputs: list[Output] = []
-        for hang in hangs.values():
-            detail = (
-                f"{Phase(hang.phase).label} for {hang.age_s * 1000:.0f} ms, limit {hang.limit_s * 1000:.0f} ms, "
-                "while others wait"
-            )
-            outputs += self._stop_and_lose(hang.worker, "hung", detail, now_s)
-        gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
-        if not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s):
+        for worker, detail in guilty.items():
+            if self._contact.steady(self._hosts[worker], now_s):  # else it may do what it cannot say
+                outputs += self._stop_and_lose(worker, "hung", detail, now_s)
+        if stalled:
             outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
         return outputs
+
+    def _look_at_links(self, now_s: float) -> list[Output]:
+        """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
+        membership, attached = self._membership, self._attendance.attached
+        stuck = now_s < self._suspicious_until_s or self._watch.waiting_s(membership.members) > SUSPECT_S
+        outputs: list[Output] = []
+        for event in self._links.judge(membership, attached, now_s, stuck=stuck):
+            workers = [worker for node in event.nodes for worker in membership.workers_on(node)]
+            left_out = isinstance(event, events.LeftOut)
+            outputs.append(Note(Event.LEFT_OUT if left_out else Event.RETURNED, msgspec.structs.asdict(event)))
+            outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            for worker in workers if left_out else ():
+                self._watch.forget(worker)
+        return outputs + (self._links.test(membership, attached, now_s) if stuck or membership.left_out else [])
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -435,13 +450,15 @@ class ControlPlane:
             # whoever has not heard of the end from the coordinator before this one will ask now
             return [] if self._resuming and now_s < self._started_s + REATTACH_S else [End()]
         for node, by_s in starved_s.items():
-            self._leases.extend(node, by_s)
+            self._contact.extend(node, by_s)
         outputs: list[Output] = []
-        for node in self._leases.expired(now_s):
-            outputs += self.detach(node, f"silent for {self._config.lease_beats} beats", now_s)
-        if self._waiting_nodes and now_s - self._started_s > self._config.startup_s:
-            outputs += self._admit_waiting(now_s)
-        for worker in self._membership.overdue(now_s):
+        self._contact.listen(self._membership.keepers, now_s)
+        outputs += self._give_up_silent(now_s)
+        outputs += self._look_at_links(now_s)
+        outputs += self._admit(self._attendance.due(now_s), now_s)
+        for worker in self._membership.overdue(now_s - self._lag_s):
+            if not self._contact.steady(self._hosts[worker], now_s):
+                continue  # perhaps it is ready, and cannot say so
             detail = f"not ready within startup_s={self._config.startup_s:g}"
             outputs += self._stop_and_lose(worker, "hung", detail, now_s)
         self._resume(now_s)
@@ -452,39 +469,39 @@ class ControlPlane:
             self._inherited_until_s = None
             if self._inherited and not self._membership.settled:
                 outputs += self._stall(self._inherited, "its coordinator ended while it was formed", now_s)
-        return outputs + self._advance(membership.Tick(), now_s)
+        return outputs + self._advance(events.Tick(), now_s)
 
     def _resume(self, now_s: float) -> None:
         """Once every node is back that comes back: a regroup that the last coordinator left half-way is repeated."""
-        if self._resuming and self._attached.issuperset(self._membership.nodes):
+        if self._resuming and self._attendance.attached.issuperset(self._membership.nodes):
             self._resuming = False
-            self._inherited_until_s = now_s + BROKEN_GRACE_S  # so long its members may still say that it is formed
+            self._inherited_until_s = now_s + FORMING_GRACE_S
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
-    def _advance(self, event: AnyEvent, now_s: float) -> list[Output]:
+    def _advance(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         if self._membership.finished:
             return []
-        actions = self._membership.handle(event, now_s)
+        actions = self._membership.handle(event, now_s - self._lag_s)
         first, self._begun = not self._begun, True  # from it the start-up time counts, also in the replay
-        if isinstance(event, membership.Tick) and not actions and not first:
+        if isinstance(event, events.Tick) and not actions and not first:
             return []  # nothing came of it
-        outputs: list[Output] = [Remember(event, now_s)]
+        outputs: list[Output] = [Remember(event, now_s, self._lag_s)]
         for action in actions:
             match action:
-                case membership.Publish(plan):
+                case events.Publish(plan):
                     outputs += self._publish(plan, now_s)
-                case membership.StartWorker(node, worker):
+                case events.StartWorker(node, worker):
                     self._hosts[worker] = node
                     outputs += self._start(self._deferral.submit(worker))
-                case membership.Recall(node):
+                case events.Recall(node):
                     outputs.append(Send(node, Recall()))
                     outputs += self._start(self._deferral.release())  # no step is repeated without replacements
-                case membership.StopWorker(worker, cause):
+                case events.StopWorker(worker, cause):
                     outputs.append(Send(self._hosts.get(worker, ""), StopWorker(worker, cause)))
-                case membership.SetAside(node):
+                case events.SetAside(node):
                     outputs.append(Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max}))
-                case membership.Finish(ok, reason):
+                case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
         return outputs
 
@@ -513,11 +530,5 @@ class ControlPlane:
         if self._end is not None:
             return []
         self._end = EndJob(ok, reason)
-        told = [Send(node, self._end) for node in sorted(self._attached)]
+        told = [Send(node, self._end) for node in sorted(self._attendance.attached)]
         return [Note(Event.JOB_ENDED, {"ok": ok, "reason": reason}), Show(self._end), *told, End()]
-
-
-def _difference(mine: str, expected: str) -> str:
-    """Where two fingerprints differ, in words."""
-    pairs = zip(mine.split(", "), expected.split(", "), strict=False)
-    return "; ".join(f"{one} instead of {other}" for one, other in pairs if one != other)

@@ -2,18 +2,24 @@
 
 A file of JSON lines: a header with the term, then one remembered event a line. A coordinator takes the record over by
 writing a copy with the next term and renaming it into place. One that was only stopped, and wakes up later, finds that
-its own file is not the record any more, and may decide nothing.
+its own file is not the record any more, and may decide nothing. It may have been stopped while it wrote: so it looks
+again afterwards, and whoever takes over reads once more what was written until the renaming.
+
+A record that is gone, or cannot be read, is one in which nothing was written: what can be made up for comes from the
+nodes. Only its last line may be torn: what that says was never carried out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from chaoskit.control.membership import AnyEvent
-from chaoskit.control.plane import Remember
+from chaoskit.control.events import AnyEvent
+from chaoskit.control.outputs import Remember
 from chaoskit.errors import ChaoskitError
 
 
@@ -21,18 +27,28 @@ class Fenced(ChaoskitError):
     """Another coordinator has taken over."""
 
 
+class Gone(ChaoskitError):
+    """The record was deleted under the coordinator that held it."""
+
+
 class _Header(msgspec.Struct, frozen=True):
-    term: int
+    term: Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
 
 
 class _Line(msgspec.Struct, frozen=True):
     now_s: float
     event: AnyEvent
+    lag_s: float = 0.0
 
 
 _encoder = msgspec.json.Encoder()
 _header_decoder = msgspec.json.Decoder(_Header)
 _line_decoder = msgspec.json.Decoder(_Line)
+_NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class _Damaged(Exception):
+    """What is written there cannot be what a coordinator wrote."""
 
 
 class Record:
@@ -40,40 +56,82 @@ class Record:
 
     Attributes:
         term: number of this coordinator, from 1.
-        memory: what those before it remembered.
+        memory: what it remembers, with what those before it did.
+        damage: why what was written there counts as lost; "" if nothing does.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        before, self.memory = _read(path)
-        self.term = before + 1
-        draft = path.with_suffix(f".{os.getpid()}")
+        self._path, self.damage = path, ""
+        before = term = -1
+        try:
+            before = _open(path)
+            term, self.memory = _read(before)
+        except (OSError, _Damaged) as error:
+            term, self.memory, self.damage = 0, [], f"{path.name} cannot be read: {error}"
+        self._replace(term + 1, before)
+
+    def _replace(self, term: int, before: int) -> None:
+        """Write a record with this ``term`` in the place of the one that ``before`` is open on."""
+        self.term = term
+        draft = self._path.with_suffix(f".{os.getpid()}")
         self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        lines = [_encoder.encode(_Header(self.term)), *map(_encode, self.memory)]
-        _write(self._fd, lines)
+        _write(self._fd, [_encoder.encode(_Header(term)), *map(_encode, self.memory)])
         os.fsync(self._fd)
         self._inode = os.fstat(self._fd).st_ino
-        draft.rename(path)
+        if self._path.is_dir():  # a file can take the place of anything else
+            self._path.rename(self._path.with_suffix(f".{os.getpid()}.aside"))
+        draft.rename(self._path)
+        late: list[Remember] = []
+        with contextlib.suppress(OSError, _Damaged):
+            late = _read(before)[1][len(self.memory) :]
+        if before >= 0:
+            os.close(before)
+        if late:
+            self.append(late)
+
+    def outbid(self, term: int) -> None:
+        """A node knows of a coordinator of this ``term``: have a higher one, if that is not so.
+
+        Raises:
+            Fenced, Gone: as :meth:`check` does.
+        """
+        if term <= self.term:
+            return
+        self.check()
+        os.close(self._fd)
+        self._replace(term + 1, _open(self._path))
 
     def check(self) -> None:
         """Whether this coordinator is still the one: nodes must not be kept by another that decides nothing.
 
         Raises:
             Fenced: if the record belongs to another coordinator by now.
+            Gone: if there is no record any more.
         """
-        if self._path.stat().st_ino != self._inode:
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError as error:
+            raise Gone(f"{self._path.name} of term {self.term} is gone") from error
+        if inode != self._inode:
             raise Fenced(f"term {self.term} is over: another coordinator holds {self._path.name}")
 
     def append(self, entries: list[Remember]) -> None:
-        """Write down; durable when this returns.
+        """Write down; durable, in the record of the run, when this returns.
 
         Raises:
-            Fenced: if the record belongs to another coordinator by now. Nothing that was decided may be carried out.
+            Fenced, Gone: as :meth:`check` does. Nothing that was decided may be carried out.
             OSError: if there is no room. The same holds.
         """
         self.check()
-        _write(self._fd, [_encode(entry) for entry in entries])
-        os.fdatasync(self._fd)
+        end = os.lseek(self._fd, 0, os.SEEK_CUR)
+        try:
+            _write(self._fd, [_encode(entry) for entry in entries])
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, os.lseek(self._fd, end, os.SEEK_SET))  # what is written next begins a line
+            raise
+        self.check()
+        self.memory += entries
 
 
 def _write(fd: int, lines: list[bytes]) -> None:
@@ -83,19 +141,39 @@ def _write(fd: int, lines: list[bytes]) -> None:
 
 
 def _encode(entry: Remember) -> bytes:
-    return _encoder.encode(_Line(entry.now_s, entry.event))
+    return _encoder.encode(_Line(entry.now_s, entry.event, entry.lag_s))
 
 
-def _read(path: Path) -> tuple[int, list[Remember]]:
+def _open(path: Path) -> int:
+    """A descriptor; -1 if there is no record."""
     try:
-        header, *lines = path.read_bytes().split(b"\n")
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
+        return -1
+
+
+def _read(fd: int) -> tuple[int, list[Remember]]:
+    """The term and what is remembered; 0 and nothing if there is no record.
+
+    Raises:
+        _Damaged: if a line cannot be read that is not the last one.
+        OSError: if none can.
+    """
+    if fd < 0:
         return 0, []
-    entries = []
-    for line in lines:
-        try:
-            decoded = _line_decoder.decode(line)
-        except msgspec.DecodeError:
-            break  # torn by the end of its writer: what it says was never carried out
-        entries.append(Remember(decoded.event, decoded.now_s))
-    return _header_decoder.decode(header).term, entries
+    *lines, last = os.pread(fd, os.fstat(fd).st_size, 0).split(b"\n")
+    if not lines:
+        raise _Damaged("it has no header")
+    try:
+        term = _header_decoder.decode(lines[0]).term
+        entries = [_decode(line) for line in lines[1:]]
+    except _NOT_JSON as error:
+        raise _Damaged(str(error)) from error
+    with contextlib.suppress(*_NOT_JSON):  # torn by the end of its writer
+        entries.append(_decode(last))
+    return term, entries
+
+
+def _decode(line: bytes) -> Remember:
+    decoded = _line_decoder.decode(line)
+    return Remember(decoded.event, decoded.now_s, decoded.lag_s)

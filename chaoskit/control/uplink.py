@@ -14,22 +14,32 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from chaoskit import messages, wire
+from chaoskit.control.dialing import dial
 from chaoskit.control.facts import Facts
+from chaoskit.control.lease import Leases
 from chaoskit.errors import Refused
-from chaoskit.messages import AgentHello, EndJob, Welcome
+from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
 
+_CONNECT_S = 10.0
 _RETRY_S = 0.02
-_ANSWER_S = 5.0  # a coordinator that accepts and then says nothing is given up
+#: A node that has slept through its lease may come back within this time, with nothing that could still commit.
+_RETURN_S = 2.0
+_ANSWER_S = 2.0  # a coordinator that accepts and then says nothing is given up
+#: Leases that a silent coordinator has: it may be slow when it is busy, and a new connection is no help then.
+_PATIENCE = 2
+_COORDINATOR = "coordinator"
 
 
 class Uplink:
     """Sends to the coordinator of the moment, and attaches to the next one.
 
+    Silence counts like the end of the connection: a network may lose everything without a word. The connection is kept
+    until there is another one, for a coordinator that was only slow.
+
     Args:
         connection: authenticated and welcomed.
         welcome: what the first coordinator said.
         hello: describes the node as it is now.
-        outage_s: how long a coordinator may be missing.
     """
 
     def __init__(
@@ -39,13 +49,26 @@ class Uplink:
         token: str,
         welcome: Welcome,
         hello: Callable[[], AgentHello],
-        outage_s: float,
     ) -> None:
+        config = welcome.config
         self._connection, self._address, self._token = connection, address, token
-        self._hello, self._outage_s = hello, outage_s
+        self._hello, self._outage_s = hello, config.coordinator_outage_s
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
+        self._leases = Leases(config.heartbeat_ms / 1000, _PATIENCE * config.lease_beats)
+        self._silent = asyncio.Event()
+        self._acknowledged_ns = time.monotonic_ns()
         self.facts = Facts()
+
+    @property
+    def term(self) -> int:
+        """Of the coordinator of the moment, or the last one."""
+        return self._term
+
+    @property
+    def lease_until_ns(self) -> int:
+        """When this node must have ended its workers, unless it is heard again: on CLOCK_MONOTONIC."""
+        return self._acknowledged_ns + int(self._outage_s * 1e9)
 
     def tell(self, message: messages.Message) -> None:
         """Say it to the coordinator, if there is one. What must not be lost is told again to the next."""
@@ -53,47 +76,103 @@ class Uplink:
         if self._writer is not None:
             self._writer.write(wire.encode(message))
 
+    def look(self, now_s: float) -> None:
+        """To be called with every heartbeat: has the coordinator fallen silent?"""
+        if self._leases.expired(now_s):
+            self._silent.set()
+
     async def follow(self) -> AsyncIterator[Any]:
         """Every message of every coordinator, until one ends the job or none is left."""
+        reader: asyncio.StreamReader | None
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        while self._writer is not None:
+        self._begin(time.monotonic_ns())
+        while reader is not None:
             try:
-                while True:
-                    message = await wire.read_message(reader)
+                while (message := await self._next(reader)) is not None:
+                    if isinstance(message, Heard):
+                        self._acknowledge(message.sent_ns)
+                        continue
                     self.facts.note(message)
                     yield message
                     if isinstance(message, EndJob):
                         return
             except (ConnectionError, Refused):
-                writer, self._writer = self._writer, None
-                writer.close()
-            found = await self._attach()
-            if found is None:
-                return
-            reader = found
+                self._hang_up()
+            reader = await self._attach()
+
+    async def _next(self, reader: asyncio.StreamReader) -> Any | None:
+        """The next message; None when the coordinator has been silent for too long."""
+        reading = asyncio.ensure_future(wire.read_message(reader))
+        silence = asyncio.ensure_future(self._silent.wait())
+        try:
+            await asyncio.wait((reading, silence), return_when=asyncio.FIRST_COMPLETED)
+            return await reading if reading.done() else None
+        finally:
+            reading.cancel()
+            silence.cancel()
+
+    def _begin(self, sent_ns: int) -> None:
+        """A coordinator has answered what was sent then."""
+        self._leases.beat(_COORDINATOR, time.monotonic())
+        self._silent.clear()
+        self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
+
+    def _acknowledge(self, sent_ns: int) -> None:
+        if sent_ns > self._acknowledged_ns:  # an answer that the network held back for long says nothing of now
+            self._acknowledged_ns = sent_ns
+            self._leases.beat(_COORDINATOR, time.monotonic())
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     async def _attach(self) -> asyncio.StreamReader | None:
-        """Find the next coordinator; None when there is none for too long."""
-        deadline_s = time.monotonic() + self._outage_s
-        while time.monotonic() < deadline_s:
+        """Find the next coordinator, or the same one again; None when there is none for too long."""
+        deadline_s = max(self.lease_until_ns / 1e9, time.monotonic() + _RETURN_S)
+        while (connection := await dial(self._address, self._token, deadline_s)) is not None:
             try:
-                return await asyncio.wait_for(self._try_attach(), _ANSWER_S)
+                return await asyncio.wait_for(self._introduce(*connection), _ANSWER_S)
             except (OSError, TimeoutError, Refused):
+                connection[1].close()
                 await asyncio.sleep(_RETRY_S)
         sys.stderr.write(f"no coordinator for {self._outage_s:g} s: giving up\n")
         return None
 
-    async def _try_attach(self) -> asyncio.StreamReader:
-        reader, writer = await wire.connect_async(self._address, self._token)
-        try:
-            writer.write(wire.encode(self._hello()))
-            welcome = await wire.read_message(reader)
-            if not isinstance(welcome, Welcome) or welcome.term < self._term:
-                raise Refused("not the coordinator of this term")
-        except BaseException:
-            writer.close()
-            raise
+    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.StreamReader:
+        sent_ns = time.monotonic_ns()
+        writer.write(wire.encode(self._hello()))
+        welcome = await wire.read_message(reader)
+        if not isinstance(welcome, Welcome) or welcome.term < self._term:
+            raise Refused("not the coordinator of this term")
+        self._hang_up()
         self._term, self._writer = welcome.term, writer
+        self._begin(sent_ns)
         for message in self.facts.tell():
             writer.write(wire.encode(message))
         return reader
+
+
+def attach_first(address: tuple[str, int], token: str, hello: AgentHello) -> tuple[socket.socket, Welcome]:
+    """Connect a node that is new, before its agent has an event loop.
+
+    Raises:
+        ConnectionError: if there is no coordinator.
+        Refused: if it does not know the token.
+    """
+    deadline_s = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            connection = wire.connect(address, token, _CONNECT_S)
+            try:
+                wire.send(connection, hello)
+                welcome = wire.receive(connection)
+            except BaseException:
+                connection.close()
+                raise
+            assert isinstance(welcome, Welcome)
+            return connection, welcome
+        except ConnectionError:  # the coordinator ended in this moment: there will be another
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_RETRY_S)

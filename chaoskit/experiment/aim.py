@@ -48,6 +48,11 @@ class Roster:
         """Ranks in the newest membership; 0 before the first."""
         return len(self._plan.members) if self._plan else 0
 
+    @property
+    def places(self) -> dict[int, str]:
+        """Rank -> node, in the newest membership."""
+        return {member.rank: member.node for member in self._plan.members} if self._plan else {}
+
     def holder(self, rank: int | str) -> Holder | None:
         """Whoever has ``rank``, or the role ``most_shards``, and is not known to be lost."""
         if self._plan is None:
@@ -57,6 +62,10 @@ class Roster:
         if member is None or member.worker in self._lost:
             return None
         return Holder(member.worker, member.node, member.rank, member.endpoint.pid)
+
+    def is_lost(self, worker: str) -> bool:
+        """Whether ``worker`` was given up."""
+        return worker in self._lost
 
     def member(self, worker: str) -> Holder | None:
         """``worker``, if it has a rank and is not known to be lost."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.aim import Holder, Roster
-from chaoskit.experiment.plan import Experiment, fault_id
+from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.strike import Strike, Striker
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Arm,
@@ -26,11 +27,11 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.osprocess import is_ending, start_ticks, undisturbed
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-from faults.base import Fault, Target
+from faults.base import Target
 
 Watch = Callable[[Any], None]
 
@@ -42,42 +43,15 @@ _TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is d
 _TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
 
 
-@dataclass
-class Strike:
-    """One planned fault during a run."""
-
-    fault_id: str
-    fault: Fault
-    hook: HookReached | None = None  # said by the rank that waits to be struck
-    hook_s: float = 0.0
-    armed: tuple[str, float] = ("", 0.0)  # the worker that was told during the run where to stop, and when
-    target: Target | None = None
-    effective_ns: int | None = None
-    observed: str = ""
-    missed: str = ""  # why it could not be injected
-    answered: bool = False  # a loss that it caused is known
-    undone: bool = True
-
-    @property
-    def struck(self) -> bool:
-        """Whether its moment has come and gone: it strikes once, whatever is repeated later."""
-        return self.target is not None or bool(self.missed)
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Equal for faults that are due at the same moment."""
-        fault = self.fault
-        return (fault.at_step, fault.phase, fault.after_s, fault.during, fault.recovery)
-
-
-class Conductor:
+class Conductor(Striker):
     """Hears everything, and acts when the moment of a fault has come."""
 
     def __init__(self, experiment: Experiment, cluster: Cluster, journal: Journal, undo: UndoLog, watch: Watch) -> None:
-        self._cluster, self._journal, self._undo, self._watch = cluster, journal, undo, watch
+        super().__init__(experiment.faults, journal)
+        self._cluster, self._undo, self._watch = cluster, undo, watch
+        self._config = experiment.config
         self._roster = Roster()
         self._detections = 0
-        self.strikes = [Strike(fault_id(number), fault) for number, fault in enumerate(experiment.faults)]
 
     def conduct(self, deadline_s: float) -> EndJob | None:
         """Until the job ends; None when the deadline (on the monotonic clock) passed first.
@@ -102,6 +76,7 @@ class Conductor:
             for strike in self.strikes:
                 if strike.target is not None and not strike.missed:
                     strike.fault.again(strike.target, None)
+                    self._note_end(strike, strike.target)
             self._look_for_evidence()
         return None
 
@@ -134,7 +109,7 @@ class Conductor:
 
     def _count_detection(self, lost: WorkerLost, *, had_rank: bool) -> None:
         """The n-th loss that answers a fault is the moment of those that strike after detection."""
-        strike = next((one for one in self.strikes if not one.answered and _explains(one, lost)), None)
+        strike = next((one for one in self.strikes if not one.answered and explains(one, lost)), None)
         if strike is None or not had_rank:
             return
         strike.answered = True
@@ -163,10 +138,7 @@ class Conductor:
         now_s = time.monotonic()
         for strike in self.strikes:
             if strike.hook is not None and not self._awaits_others(strike, now_s):
-                for other in [one for one in self.strikes if one.hook is not None and one.place == strike.place]:
-                    hook, other.hook = other.hook, None
-                    assert hook is not None
-                    self._strike_at_hook(other, hook)
+                self._strike_together([one for one in self.strikes if one.hook and one.place == strike.place])
         begun_s = self._roster.first_commit_s
         for strike in self.strikes:
             after_s = strike.fault.after_s
@@ -189,17 +161,30 @@ class Conductor:
             and other.fault.rank != strike.fault.rank
         )
 
-    def _strike_at_hook(self, strike: Strike, hook: HookReached) -> None:
-        rank = hook.rank
-        worker, pid, tid = hook.worker, hook.pid, hook.tid
+    def _strike_together(self, strikes: list[Strike]) -> None:
+        """At one moment: whoever is struck must not have been seen to go by another one that is."""
+        with undisturbed():
+            struck = [strike for strike in strikes if self._strike_at_hook(strike)]
+        for strike in struck:
+            self._write_down(strike)
+
+    def _strike_at_hook(self, strike: Strike) -> bool:
+        """Whether it was injected."""
+        hook, strike.hook = strike.hook, None
+        assert hook is not None
+        worker, rank, pid, tid = hook.worker, hook.rank, hook.pid, hook.tid
+        if self._roster.is_lost(worker) or is_ending(pid):  # it may be whoever has the rank next
+            self._say(Release(hook.worker, hook.fault, Lever("none")))
+            return False
         if strike.fault.rank == "healer":
             healer = self._roster.member(hook.peer)
-            if healer is None:
+            if healer is None or self._is_doomed(healer):
                 strike.missed = f"the healer {hook.peer} was lost before it could be struck"
                 self._say(Release(hook.worker, hook.fault, Lever("none")))
-                return
+                return False
             worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
-        self._inject(strike, self._target(strike, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker))
+        target = self._target(strike, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker)
+        return self._inject(strike, target)
 
     def _strike_directly(self, strike: Strike, *, missed_if_absent: bool = False) -> None:
         """Strike whoever has the rank now, wherever it stands. Nobody has it: a moment that passes is missed."""
@@ -209,7 +194,9 @@ class Conductor:
                 strike.missed = f"nobody held rank {strike.fault.rank} {strike.fault.moment}"
             return
         worker, pid, step = holder.worker, holder.pid, self._roster.step
-        self._inject(strike, self._target(strike, worker, holder.rank, pid, pid, step, strike.fault.during or ""))
+        target = self._target(strike, worker, holder.rank, pid, pid, step, strike.fault.during or "")
+        if self._inject(strike, target):
+            self._write_down(strike)
 
     def _is_doomed(self, holder: Holder) -> bool:
         """Whether it ends, or was struck a moment ago: the same death must not be evidence of two faults."""
@@ -232,12 +219,14 @@ class Conductor:
     def _target(
         self, strike: Strike, worker: str, rank: int, pid: int, tid: int, step: int, phase: str, waiting: str = ""
     ) -> Target:
+        node = self._roster.node_of(worker)
+        rack = self._config.rack(node)
         return Target(
             cluster=self._cluster,
             undo=self._undo,
             fault_id=strike.fault_id,
             worker=worker,
-            node=self._roster.node_of(worker),
+            node=node,
             rank=rank,
             step=step,
             phase=phase,
@@ -245,70 +234,29 @@ class Conductor:
             tid=tid,
             ticks=start_ticks(pid),
             waiting=waiting,
+            places=self._roster.places,
+            rack=tuple(name for name in self._cluster.nodes if self._config.rack(name) == rack),
+            struck_nodes={node},
         )
 
-    def _inject(self, strike: Strike, target: Target) -> None:
-        strike.target = target
-        target.claim(target.worker)
-        target.injected_ns = target.acted_ns
-        try:
-            strike.fault.inject(target)
-        except OSError as error:
-            strike.missed = f"the target was gone already: {error}"
-            target.pull("none")
-            return
-        self._journal.write(
-            Event.INJECTED,
-            t_ns=target.injected_ns,
-            fault=strike.fault_id,
-            what=str(strike.fault),
-            worker=target.worker,
-            rank=target.rank,
-            step=target.step,
-            phase=target.phase,
-        )
-
-    # -- evidence -------------------------------------------------------------------------------------------------
-
-    def _look_for_evidence(self) -> None:
-        for strike in self.strikes:
-            if strike.target is None or strike.missed or strike.effective_ns is not None:
-                continue
-            observed = strike.fault.observe(strike.target)
-            if observed is not None:
-                strike.effective_ns, strike.observed = time.monotonic_ns(), observed
-                self._journal.write(
-                    Event.EVIDENCE,
-                    t_ns=strike.effective_ns,
-                    fault=strike.fault_id,
-                    level="effective",
-                    observed=observed,
-                )
-
-    def _sum_up(self) -> None:
-        """The last word of faults that act again and again."""
-        for strike in self.strikes:
-            if strike.target is not None and strike.effective_ns is not None:
-                strike.observed = strike.fault.observe(strike.target) or strike.observed
+    # -- after the run --------------------------------------------------------------------------------------------
 
     def look_back(self, records: list[Record]) -> None:
-        """Evidence that is known only after the run: how a target's parent saw it end."""
+        """What is known only after the run: who was struck too late, and how a target's parent saw it end."""
         exits = {record["worker"]: record for record in records if record.event == Event.WORKER_EXITED}
+        ended_ns = min((record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf)
         for strike in self.strikes:
-            if strike.target is None or strike.effective_ns is not None or strike.target.worker not in exits:
+            if strike.target is None or strike.missed:
+                continue
+            if strike.target.injected_ns > ended_ns:
+                strike.missed = "the job had ended"
+            if strike.missed or strike.effective_ns is not None or strike.target.worker not in exits:
                 continue
             record = exits[strike.target.worker]
             strike.target.exited = (record["how"], record["status"])
             observed = strike.fault.observe(strike.target)
             if observed is not None:
                 strike.effective_ns, strike.observed = record.t_ns, observed
-
-    def clean_up(self) -> None:
-        """Put back what the run itself did not."""
-        for strike in self.strikes:
-            if strike.target is not None and not strike.missed:
-                strike.undone = strike.fault.clean_up(strike.target)
-                self._journal.write(Event.UNDONE, fault=strike.fault_id, ok=strike.undone)
 
 
 class _Literal(str):
@@ -320,12 +268,12 @@ class _Literal(str):
         return str(self)
 
 
-def _explains(strike: Strike, lost: WorkerLost) -> bool:
+def explains(strike: Strike, lost: WorkerLost) -> bool:
     """Whether the loss is the doing of the fault."""
     target = strike.target
-    if target is None or strike.missed:
+    if target is None or strike.missed or lost.cause not in strike.fault.leads_to:
         return False
-    return lost.worker in target.claims or (strike.fault.whole_node and lost.node == target.node)
+    return lost.worker in target.claims or (strike.fault.whole_node and lost.node in target.struck_nodes)
 
 
 def _note(target: Target, message: Any) -> None:

@@ -12,13 +12,19 @@ from typing import Any
 
 from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
+from chaoskit.experiment.blackbox import twin as command_twin
+from chaoskit.experiment.blackbox.judge import judge_command
+from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
+from chaoskit.experiment.blackbox.run import CommandRun, execute_command
+from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.planfile import FILE_NAME, save
+from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.run import RawRun, execute
-from chaoskit.experiment.twin import Twin, TwinCache
+from chaoskit.experiment.twin import Interrupted, Twin, TwinCache
+from chaoskit.stacks import LogPatterns
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
 from faults.base import Fault
@@ -41,59 +47,120 @@ class Harness:
         require_writable("report directory", self.directory)
         self._undo = UndoLog()
         self._twins = twins or TwinCache()
+        self._command_twins: dict[str, CommandTwin] = {}
         self._numbers = itertools.count(1)
 
     def run(
-        self, job: str, *, faults: Sequence[Fault] = (), twin: bool = True, watch: Watch | None = None, **plan: Any
+        self,
+        job: str | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        faults: Sequence[Fault] = (),
+        twin: bool = True,
+        watch: Watch | LogPatterns | None = None,
+        **plan: Any,
     ) -> Outcome:
-        """Run ``job`` with ``faults`` and say what happened.
+        """Run ``job``, or ``command``, with ``faults`` and say what happened.
 
         Args:
             job: a reference job, a file, or ``file.py:function``.
+            command: any command instead, such as ``["torchrun", "train.py"]``.
             twin: compare with the unbroken run, which is run first unless it is known.
-            watch: is shown every message of the coordinator, for live views.
-            plan: see :func:`chaoskit.experiment.plan.plan_experiment`.
+            watch: of a job, is shown every message of the coordinator, for live views. Of a command, how its log shows
+                steps and losses.
+            plan: see :func:`chaoskit.experiment.plan.plan_experiment`; of a command,
+                :func:`chaoskit.experiment.blackbox.plan.plan_command`.
 
         Raises:
             BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
         """
-        experiment = plan_experiment(job, faults=faults, **plan)
-        return self.run_planned(experiment, twin=twin, watch=watch)
+        if command is not None:
+            if job is not None:
+                raise BadInput("job", job, "give a job or a command, not both")
+            return self.run_planned(plan_command(command, watch=watch, faults=faults, **plan), twin=twin)
+        if job is None:
+            raise BadInput("job", job, "give a job such as 'gpt', or command=[...]")
+        if isinstance(watch, LogPatterns):
+            raise BadInput("watch", watch, "use LogPatterns with command=[...]: a job tells its steps itself")
+        return self.run_planned(plan_experiment(job, faults=faults, **plan), twin=twin, watch=watch)
 
     def run_planned(
         self,
-        experiment: Experiment,
+        experiment: Planned,
         *,
         twin: bool = True,
         watch: Watch | None = None,
         watch_twin: Watch | None = None,
         port: int = 0,
     ) -> Outcome:
-        """Run what :func:`plan_experiment` made. ``watch_twin`` sees the unbroken run, where one is needed."""
-        reference = self.twin(experiment, watch_twin) if twin else None
+        """Run what was planned. ``watch_twin`` sees the unbroken run, where one is needed.
+
+        Raises:
+            BadInput: before anything is started, also if the substrate cannot do one of the faults.
+        """
+        self._require_able(experiment.faults)
+        if isinstance(experiment, CommandExperiment):
+            unbroken = self._command_twin(experiment, watch_twin) if twin else None
+            return judge_command(self._execute_command(experiment, watch), unbroken, self._substrate.name)
+        reference = self._job_twin(experiment, watch_twin) if twin else None
         run = self._execute(experiment, watch, port)
         return judge(run, reference, self._substrate.name)
 
-    def twin(self, experiment: Experiment, watch: Watch | None = None) -> Twin:
-        """What the experiment would have done unbroken; run now if that is not known yet."""
+    def _require_able(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            if self._substrate.name not in fault.substrates:
+                able = " or ".join(fault.substrates)
+                raise BadInput("faults", str(fault), f"use the substrate {able}: {self._substrate.name} cannot do it")
+
+    def twin(self, experiment: Planned, watch: Watch | None = None) -> Twin | CommandTwin:
+        """What the experiment would have done unbroken; run now if that is not known yet.
+
+        Raises:
+            Interrupted: if a rank was lost by itself, twice in a row. HarnessError: if it did not complete.
+        """
+        if isinstance(experiment, CommandExperiment):
+            return self._command_twin(experiment, watch)
+        return self._job_twin(experiment, watch)
+
+    def _command_twin(self, experiment: CommandExperiment, watch: Watch | None) -> CommandTwin:
+        key = command_twin.key(experiment)
+        if key not in self._command_twins:
+            self._command_twins[key] = CommandTwin.of(self._execute_command(experiment.unbroken(), watch))
+        return self._command_twins[key]
+
+    def _job_twin(self, experiment: Experiment, watch: Watch | None) -> Twin:
         found = self._twins.get(experiment)
         if found is None:
-            found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
+            try:
+                found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
+            except Interrupted:  # machines do fail by themselves; seldom twice
+                found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
             self._twins.put(experiment, found)
         return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int) -> RawRun:
+        directory = self._directory(experiment)
+        return execute(experiment, self._substrate, self._undo, directory, watch=watch or _ignore, port=port)
+
+    def _execute_command(self, experiment: CommandExperiment, watch: Watch | None) -> CommandRun:
+        directory = self._directory(experiment)
+        return execute_command(experiment, self._substrate, self._undo, directory, watch=watch or _ignore)
+
+    def _directory(self, experiment: Planned) -> Path:
+        """A new directory for a run, with its plan."""
         name = "".join(letter if letter.isalnum() else "-" for letter in experiment.name)
         free = (f"{number:03d}" for number in self._numbers if not any(self.directory.glob(f"{number:03d}-*")))
         directory = self.directory / f"{next(free)}-{name[:60]}"  # journals are appended to: never a used one
         with contextlib.suppress(BadInput):  # a fault of the user's own whose fields have no JSON form
             save(experiment, directory / FILE_NAME)
-        return execute(
-            experiment, self._substrate, self._undo, directory, watch=watch or (lambda message: None), port=port
-        )
+        return directory
 
     def close(self) -> None:
         """Forget what is not wanted any more. The substrate is closed by whoever made it."""
         self._undo.close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _ignore(message: Any) -> None:
+    """Nobody looks."""

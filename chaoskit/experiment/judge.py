@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.conductor import Strike
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
+from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties, summary
 from chaoskit.experiment.run import RawRun
-from chaoskit.experiment.timeline import Incident, Timeline
+from chaoskit.experiment.strike import Strike
+from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
 from faults.base import Target
@@ -31,11 +30,12 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
     checks = [
         _completed(run, history),
-        *(_fault_check(strike) for strike in run.strikes),
+        *(fault_check(strike) for strike in run.strikes),
         _recovered(run, incidents, recoveries),
+        _lost_steps(history, run.experiment.max_lost_steps),
         _one_history(history, digests, config.reduction),
         _samples(ledger, history, twin),
-        _false_alarms([f"{alarm['worker']}: {alarm['cause']} ({alarm['detail']})" for alarm in alarms]),
+        _false_alarms([alarm_in_words(alarm) for alarm in alarms]),
     ]
     if twin is not None:
         checks.append(_losses(history, twin, config.reduction))
@@ -66,60 +66,34 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         twin_weights_digest=twin.weights_digest if twin else None,
         environment=environment(),
         directory=str(run.directory),
-        settings=_settings(config),
+        settings=_settings(run.experiment),
     )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def _settings(experiment: Experiment) -> dict[str, Any]:
     """What was chosen for this run, and is not a field of the outcome itself."""
+    config, most = experiment.config, experiment.max_lost_steps
     told = {"job", *Outcome.__struct_fields__}
     default = RunConfig(job=config.job)
     chosen = {field: getattr(config, field) for field in config.__struct_fields__ if field not in told}
-    return {field: value for field, value in chosen.items() if value != getattr(default, field)}
-
-
-def environment() -> dict[str, str]:
-    """What a reader must know to compare numbers."""
-    return {
-        "chaoskit": version("chaoskit"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-    }
+    other = {field: value for field, value in chosen.items() if value != getattr(default, field)}
+    return other | ({"max_lost_steps": most} if most else {})
 
 
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
 def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
-    target = strike.target
-    record = FaultRecord(
-        fault=str(strike.fault),
-        kind=strike.fault.kind,
-        rank=strike.fault.rank if isinstance(strike.fault.rank, int) else None,
-        step=strike.fault.at_step,
-        phase=strike.fault.phase if strike.fault.at_step is not None else strike.fault.during,
-        moment=strike.fault.moment,
-        state=_state(strike),
-        undone=strike.undone,
-    )
-    if target is None or strike.missed:
-        return record
-
-    def seconds(t_ns: int) -> float:
-        return (t_ns - run.started_ns) / 1e9
-
-    record.rank = target.rank
-    record.injected_s = seconds(target.injected_ns)
-    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=_stood(target))]
-    if strike.effective_ns is not None:
-        record.evidence.append(Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed))
-    for incident in incidents:
-        if incident.strike is strike:
-            felt = Evidence(level="impactful", at_s=seconds(incident.detected.t_ns), observed=timeline.impact(incident))
-            record.evidence.append(felt)
-    return record
+    felt = [
+        Evidence(
+            level="impactful",
+            at_s=(incident.detected.t_ns - run.started_ns) / 1e9,
+            observed=timeline.impact(incident),
+        )
+        for incident in incidents
+        if incident.strike is strike
+    ]
+    return fault_record(strike, run.started_ns, _stood, felt)
 
 
 def _stood(target: Target) -> str:
@@ -132,34 +106,7 @@ def _stood(target: Target) -> str:
     return f"{who} stood in {target.phase} of step {target.step}"
 
 
-def _state(strike: Strike) -> str:
-    if not strike.undone:
-        return "undo failed"
-    if strike.target is None or strike.missed:
-        return "not fired"
-    return "confirmed" if strike.effective_ns is not None else "not observed"
-
-
-def _fault_check(strike: Strike) -> Check:
-    name, state = f"evidence of {strike.fault}", _state(strike)
-    if state == "confirmed":
-        return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
-    if state == "undo failed":
-        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit janitor`")
-    if state == "not fired":
-        detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
-        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
-    return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")
-
-
 # -- checks -------------------------------------------------------------------------------------------------------
-
-
-def _check(name: str, problems: list[str], fine: str) -> Check:
-    if not problems:
-        return Check(name=name, verdict=Verdict.PASSED, detail=fine)
-    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
 
 
 def _completed(run: RawRun, history: History) -> Check:
@@ -170,32 +117,40 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append(run.end.reason)
     elif run.experiment.steps is not None and len(history.steps) != run.experiment.steps:
         problems.append(f"{len(history.steps)} of {run.experiment.steps} steps were finished")
-    return _check("training completed", problems, f"{len(history.steps)} steps")
+    elif not any(record.event == Event.FINISHED for record in run.records):
+        problems.append("no rank wrote down how it ended")
+    return check("training completed", problems, f"{len(history.steps)} steps")
 
 
 def _recovered(run: RawRun, incidents: list[Incident], recoveries: list[Recovery]) -> Check:
     over = run.end is not None and run.end.ok  # then an incident without a later step hit the last one
     missing = 0 if over else len(incidents) - len(recoveries)
     problems = [f"no step was finished after {missing} of {len(incidents)} incidents"] if missing else []
-    return _check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
+    return check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
+
+
+def _lost_steps(history: History, most: int) -> Check:
+    lost = history.repeated_steps()
+    problems = [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"] if lost > most else []
+    return check("committed steps kept", problems, f"{lost} lost, beside the step in flight")
 
 
 def _one_history(history: History, digests: set[str], reduction: str) -> Check:
     problems = history.violations(reduction)
     if len(digests) > 1:
         problems.append(f"ranks ended with {len(digests)} different sets of weights")
-    return _check("one committed history", problems, "each step once, with one result on every rank")
+    return check("one committed history", problems, "each step once, with one result on every rank")
 
 
 def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
     problems = [f"missing: {item}" for item in ledger.missing] + [f"repeated: {item}" for item in ledger.repeated]
     if twin is not None and not problems and history.samples_digest() != twin.samples_digest:
         problems.append("other samples, or another order, than the unbroken run")
-    return _check("every sample exactly once", problems, f"{ledger.samples} samples in {ledger.steps} steps")
+    return check("every sample exactly once", problems, f"{ledger.samples} samples in {ledger.steps} steps")
 
 
 def _false_alarms(alarms: list[str]) -> Check:
-    return _check("no false alarm", alarms, "every detection belongs to a fault")
+    return check("no false alarm", alarms, "every detection belongs to a fault")
 
 
 def _losses(history: History, twin: Twin, reduction: str) -> Check:
@@ -207,8 +162,8 @@ def _losses(history: History, twin: Twin, reduction: str) -> Check:
         if len(losses) != len(twin.losses):
             wrong.append(min(len(losses), len(twin.losses)))
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
-        return _check(name, problems, f"{len(losses)} losses, bit for bit")
-    return _check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
+        return check(name, problems, f"{len(losses)} losses, bit for bit")
+    return check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
 
 
 _FLOAT32_DRIFT = 1e-5  # largest relative difference that another order of float32 sums explains over short runs
@@ -228,4 +183,4 @@ def _weights(digests: set[str], twin: Twin, reduction: str) -> Check:
     if reduction != "exact":
         return Check(name=name, verdict=Verdict.PASSED, detail="not claimed for reduction='fast'")
     problems = [] if digests == {twin.weights_digest} else ["SHA-256 of the weights differs"]
-    return _check(name, problems, f"SHA-256 {twin.weights_digest[:16]}")
+    return check(name, problems, f"SHA-256 {twin.weights_digest[:16]}")

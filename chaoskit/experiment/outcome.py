@@ -56,15 +56,19 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None  # text of the injected fault, None when nothing was injected (a false alarm)
     injected_s: float
     generation: int
-    world: int  # ranks in the first generation after the fault
+    world: int  # ranks in the first generation after the fault; 0 where that is not known
     spans: list[PhaseSpan]
     seconds: float  # injected -> first committed step
-    full_strength_seconds: float | None  # injected -> first committed step at the full world; None if never
+    full_strength_seconds: float | None  # injected -> first committed step at the full world; None if never, or unknown
     step_seconds: float  # median step time before the fault, for scale
 
 
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed step. ``seconds`` is the time since the step before it was committed."""
+    """One committed step. ``seconds`` is the time since the step before it was committed.
+
+    Of a command, all that is known of a step is what its log shows: the time is that of the last line about it, the
+    generation counts how often the training has begun again, and the world is not known (0).
+    """
 
     step: int
     loss: float | None  # None: the batch was skipped
@@ -96,7 +100,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     """Everything one run showed.
 
     ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
-    ``claimed`` is False where a test judges the run by itself: then its verdict says nothing about recovery.
+    ``ledger`` and ``false_alarms`` are None where nothing is known of them: of a command, a black box. ``claimed`` is
+    False where a test judges the run by itself: then its verdict says nothing about recovery.
     """
 
     name: str
@@ -116,9 +121,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     faults: list[FaultRecord] = []
     recoveries: list[Recovery] = []
     checks: list[Check] = []
-    ledger: Ledger
+    ledger: Ledger | None
     lost_steps: int
-    false_alarms: int = 0
+    false_alarms: int | None = 0
     weights_digest: str | None = None
     twin_weights_digest: str | None = None
     environment: dict[str, Any] = {}
@@ -152,10 +157,13 @@ class Outcome(msgspec.Struct, kw_only=True):
         """
         if self.twin_losses is None:
             raise AssertionError(f"{self.name}: there is no twin to compare with; run with twin=True")
-        for step, (mine, theirs) in enumerate(zip(self.losses, self.twin_losses, strict=False)):
-            if repr(mine) != repr(theirs):
+        losses = {point.step: point.loss for point in self.steps}
+        for step, theirs in enumerate(self.twin_losses):
+            mine = losses.get(step)
+            if step <= max(losses, default=-1) and repr(mine) != repr(theirs):
                 raise AssertionError(f"{self.name}: loss of step {step} is {mine!r}, the unbroken run's is {theirs!r}")
-        if len(self.losses) != len(self.twin_losses):
-            raise AssertionError(f"{self.name}: {len(self.losses)} steps, the unbroken run has {len(self.twin_losses)}")
+        steps = max(losses, default=-1) + 1
+        if steps != len(self.twin_losses):
+            raise AssertionError(f"{self.name}: {steps} steps, the unbroken run has {len(self.twin_losses)}")
         if self.weights_digest != self.twin_weights_digest:
             raise AssertionError(f"{self.name}: all losses are equal, but the final weights are not")

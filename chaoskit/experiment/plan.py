@@ -28,6 +28,7 @@ class Experiment:
         job: as the user named it.
         steps: of the job, where its options say so.
         deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
+        max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Experiment:
     faults: tuple[Fault, ...]
     steps: int | None
     deadline_s: float
+    max_lost_steps: int = 0
 
     def triggers(self) -> tuple[Trigger, ...]:
         """Where ranks stop and wait: of the faults for which that can be said before the run."""
@@ -61,6 +63,7 @@ def plan_experiment(
     options: dict[str, Any] | None = None,
     faults: Sequence[Fault] = (),
     deadline_s: float | None = None,
+    max_lost_steps: int = 0,
     **settings: Any,
 ) -> Experiment:
     """Check and assemble an experiment.
@@ -71,6 +74,7 @@ def plan_experiment(
         options: further options of the job's train function.
         faults: what to break.
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
+        max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
         settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``.
 
     Raises:
@@ -99,13 +103,16 @@ def plan_experiment(
         deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
     elif not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
-    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s)
+    if not max_lost_steps >= 0:
+        raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
+    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
 
 
 def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tuple[Fault, ...]:
     """Check the faults, and draw the ranks of those that name a role from the run's seed and the fault's place."""
     for fault in faults:
         fault.validate(nodes=config.nodes, steps=steps)
+        fault.require(config)
         if reason := fault.unavailable():
             raise BadInput("faults", str(fault), f"leave it out on this machine: {reason}")
     if faults and all(fault.during is not None for fault in faults):

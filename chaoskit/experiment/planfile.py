@@ -3,9 +3,14 @@
     {"version": 1, "job": "gpt", "steps": 24, "options": {"size": "tiny"},
      "settings": {"nodes": 3, "seed": 7}, "faults": [{"kind": "Kill", "rank": 2, "at_step": 5}]}
 
+A command stands in place of the job, with what finds steps and losses in its log:
+
+    {"version": 1, "command": ["torchrun", "train.py"], "watch": {"step": "step (\\d+)"}, "settings": {"nodes": 2},
+     "faults": [{"kind": "Kill", "rank": 1, "at_step": 5}]}
+
 A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default
-changes. What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment`: a file is
-checked like any other input.
+changes. What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment` or
+:func:`plan_command`: a file is checked like any other input.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,7 +26,9 @@ import msgspec
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
 from faults.base import Fault
 
@@ -29,16 +36,23 @@ FILE_NAME = "plan.json"
 VERSION = 1
 
 _SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name != "job")
+_COMMAND_SETTINGS = ("nodes", "ranks", "seed", "working_directory")
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no words for them
+
+#: What can be run: a job, or a command.
+Planned = Experiment | CommandExperiment
 
 
 class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
-    job: str
+    job: str = ""
+    command: list[str] | None = None
+    watch: dict[str, Any] | None = None
     name: str = ""
     steps: int | None = None
     options: dict[str, Any] = {}
     deadline_s: float | str | None = None
+    max_lost_steps: int = 0
     settings: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
 
@@ -46,28 +60,48 @@ class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def encode(experiment: Experiment) -> bytes:
+def encode(experiment: Planned) -> bytes:
     """``experiment`` as JSON. Equal experiments give equal bytes.
 
     Raises:
         BadInput: if a field of a fault has no JSON form.
     """
+    plan = _command_plan(experiment) if isinstance(experiment, CommandExperiment) else _job_plan(experiment)
+    absent = ("command", "watch") if plan.command is None else ("job", "steps", "options")
+    told = {name: value for name, value in msgspec.to_builtins(plan).items() if name not in absent}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
+
+
+def _command_plan(experiment: CommandExperiment) -> _PlanFile:
+    return _PlanFile(
+        version=VERSION,
+        command=list(experiment.command),
+        watch=asdict(experiment.watch),
+        name=experiment.name,
+        deadline_s=_spelled(experiment.deadline_s),
+        max_lost_steps=experiment.max_lost_steps,
+        settings={name: getattr(experiment, name) for name in _COMMAND_SETTINGS},
+        faults=[_plain(fault) for fault in experiment.faults],
+    )
+
+
+def _job_plan(experiment: Experiment) -> _PlanFile:
     options = dict(experiment.config.job.options)
     steps = options.pop("steps") if experiment.steps is not None else None
-    plan = _PlanFile(
+    return _PlanFile(
         version=VERSION,
         job=_job_name(experiment.config.job),
         name=experiment.name,
         steps=steps,
         options=options,
         deadline_s=_spelled(experiment.deadline_s),
+        max_lost_steps=experiment.max_lost_steps,
         settings={name: getattr(experiment.config, name) for name in _SETTINGS},
         faults=[_plain(fault) for fault in experiment.faults],
     )
-    return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
 
-def save(experiment: Experiment, path: Path) -> Path:
+def save(experiment: Planned, path: Path) -> Path:
     """Write ``experiment`` to ``path``; a reader sees the old file or the new one, never a part.
 
     Raises:
@@ -107,8 +141,8 @@ def _spelled(value: Any) -> Any:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Experiment:
-    """The experiment in the file ``path``. A relative job file is looked up beside it, then in the working directory.
+def load(path: Path) -> Planned:
+    """The experiment in the file ``path``. Relative Python files are looked up beside it first.
 
     Raises:
         BadInput: naming the field and the file, if it cannot be read or holds no plan that could be run.
@@ -123,11 +157,43 @@ def load(path: Path) -> Experiment:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
 
 
-def _decode(data: bytes, directory: Path) -> Experiment:
+def _decode(data: bytes, directory: Path) -> Planned:
     plan = _parse(data)
+    if (plan.command is None) == (not plan.job):
+        raise BadInput("job", plan.job or None, "give a job or a command, one of them")
+    settings = _SETTINGS if plan.command is None else _COMMAND_SETTINGS
     for name, value in plan.settings.items():
-        if name not in _SETTINGS:
-            raise BadInput(f"settings.{name}", value, f"use one of {', '.join(_SETTINGS)}")
+        if name not in settings:
+            raise BadInput(f"settings.{name}", value, f"use one of {', '.join(settings)}")
+    if plan.command is None:
+        return _job(plan, directory)
+    for field, given in (("steps", plan.steps), ("options", plan.options)):
+        if given:
+            raise BadInput(field, given, "leave it out: a command has none")
+    return plan_command(
+        [_located(argument, directory) for argument in plan.command],
+        watch=_patterns(plan.watch),
+        name=plan.name,
+        faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
+        deadline_s=_deadline(plan.deadline_s),
+        max_lost_steps=plan.max_lost_steps,
+        **plan.settings,
+    )
+
+
+def _patterns(watch: dict[str, Any] | None) -> LogPatterns | None:
+    known = [item.name for item in fields(LogPatterns)]
+    for name, value in (watch or {}).items():
+        if name not in known:
+            raise BadInput(f"watch.{name}", value, f"use one of {', '.join(known)}")
+    if watch is not None and "step" not in watch:
+        raise BadInput("watch.step", None, r"give the pattern of a step, such as step (\d+)")
+    return LogPatterns(**watch) if watch is not None else None
+
+
+def _job(plan: _PlanFile, directory: Path) -> Experiment:
+    if plan.watch is not None:
+        raise BadInput("watch", plan.watch, "use it with a command: a job tells its steps itself")
     return plan_experiment(
         _located(plan.job, directory),
         name=plan.name,
@@ -135,6 +201,7 @@ def _decode(data: bytes, directory: Path) -> Experiment:
         options=plan.options,
         faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
         deadline_s=_deadline(plan.deadline_s),
+        max_lost_steps=plan.max_lost_steps,
         **plan.settings,
     )
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from chaoskit.experiment.conductor import Conductor, Strike, Watch
+from chaoskit.experiment.conductor import Conductor, Watch
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event
 
 
 @dataclass
@@ -30,7 +33,21 @@ class RawRun:
     @cached_property
     def records(self) -> list[Record]:
         """Every journal record, by time. Read on demand: a launch of many days never asks."""
-        return read_journals(self.directory / "journal")
+        return told_once(read_journals(self.directory / "journal"))
+
+
+def told_once(records: Iterable[Record]) -> list[Record]:
+    """``records``, with each loss once: two coordinators may tell of the same one. A worker is lost once at most."""
+    losses: set[object] = set()
+    kept = []
+    for record in records:
+        if record.event in (Event.DETECTED, Event.NODE_LOST):
+            loss = record.get("worker") or (record.get("node"), record.t_ns)
+            if loss in losses:
+                continue
+            losses.add(loss)
+        kept.append(record)
+    return kept
 
 
 def execute(
@@ -74,6 +91,6 @@ def execute(
         deadline_passed=end is None,
         strikes=conductor.strikes,
     )
-    if any(strike.target is not None and strike.effective_ns is None for strike in run.strikes):
+    if any(strike.target is not None for strike in run.strikes):
         conductor.look_back(run.records)
     return run

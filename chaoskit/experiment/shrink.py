@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.minimise import minimise
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.planfile import encode, save
+from chaoskit.experiment.planfile import Planned, encode, save
 from chaoskit.experiment.proportion import repeats_for
 from chaoskit.experiment.simpler import simpler, with_faults
 from chaoskit.vocabulary import Verdict
@@ -29,7 +29,7 @@ _FAILURES_WANTED = 3  # of the original, to know how often it fails
 _ATTEMPTS = 10  # after as many runs without a failure, it does not fail
 
 Symptoms = frozenset[str]
-Run = Callable[[Experiment, float], Symptoms]
+Run = Callable[[Planned, float], Symptoms]
 Tell = Callable[[str], None]
 
 
@@ -50,7 +50,7 @@ class Shrunk:
         complete: whether the search came to its end within its budget; if so, nothing simpler was found to fail.
     """
 
-    experiment: Experiment
+    experiment: Planned
     symptoms: Symptoms
     failures: int
     trials: int
@@ -67,7 +67,7 @@ class _Trials:
         self._deadline_s, self._runs_max = now_s() + budget_s, runs_max
         self.runs = 0
 
-    def __call__(self, experiment: Experiment) -> Symptoms:
+    def __call__(self, experiment: Planned) -> Symptoms:
         if self._now_s() >= self._deadline_s or self.runs >= self._runs_max:
             raise BudgetSpent
         self.runs += 1
@@ -75,7 +75,7 @@ class _Trials:
 
 
 def shrink(
-    experiment: Experiment,
+    experiment: Planned,
     run: Run,
     *,
     budget_s: float,
@@ -112,7 +112,7 @@ def shrink(
     return Shrunk(best, symptoms, failures, tried, repeats, trials.runs, complete)
 
 
-def _reproduce(experiment: Experiment, trials: _Trials, tell: Tell) -> tuple[Symptoms, int, int]:
+def _reproduce(experiment: Planned, trials: _Trials, tell: Tell) -> tuple[Symptoms, int, int]:
     symptoms: Symptoms = frozenset()
     failures = tried = 0
     try:
@@ -125,11 +125,14 @@ def _reproduce(experiment: Experiment, trials: _Trials, tell: Tell) -> tuple[Sym
     return symptoms, failures, tried
 
 
-def describe(experiment: Experiment) -> str:
+def describe(experiment: Planned) -> str:
     """``2 faults, 3 nodes, 1 spare, 14 steps``."""
-    config = experiment.config
-    counts = [(len(experiment.faults), "fault"), (config.nodes, "node"), (config.spares, "spare")]
-    counts += [(experiment.steps, "step")] if experiment.steps is not None else []
+    if isinstance(experiment, CommandExperiment):
+        counts = [(len(experiment.faults), "fault"), (experiment.nodes, "node")]
+    else:
+        config = experiment.config
+        counts = [(len(experiment.faults), "fault"), (config.nodes, "node"), (config.spares, "spare")]
+        counts += [(experiment.steps, "step")] if experiment.steps is not None else []
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
 
 
@@ -145,7 +148,7 @@ def symptoms_of(outcome: Outcome) -> Symptoms:
 def real_run(harness: Harness, *, twin: bool = True) -> Run:
     """Runs candidates with ``harness``, and breaks a run off when the time is over."""
 
-    def run(experiment: Experiment, deadline_s: float) -> Symptoms:
+    def run(experiment: Planned, deadline_s: float) -> Symptoms:
         def watch(message: Any) -> None:
             if time.monotonic() >= deadline_s:
                 raise BudgetSpent
@@ -161,7 +164,7 @@ def real_run(harness: Harness, *, twin: bool = True) -> Run:
 
 
 def shrink_to_file(
-    harness: Harness, experiment: Experiment, path: Path, *, budget_s: float, twin: bool = True, tell: Tell = print
+    harness: Harness, experiment: Planned, path: Path, *, budget_s: float, twin: bool = True, tell: Tell = print
 ) -> Shrunk:
     """Shrink by real runs, write the smallest plan to ``path``, and tell how to run it.
 

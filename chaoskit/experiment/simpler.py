@@ -8,7 +8,9 @@ from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.planfile import Planned
 from faults import Fault, Kill
 from faults.survival import rank_of, reach, step_of, survivable
 
@@ -18,17 +20,19 @@ _STEPS_AFTER = 2  # the last fault needs a step in which to show, and one after 
 _EARLIEST = {"Hang": 5}
 
 
-def with_faults(experiment: Experiment, faults: Sequence[Any]) -> Experiment:
+def with_faults(experiment: Planned, faults: Sequence[Any]) -> Planned:
     """The same experiment with some of its faults."""
     return replace(experiment, faults=tuple(faults))
 
 
-def simpler(experiment: Experiment) -> Iterator[Experiment]:
-    """Experiments to try in place of this one, the boldest first.
+def simpler(experiment: Planned) -> Iterator[Planned]:
+    """Experiments to try in place of this one, the boldest first. Of a command, only faults can be left out.
 
     Each is simpler in one respect and in none less simple, so repeated use ends. A plan that must be survived is only
     replaced by plans that must be survived: else every search would end at a run that lost everything.
     """
+    if isinstance(experiment, CommandExperiment):
+        return
     must_survive = _survivable(experiment)
     for changes in _changes(experiment):
         try:
@@ -51,6 +55,7 @@ def _changed(experiment: Experiment, **changes: Any) -> Experiment:
         "faults": experiment.faults,
         "name": experiment.name,
         "deadline_s": experiment.deadline_s,
+        "max_lost_steps": experiment.max_lost_steps,
     }
     return plan_experiment(experiment.job, **{**plan, **settings, **changes})
 

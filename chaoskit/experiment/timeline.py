@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from chaoskit.experiment import bounds
-from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
 from faults.base import Target
 
 _OVERLAP_NS = 2_000_000_000
-_NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT)
+_NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class Timeline:
 
         Corrupt data can be noticed by who receives it, and be the fault of who sent it.
         """
+        if record.event == Event.RECORD_LOST:
+            return None  # no fault takes it away
         for worker in (record["worker"], *record.get("sources", ())):
             if found := self._striker(worker, record):
                 return found
@@ -68,6 +70,8 @@ class Timeline:
             target = strike.target
             if target is None or strike.missed or (strike.fault.blameless and record.event == Event.DETECTED):
                 continue
+            if _cause(record) not in strike.fault.leads_to:
+                continue
             acted_ns = target.claims.get(worker)
             if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
                 acted_ns = target.injected_ns
@@ -76,11 +80,11 @@ class Timeline:
         return None
 
     def _was_there(self, worker: str, target: Target) -> bool:
-        """Whether ``worker`` was started on the target's node before the last act on that."""
+        """Whether ``worker`` was started on a node that was struck before the last act on that."""
         return any(
             record.event == Event.WORKER_STARTED
             and record["worker"] == worker
-            and record.source == target.node
+            and record.source in target.struck_nodes
             and record.t_ns <= target.acted_ns
             for record in self._records
         )
@@ -227,6 +231,11 @@ class Timeline:
         return None
 
 
+def _cause(record: Record) -> str:
+    """Why somebody is given up, or would be."""
+    return str(record["cause"]) if record.event == Event.DETECTED else str(record.event)
+
+
 def _is_alarm(record: Record, struck: bool) -> bool:
     """Whether a notice that belongs to no fault is a false alarm.
 
@@ -235,7 +244,14 @@ def _is_alarm(record: Record, struck: bool) -> bool:
     """
     if record.event == Event.CORRUPT:
         return not (record["verdict"] == "undecided" and struck)
-    return record.event == Event.DETECTED
+    return record.event in (Event.DETECTED, Event.RECORD_LOST)
+
+
+def alarm_in_words(alarm: Record) -> str:
+    """Who gave a false alarm, and why."""
+    if alarm.event == Event.RECORD_LOST:
+        return f"{alarm['node'] or alarm.source}: the coordinator's record was lost ({alarm['detail']})"
+    return f"{alarm['worker']}: {alarm['cause']} ({alarm['detail']})"
 
 
 def _once(alarms: list[Record]) -> list[Record]:
@@ -243,7 +259,7 @@ def _once(alarms: list[Record]) -> list[Record]:
     first: dict[object, Record] = {}
     for alarm in alarms:
         step = alarm["step"] if alarm.event == Event.CORRUPT else id(alarm)
-        first.setdefault((alarm["worker"], step), alarm)
+        first.setdefault((alarm.get("worker"), step), alarm)
     return list(first.values())
 
 

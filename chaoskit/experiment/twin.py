@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -14,45 +16,90 @@ import chaoskit
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.properties import Trace, check_properties
 from chaoskit.experiment.run import RawRun
-from chaoskit.vocabulary import Event
+from chaoskit.runtime.sources import source_digest
+from chaoskit.vocabulary import Event, Verdict
+
+_FORM = 3  # of what is kept: raised when twins of before must not be used any more
+_STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
+
+
+class Interrupted(HarnessError):
+    """A run that was meant to be unbroken lost something by itself."""
 
 
 class Twin(msgspec.Struct, frozen=True):
-    """What an unbroken run did. ``losses``: by step from 0, None where a batch was skipped."""
+    """What an unbroken run did.
+
+    Attributes:
+        losses: by step from 0, None where a batch was skipped.
+        sources: path -> digest of the user's code that it imported.
+    """
 
     losses: list[float | None]
     weights_digest: str
     samples_digest: str
+    sources: dict[str, str] = {}
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
         """The twin that ``run`` is.
 
         Raises:
-            HarnessError: if the run was not unbroken.
+            Interrupted: if something was lost in it, however well the runtime came back from that.
+            HarnessError: if the run was not completed.
         """
-        history = History(run.records)
-        digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
-        if run.end is None or not run.end.ok or len(digests) != 1:
+        history, job = History(run.records), run.experiment.job
+        if run.end is None or not run.end.ok:
             reason = run.end.reason if run.end else "deadline"
-            raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {reason}")
-        return cls(history.losses(), digests.pop(), history.samples_digest())
+            raise HarnessError(f"the unbroken run of {job} did not complete: {reason}")
+        if problems := interruptions(run, history):
+            remedy = f"look into {run.directory}, and run it again on a machine at rest"
+            raise Interrupted(f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}")
+        ends = [record for record in run.records if record.event == Event.FINISHED]
+        digests = {record["weights_digest"] for record in ends}
+        if len(digests) != 1:
+            raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
+        sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
+        return cls(history.losses(), digests.pop(), history.samples_digest(), sources)
+
+
+def interruptions(run: RawRun, history: History) -> list[str]:
+    """What shows that ``run`` was not unbroken, in words: losses, new memberships, properties that do not hold."""
+    trace = Trace(run, history, [])
+    found = [
+        f"{record.event} {record.get('worker', record.source)}: {record.get('cause', '')} {record.get('detail', '')}"
+        for record in trace.of(*_STIRS)
+        if record.t_ns < trace.end_ns
+    ]
+    changes = sum(before != after for before, after in pairwise(trace.members.values()))  # the same may begin again
+    found += [f"its members changed {changes} times"] if changes else []
+    ledger = history.ledger(run.experiment.config.shard_count)
+    found += [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
+    found += [check.detail for _, check in check_properties(trace) if check.verdict != Verdict.PASSED]
+    return found[:3]
 
 
 class TwinCache:
-    """Twins on disk, under a key of all that their numbers depend on."""
+    """Twins on disk, under a key of all that their numbers depend on and that is known before a run.
+
+    The files that a job imports are known after it: they are kept with the twin, and compared when it is wanted again.
+    Data that a job reads, and its environment variables, are not known at all: who changes these must change an option.
+    """
 
     def __init__(self, directory: Path | None = None) -> None:
         base = os.environ.get("XDG_CACHE_HOME")
         self._directory = directory or (Path(base) if base else Path.home() / ".cache") / "chaoskit" / "twins"
 
     def get(self, experiment: Experiment) -> Twin | None:
-        """The twin of ``experiment``, if it was run before."""
+        """The twin of ``experiment``, if it was run before with the code of today."""
         try:
-            return msgspec.json.decode(self._path(experiment).read_bytes(), type=Twin)
+            twin = msgspec.json.decode(self._path(experiment).read_bytes(), type=Twin)
+            changed = any(source_digest(Path(path)) != digest for path, digest in twin.sources.items())
         except (OSError, msgspec.MsgspecError):
             return None
+        return None if changed else twin
 
     def put(self, experiment: Experiment, twin: Twin) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -66,16 +113,26 @@ class TwinCache:
 
 
 def _key(experiment: Experiment) -> str:
-    """Changes with the job's code, its options, the run's numerics, our runtime, torch, Python and the processor."""
-    config = experiment.config
+    """Changes with the job, its options and folder, the run's numerics, our runtime, what is installed, the machine.
+
+    The job's file is in it by its place: a copy elsewhere imports, and may read, what lies beside it there.
+    """
+    config, job = experiment.config, experiment.config.job
     world = config.nodes if config.reduction == "fast" else 0
     numbers = (config.seed, config.shard_count, config.reduction, config.device, config.nonfinite, world)
-    digest = hashlib.sha256(repr((config.job.function, sorted(config.job.options.items()), numbers)).encode())
-    digest.update(repr((version("torch"), platform.python_version(), _processor())).encode())
+    place = str(Path(job.path).resolve())
+    digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
+    digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
     runtime = Path(next(iter(chaoskit.__path__))) / "runtime"
-    for path in (*sorted(Path(config.job.path).parent.glob("*.py")), *sorted(runtime.glob("*.py"))):
+    for path in (*sorted(Path(job.path).parent.glob("*.py")), *sorted(runtime.glob("*.py"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _installed() -> list[str]:
+    """Names and versions of all distributions, as their folders bear them: a job may compute with any of them."""
+    folders = (path for entry in {*sys.path} for path in Path(entry).glob("*.*-info"))
+    return sorted({path.name for path in folders})
 
 
 def _processor() -> str:

@@ -92,7 +92,7 @@ def _armed(kind: type[Fault]) -> str:
 
 def _example(kind: type[Fault]) -> str:
     """With the quotes that formatters want."""
-    return kind.example.format(fault=str(kind(**kind.sample)).replace("'", '"'))
+    return kind.example.format(name=kind.__name__, fault=str(kind(**kind.sample)).replace("'", '"'))
 
 
 def _description(kind: type[Fault]) -> str:
@@ -103,7 +103,9 @@ def _description(kind: type[Fault]) -> str:
 
 
 def _parameters(kind: type[Fault]) -> list[dict[str, Any]]:
-    meanings = {**_meanings(Fault), **_meanings(kind)}
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        meanings |= _meanings(base) if issubclass(base, Fault) else {}
     parameters = []
     for item in fields(kind):
         required = item.default is MISSING
@@ -120,7 +122,7 @@ def _parameters(kind: type[Fault]) -> list[dict[str, Any]]:
 
 
 def _meanings(kind: type[Fault]) -> dict[str, str]:
-    """What the docstring's ``Args:`` says about each parameter."""
+    """What the docstring's ``Args:`` says about each parameter. Bases say what they bring themselves."""
     _, _, section = (inspect.getdoc(kind) or "").partition("Args:\n")
     found: dict[str, str] = {}
     name = ""

@@ -22,7 +22,7 @@ from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
 from chaoskit.report.summary import duration, number, plural
-from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
@@ -92,30 +92,40 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
 
 
 def launch(
-    job: str, console: Console, *, directory: Path | None, port: int, options: dict[str, Any], **settings: Any
+    job: str,
+    console: Console,
+    *,
+    directory: Path | None,
+    port: int,
+    options: dict[str, Any],
+    substrate: str = choice.LOCAL,
+    **settings: Any,
 ) -> Launched:
     """Train until the job ends.
 
     Args:
+        substrate: name of the one where the nodes come from.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
-    require_free_port("port", "127.0.0.1", port)
+    if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
+        require_free_port("port", "127.0.0.1", port)
+    choice.require(substrate)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
     progress = Progress(time.monotonic(), steps=experiment.steps)
     config = experiment.config
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
     view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
-    substrate, undo = LocalSubstrate(), UndoLog()
+    place, undo = choice.make(substrate), UndoLog()
     try:
         with view.shown():
-            execute(experiment, substrate, undo, directory, watch=view.watch, port=port)
+            execute(experiment, place, undo, directory, watch=view.watch, port=port)
     finally:
-        substrate.close()
+        place.close()
         undo.close()
     return _result(experiment, progress, directory)
 

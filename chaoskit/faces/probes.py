@@ -25,7 +25,7 @@ import psutil
 
 from chaoskit.osprocess import Starvation
 from chaoskit.runtime.board import Board
-from chaoskit.substrate import cgroup, undo
+from chaoskit.substrate import abilities, cgroup, docker_daemon, docker_janitor, undo
 
 _PYTHON_LEAST = (3, 11)
 _TORCH_LEAST = (2, 9)
@@ -255,13 +255,46 @@ def memfd() -> Finding:
 
 def control_groups() -> list[Finding]:
     """Whether a process may be put into a group of its own, for each controller that a fault uses."""
-    return [_control_group(controller) for controller in ("cpu", "memory")]
+    return [_control_group(controller) for controller in ("cpu", "memory", "pids", "io", "freezer")]
 
 
 def _control_group(controller: str) -> Finding:
     reason, number = cgroup.unavailable(controller), cgroup.version(controller)
     remedy = "run as root, or delegate the controller (systemd: Delegate=yes)"
     return _judged(f"cgroup {controller}", not reason, reason or f"v{number}, groups can be made", remedy)
+
+
+def networks() -> list[Finding]:
+    """What the substrate netns needs: networks of their own for nodes, and the means to break them."""
+    lacking = abilities.namespaces()
+    how = "this user may make them" if abilities.privileged() else "a user namespace gives the rights to make them"
+    remedy = "run as root, or allow user namespaces (sysctl user.max_user_namespaces); install util-linux"
+    found = [_judged("network namespaces", not lacking, lacking or how, remedy)]
+    if lacking:
+        return found
+    reason = abilities.rules()
+    remedy = "install nftables, on a kernel with nf_tables: packets are dropped, refused and doubled by its rules"
+    found.append(_judged("nftables", not reason, reason or "rules can be added", remedy))
+    netem, reason = "netem" in abilities.disciplines(), abilities.delays()
+    means = "by netem" if netem else "by NFQUEUE and a process of ours: the kernel has no netem"
+    remedy = "load sch_netem, or install iptables on a kernel with NFQUEUE"
+    found.append(_judged("packet delays", not reason, reason or means, remedy))
+    reason = abilities.rates()
+    return [*found, _judged("link rates", not reason, reason or "by HTB", "load sch_htb")]
+
+
+def containers() -> Finding:
+    """What the substrate docker needs. No container is made for this."""
+    reason = docker_daemon.unavailable()
+    remedy = "start a Docker daemon on this machine, be root, and pip install 'chaoskit[docker]'"
+    return _judged("docker", not reason, reason or f"a daemon at {docker_janitor.endpoint()}, and rights", remedy)
+
+
+def disks() -> Finding:
+    """Whether something can be wrong with the disk of a node, and of no other."""
+    reason = abilities.disks()
+    remedy = "run as root on a kernel with FUSE, and install libfuse3 (Debian: libfuse3-3)"
+    return _judged("disks that fail", not reason, reason or "by FUSE, in the mount namespace of the node", remedy)
 
 
 # -- resources ----------------------------------------------------------------------------------------------------
@@ -349,6 +382,9 @@ PROBES: tuple[Probe, ...] = (
     memfd,
     starvation,
     control_groups,
+    networks,
+    containers,
+    disks,
     cores,
     memory,
     shared_memory,

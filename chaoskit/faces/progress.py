@@ -1,4 +1,4 @@
-"""What an observer of a run knows of it: pure state, fed with the coordinator's messages."""
+"""What an observer of a run knows of it: pure state, fed with what the coordinator, or a command's log, says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chaoskit.experiment.blackbox.conduct import Shown, Struck
 from chaoskit.messages import (
     Beat,
     EndJob,
@@ -84,6 +85,7 @@ class Progress:
         self.end: EndJob | None = None
         self.nodes = self.spares_wanted = 0
         self.plan: Plan | None = None
+        self.running: int | None = None  # nodes on which a command still runs; None of a job
         self.beats: dict[str, Beat] = {}
         self.ready: set[str] = set()
         self.done: set[str] = set()
@@ -148,8 +150,10 @@ class Progress:
                 return self._lose(message, now_s)
             case WorkerFailed(worker, error):
                 self.culprit, self.error = worker, error
-            case HookReached(fault=fault):
+            case HookReached(fault=fault) | Struck(fault):
                 return self._strike(fault)
+            case Shown():
+                self._log(message, now_s)
             case WorkerDone(worker, step, digest):
                 self.done.add(worker)
                 self.step, self.weights_digest = max(self.step, step), digest
@@ -163,6 +167,14 @@ class Progress:
         self._struck.add(fault)
         number = int(fault.removeprefix("fault"))
         return [("bad", f"{self._faults[number] if number < len(self._faults) else fault} strikes")]
+
+    def _log(self, shown: Shown, now_s: float) -> None:
+        """What the log of a command shows: the number of a step, not how many there were."""
+        self.running, self.nodes = shown.running, shown.nodes
+        if shown.step is not None and (not self._steps or shown.step > self.step):
+            self.step, self.training_since_s = shown.step, self.training_since_s or now_s
+            self._steps.append((now_s, self.step))
+        self.loss = math.nan if shown.loss is None else shown.loss
 
     # -- what happens to the world --------------------------------------------------------------------------------
 

@@ -16,15 +16,14 @@ from chaoskit.config import require_writable
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.planfile import encode, load
+from chaoskit.experiment.planfile import Planned, encode, load
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.experiment.shrink import HARNESS_ERROR, Shrunk, describe, shrink_to_file
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View
 from chaoskit.report.store import encode_outcome, write_outcome
 from chaoskit.report.summary import VERDICT_STYLES, number, plural, render_summary
-from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate import choice
 from chaoskit.vocabulary import Verdict
 
 MINIMAL = "minimal.json"
@@ -48,7 +47,7 @@ class Replayed(msgspec.Struct, kw_only=True):
     errors: list[str]
 
 
-def open_plan(file: Path, *, times: int, budget_s: float) -> Experiment:
+def open_plan(file: Path, *, times: int, budget_s: float) -> Planned:
     """The experiment in ``file``, to be run ``times`` times or shrunk for ``budget_s``.
 
     Raises:
@@ -62,9 +61,10 @@ def open_plan(file: Path, *, times: int, budget_s: float) -> Experiment:
 
 
 @contextmanager
-def _harness(directory: Path) -> Iterator[Harness]:
+def _harness(experiment: Planned, name: str, directory: Path) -> Iterator[Harness]:
+    """``name``: of the substrate; "" for the cheapest one that can do the faults."""
     require_writable("report", directory)
-    substrate = LocalSubstrate()
+    substrate = choice.make(name or choice.for_all(fault.substrates for fault in experiment.faults))
     try:
         harness = Harness(substrate, directory)
         try:
@@ -75,8 +75,13 @@ def _harness(directory: Path) -> Iterator[Harness]:
         substrate.close()
 
 
-def replay(experiment: Experiment, console: Console, directory: Path, *, times: int, twin: bool) -> Replayed:
+def replay(
+    experiment: Planned, console: Console, directory: Path, *, times: int, twin: bool, substrate: str = ""
+) -> Replayed:
     """Run ``experiment`` ``times`` times. Of several runs, one that breaks the harness does not stop the others.
+
+    Args:
+        substrate: name of the one to run it on; "" for the cheapest one that can do the faults.
 
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: the only run, or the
@@ -84,7 +89,7 @@ def replay(experiment: Experiment, console: Console, directory: Path, *, times: 
     """
     outcomes: list[Outcome] = []
     errors: list[str] = []
-    with _harness(directory) as harness:
+    with _harness(experiment, substrate, directory) as harness:
         if twin:
             _run_twin(harness, experiment, console)
         for turn in range(1, times + 1):
@@ -107,13 +112,13 @@ def replay(experiment: Experiment, console: Console, directory: Path, *, times: 
     )
 
 
-def _run_twin(harness: Harness, experiment: Experiment, console: Console) -> None:
+def _run_twin(harness: Harness, experiment: Planned, console: Console) -> None:
     view = View(f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), console)
     with view.shown():
         harness.twin(experiment, view.watch)
 
 
-def _run(harness: Harness, experiment: Experiment, console: Console, turn: str, *, twin: bool) -> Outcome:
+def _run(harness: Harness, experiment: Planned, console: Console, turn: str, *, twin: bool) -> Outcome:
     progress = Progress(time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults)))
     view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, console)
     with view.shown():
@@ -145,7 +150,9 @@ def frequency(result: Replayed) -> str:
     return f"failed {result.failed} of {plural(runs, 'run')}: {interval}{besides}"
 
 
-def shrink(experiment: Experiment, console: Console, directory: Path, *, budget_s: float, twin: bool) -> Shrunk:
+def shrink(
+    experiment: Planned, console: Console, directory: Path, *, budget_s: float, twin: bool, substrate: str = ""
+) -> Shrunk:
     """Shrink ``experiment`` and write the smallest plan that fails to ``minimal.json`` in ``directory``.
 
     Raises:
@@ -155,7 +162,7 @@ def shrink(experiment: Experiment, console: Console, directory: Path, *, budget_
     def tell(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
-    with _harness(directory) as harness:
+    with _harness(experiment, substrate, directory) as harness:
         tell(f"shrinking {describe(experiment)}, for at most {number(budget_s)} s")
         return shrink_to_file(harness, experiment, directory / MINIMAL, budget_s=budget_s, twin=twin, tell=tell)
 

@@ -137,6 +137,12 @@ def _note_line(note: Note) -> Text:
 
 def _facts(progress: Progress, now_s: float) -> list[Text]:
     """The state of the run in a few words each, the most wanted first."""
+    if progress.running is not None:
+        facts = [Text(f"step {progress.step}" if progress.training_since_s else "no step yet")]
+        facts += [Text(f"loss {progress.loss:.4g}")] if math.isfinite(progress.loss) else []
+        rate = progress.steps_per_s(now_s)
+        facts += [Text(f"{number(rate)} steps/s")] if rate is not None else []
+        return [*facts, Text(f"running on {progress.running} of {plural(progress.nodes, 'node')}")]
     if progress.plan is None:
         wanted = progress.nodes + progress.spares_wanted
         ready = f"{len(progress.ready)} of {plural(wanted, 'worker')} ready" if wanted else "starting processes"

@@ -24,7 +24,7 @@ from chaoskit.vocabulary import Verdict
 EVIDENCE_LEVELS = ("armed", "effective", "impactful")
 VERDICT_MARKS = {Verdict.PASSED: "✓", Verdict.FAILED: "✕", Verdict.UNKNOWN: "?", Verdict.ERROR: "!"}
 
-_LOSS_HEIGHT, _TIME_HEIGHT, _WORLD_HEIGHT = 200, 48, 48
+_LOSS_HEIGHT, _TIME_HEIGHT, _WORLD_HEIGHT, _AXIS = 200, 48, 48, 30
 
 
 def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -89,7 +89,10 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
         "curves": _curves(outcome) if outcome.steps else [],
         "shown": _shown(outcome),
         "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
-        "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")],
+        "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")]
+        if outcome.ledger
+        else [],
+        "absent_strength": summary.absent_strength(outcome),
         "journals": _journal_link(outcome.directory, page_directory),
         "island": _island(outcome),
     }
@@ -108,6 +111,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
     }
+    facts = {name: value for name, value in facts.items() if value not in ("", None)}
     if ours:
         relation = "" if not twin else " = twin" if ours == twin else f" ≠ twin {twin[:12]}"
         facts["weights"] = f"{ours[:12]}{relation}"
@@ -164,7 +168,7 @@ def _shown(outcome: Outcome) -> dict[str, bool]:
     losses = [point.loss for point in outcome.steps]
     return {
         "generations": len({point.generation for point in outcome.steps}) > 1,
-        "skipped": None in losses,
+        "skipped": outcome.ledger is not None and None in losses,
         "difference": (match := summary.match_losses(outcome)) is not None and match.first is not None,
         "nonfinite": any(loss is not None and not math.isfinite(loss) for loss in losses),
     }
@@ -184,10 +188,16 @@ def _curves(outcome: Outcome) -> list[_Curve]:
     worlds = " → ".join(str(world) for world, _ in groupby(point.world for point in outcome.steps))
     loss_words = f"Loss by step over the unbroken twin: {summary.loss_sentence(outcome)}"
     world_words = f"World size by step: {shorten(worlds, 200, placeholder=' …')}"
+    curves = []
+    if outcome.ledger is not None or any(point.loss is not None for point in outcome.steps):
+        curves.append(_curve("loss", _LOSS_HEIGHT, loss_words, _loss(outcome, steps)))
+    times, time_words = _step_time(outcome, steps), "Seconds between commits, by step"
+    if not any(point.world for point in outcome.steps):
+        return [*curves, _curve("seconds", _TIME_HEIGHT, time_words, times + _step_axis(steps, _TIME_HEIGHT), _AXIS)]
     return [
-        _curve("loss", _LOSS_HEIGHT, loss_words, _loss(outcome, steps)),
-        _curve("seconds between commits", _TIME_HEIGHT, "Seconds between commits, by step", _step_time(outcome, steps)),
-        _curve("world size", _WORLD_HEIGHT, world_words, _world(outcome, steps), 30),
+        *curves,
+        _curve("seconds between commits", _TIME_HEIGHT, time_words, times),
+        _curve("world size", _WORLD_HEIGHT, world_words, _world(outcome, steps), _AXIS),
     ]
 
 
@@ -216,7 +226,8 @@ def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = 
 
 def _loss(outcome: Outcome, steps: Scale) -> Markup:
     run = [(point.step, point.loss) for point in outcome.steps]
-    twin = list(enumerate(outcome.twin_losses or ()))
+    # what neither run has is a step that a log leaves out, and no gap
+    twin = [one for one in enumerate(outcome.twin_losses or ()) if one[1] is not None or outcome.ledger is not None]
     finite = [loss for _, loss in run + twin if loss is not None and math.isfinite(loss)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
@@ -228,7 +239,7 @@ def _loss(outcome: Outcome, steps: Scale) -> Markup:
             svg.polyline(_segments(twin, steps, losses), _LOSS_HEIGHT, "twin", 6),
             svg.polyline(_segments(run, steps, losses), _LOSS_HEIGHT, "run", 1.5),
             _generations(outcome, steps, losses),
-            _odd_losses(outcome.steps, steps),
+            _odd_losses(outcome.steps, steps) if outcome.ledger is not None else Markup(""),
             _first_difference(outcome, steps),
         ]
     )
@@ -306,10 +317,14 @@ def _world(outcome: Outcome, steps: Scale) -> Markup:
         corners.append((steps(first), worlds(world)))
     corners.append((steps(outcome.steps[-1].step), corners[-1][1]))
     ticks = [tick for tick in svg.nice_ticks(0, top, 2) if tick == int(tick)]
-    step_ticks = [tick for tick in svg.nice_ticks(steps.knots[0][0], steps.knots[-1][0], 10) if tick == int(tick)]
-    axis = [svg.label(f"{tick:g}", steps(tick), _WORLD_HEIGHT + 15, text_anchor="middle") for tick in step_ticks]
-    marks = [svg.vertical(steps(tick), _WORLD_HEIGHT, _WORLD_HEIGHT + 4, "axis") for tick in step_ticks]
-    caption = svg.label("training step", 50, _WORLD_HEIGHT + 29, text_anchor="middle")
     line = svg.polyline([corners], _WORLD_HEIGHT, "run", 1.5)
     windows = _windows(outcome, steps, _WORLD_HEIGHT)
-    return Markup("").join([windows, svg.horizontal_grid(ticks, worlds), line, *marks, *axis, caption])
+    return Markup("").join([windows, svg.horizontal_grid(ticks, worlds), line, _step_axis(steps, _WORLD_HEIGHT)])
+
+
+def _step_axis(steps: Scale, height: float) -> Markup:
+    """Below the last curve."""
+    ticks = [tick for tick in svg.nice_ticks(steps.knots[0][0], steps.knots[-1][0], 10) if tick == int(tick)]
+    labels = [svg.label(f"{tick:g}", steps(tick), height + 15, text_anchor="middle") for tick in ticks]
+    marks = [svg.vertical(steps(tick), height, height + 4, "axis") for tick in ticks]
+    return Markup("").join([*marks, *labels, svg.label("training step", 50, height + 29, text_anchor="middle")])

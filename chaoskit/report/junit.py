@@ -27,7 +27,7 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
         ("nodes", str(outcome.nodes)),
         ("seed", str(outcome.seed)),
         ("lost_steps", str(outcome.lost_steps)),
-        ("false_alarms", str(outcome.false_alarms)),
+        *([] if outcome.false_alarms is None else [("false_alarms", str(outcome.false_alarms))]),
         ("losses", loss_sentence(outcome)),
         *_recovery_properties(outcome),
         *_fault_properties(outcome),

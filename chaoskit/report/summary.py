@@ -65,6 +65,11 @@ def slowest_full_strength(outcome: Outcome) -> float | None:
     return max(known) if known and len(known) == len(times) else None
 
 
+def absent_strength(outcome: Outcome) -> str:
+    """What stands in place of that time: nothing where nobody knows how large the world was."""
+    return "never" if any(recovery.world for recovery in outcome.recoveries) else "–"
+
+
 def confirmed(outcome: Outcome) -> str:
     """How many of the planned faults are proved to have taken effect: ``2/3``."""
     if not outcome.faults:
@@ -107,7 +112,7 @@ def loss_sentence(outcome: Outcome) -> str:
     """In words, how the losses compare with the twin's."""
     match = match_losses(outcome)
     if match is None:
-        return "no twin to compare with"
+        return "no twin to compare with" if outcome.ledger else "no losses to compare"
     if match.compared == 0:
         return "no step in common with the twin"
     counted = f"{match.equal} of {match.compared} losses bit-equal to the twin"
@@ -188,7 +193,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
             Text.assemble(outcome.name, *_secondary(outcome)),
             confirmed(outcome),
             duration(recovery.seconds if recovery else None),
-            duration(slowest_full_strength(outcome), "never" if outcome.recoveries else "–"),
+            duration(slowest_full_strength(outcome), absent_strength(outcome)),
             str(outcome.lost_steps),
             short_match(outcome),
         )
@@ -234,13 +239,13 @@ def _indented(block: RenderableType, columns: int) -> Padding:
 
 
 def _recovery_title(recovery: Recovery) -> Text:
-    full = duration(recovery.full_strength_seconds, "never")
-    after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}"
+    full = f", full strength {duration(recovery.full_strength_seconds, 'never')}" if recovery.world else ""
+    after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}" if recovery.world else ""
     return Text.assemble(
         recovery.cause,
         "" if recovery.fault else ", nothing was injected: a false alarm",
-        (f" ({after})", "dim"),
-        f"\nfirst good step {duration(recovery.seconds)}, full strength {full}",
+        (f" ({after})" if after else "", "dim"),
+        f"\nfirst good step {duration(recovery.seconds)}{full}",
         (f" (step before: {duration(recovery.step_seconds)})", "dim"),
     )
 

@@ -23,7 +23,21 @@ _COPY_PAUSE_S = 0.0005
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 
-_PID, _TID, _PHASE, _SINCE, _REHEARSAL, _GENERATION, _RANK, _STEP, _COMMITS, _LOSS, _COPYING, _COPIED = range(12)
+(
+    _PID,
+    _TID,
+    _PHASE,
+    _SINCE,
+    _REHEARSAL,
+    _GENERATION,
+    _RANK,
+    _STEP,
+    _COMMITS,
+    _LOSS,
+    _COPYING,
+    _COPIED,
+    _LEASE,
+) = range(13)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -102,6 +116,11 @@ class Board:
         while self._slots[_COPYING] and self._slots[_COPIED] < step and time.monotonic() < deadline_s:
             time.sleep(_COPY_PAUSE_S)
 
+    @property
+    def lease_over(self) -> bool:
+        """Whether the node has not been heard by a coordinator for so long that others may train in its place."""
+        return 0 < self._slots[_LEASE] < time.monotonic_ns()
+
     # -- agent ------------------------------------------------------------------------------------------------
 
     def await_death(self) -> None:
@@ -109,6 +128,10 @@ class Board:
         result = _libc.pthread_mutex_lock(self._latch)
         if result not in (0, errno.EOWNERDEAD):
             raise OSError(result, os.strerror(result))
+
+    def lease(self, until_ns: int) -> None:
+        """The worker may commit until then, on CLOCK_MONOTONIC."""
+        self._slots[_LEASE] = until_ns
 
     def copying(self, wanted: bool) -> None:
         """Whether the agent makes copies of what this worker commits, so that it may be waited for."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _WORD_BYTES = 8
@@ -37,6 +39,17 @@ def slice_checksum(tensors: Iterable[Tensor], part: int, parts: int) -> int:
             if start < last and first < stop
         ]
     )
+
+
+def row_checksums(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each row of words. Not 0 for a row of zeros, as one that never arrived is."""
+    return rows @ np.arange(1, 2 * rows.shape[1], 2) + _ALL_ZERO
+
+
+def wrong_rows(rows: NDArray[np.int64]) -> list[int]:
+    """Those whose last word is not the checksum of the words before it."""
+    found: list[int] = (row_checksums(rows[:, :-1]) != rows[:, -1]).nonzero()[0].tolist()
+    return found
 
 
 def _size(tensor: Tensor) -> int:

@@ -8,19 +8,27 @@ from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Phase
 
 
-def declare_compilations(board: Board) -> None:
-    """Show every compilation of this process as a long phase, and afterwards the phase that it interrupted."""
-    from torch._dynamo.callback import callback_handler
+class Compilations:
+    """Shows every compilation of this process as a long phase, and afterwards the phase that it interrupted."""
 
-    interrupted: list[Phase] = []
+    def __init__(self, board: Board) -> None:
+        from torch._dynamo.callback import callback_handler
 
-    def begin(*_: Any) -> None:
-        interrupted.append(board.phase)
-        board.enter(Phase.LONG)
+        self._board, self._handler = board, callback_handler
+        self._interrupted: list[Phase] = []
+        self.watch()
 
-    def end(*_: Any) -> None:
-        if interrupted:
-            board.enter(interrupted.pop())
+    def watch(self) -> None:
+        """Make sure to hear of compilations: ``torch.compiler.reset()`` forgets who wants to. Costs next to nothing."""
+        if self._begin not in self._handler.start_callbacks:
+            self._handler.register_start_callback(self._begin)
+        if self._end not in self._handler.end_callbacks:
+            self._handler.register_end_callback(self._end)
 
-    callback_handler.register_start_callback(begin)
-    callback_handler.register_end_callback(end)
+    def _begin(self, *_: Any) -> None:
+        self._interrupted.append(self._board.phase)
+        self._board.enter(Phase.LONG)
+
+    def _end(self, *_: Any) -> None:
+        if self._interrupted:
+            self._board.enter(self._interrupted.pop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from chaoskit.config import RunConfig
 from chaoskit.journal import Journal
@@ -28,3 +29,4 @@ class WorkerContext:
     share: Callable[[Replica], Endpoint]  # start to serve the state to peers
     ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken
     token: str
+    disk: Path

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from chaoskit.runtime.checksums import row_checksums, wrong_rows
 from chaoskit.runtime.collective import Work
 from chaoskit.runtime.gradients import ALIGNMENT
 from chaoskit.runtime.reducer import Buffers, Contribution, CorruptSegment, Reduced, Reducer, World
@@ -40,7 +42,7 @@ class ExactReducer(Reducer):
 
     def _allocate(self) -> Buffers:
         # One subtree a rank needs less than one gradient's worth to receive into.
-        tails = torch.zeros(self.shard_count, self._flags_at + self.shard_count, dtype=torch.int64)
+        tails = torch.zeros(self.shard_count, self._flags_at + self.shard_count + 1, dtype=torch.int64)
         return Buffers(self.layout.allocate(), self.layout.allocate(), tails.to(self.layout.device))
 
     @property
@@ -53,7 +55,8 @@ class ExactReducer(Reducer):
 
     @property
     def _flags_at(self) -> int:
-        """A tail: the sidecar's bits, the checksum of a segment, whether it is finite, a flag for each subtree."""
+        """A tail: the sidecar's bits, the checksum of a segment, whether it is finite, a flag for each subtree, and
+        the checksum of all that."""
         return self.sidecar_size + 2
 
     def _plan(self, world: World) -> None:
@@ -149,7 +152,8 @@ class ExactReducer(Reducer):
         return self._read(tails)
 
     def _verify(self, tails: Tensor) -> None:
-        """Compare every segment with its maker's checksum; this rank's own, too: others have a copy of it."""
+        """Compare every tail and segment with its maker's checksum; this rank's own, too: others have a copy of it."""
+        unread = wrong_rows(tails.numpy())
         words = [
             torch.stack(
                 [
@@ -160,8 +164,8 @@ class ExactReducer(Reducer):
             for rank in range(len(tails))
         ]
         wrong = (torch.stack(words).cpu() != tails[:, self.sidecar_size]).nonzero().flatten().tolist()
-        if wrong:
-            raise CorruptSegment(wrong, self._sidecars(tails))
+        if wrong or unread:
+            raise CorruptSegment(sorted({*wrong, *unread}), self._sidecars(tails), unread)
 
     def _sidecars(self, tails: Tensor) -> Tensor:
         return tails[:, : self.sidecar_size].clone().view(torch.float64)
@@ -169,16 +173,20 @@ class ExactReducer(Reducer):
     def _tail(self, probe: Probe, sidecar: Tensor) -> Tensor:
         """What this rank tells all others. Contributions are looked at only if their sum is not finite."""
         finite = probe.surely_finite() or all(all_finite(plan.segment) for plan in self._plans)
-        flags = torch.zeros(self.shard_count, dtype=torch.int64)
+        size, flags_at = self.sidecar_size, self._flags_at
+        tail = np.zeros(flags_at + self.shard_count + 1, dtype=np.int64)
+        tail[:size] = sidecar.numpy().view(np.int64)
+        tail[size], tail[size + 1] = probe.checksum(), finite
         if not finite:
             for inputs in self._inputs:
                 for subtree, piece in inputs.items():
-                    flags[subtree.lo] |= not all_finite(piece)
-        return torch.cat([sidecar.view(torch.int64), torch.tensor([probe.checksum(), finite]), flags])
+                    tail[flags_at + subtree.lo] |= not all_finite(piece)
+        tail[-1:] = row_checksums(tail[None, :-1])
+        return torch.from_numpy(tail)
 
     def _read(self, tails: Tensor) -> Reduced:
         size, flags_at = self.sidecar_size, self._flags_at
-        flagged = tails[:, flags_at:].any(dim=0).tolist()
+        flagged = tails[:, flags_at:-1].any(dim=0).tolist()
         return Reduced(
             gradients=self._gradients(),
             sidecars=self._sidecars(tails),

@@ -6,14 +6,16 @@ is under suspicion is committed.
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from chaoskit.errors import JobFailed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.crosscheck import CrossCheck
 from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.integrity import Integrity
+from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
@@ -23,6 +25,14 @@ from chaoskit.vocabulary import Event
 _STRIKES = 3  # a rank that was wrong so often, though never twice in a row, is replaced, too
 
 
+class _Doubt(NamedTuple):
+    """A result that was not finite on this rank, and nobody knows yet why."""
+
+    formation: Formation
+    step: int
+    t_ns: int
+
+
 class Inquiry:
     """The rounds of one rank. ``round``: the one under way, in which the user's block computes for it alone."""
 
@@ -30,16 +40,21 @@ class Inquiry:
         self._worker, self._replica, self._guard, self._integrity = worker, replica, guard, integrity
         self.round: Audit | CrossCheck | None = None
         self._opened = 0  # in this formation, by all of its members
-        self._strikes: Counter[str] = Counter()
+        self._strikes = Mistakes()
+        self._doubt: _Doubt | None = None
 
     def enter(self) -> None:
         """A new formation: what was under way in the old one is void."""
         self.round, self._opened = None, 0
+        if self._doubt is not None and self._replica.step > self._doubt.step:
+            self._others_were_fine()
 
     # -- what gives reason to ask -------------------------------------------------------------------------------
 
     def open_audit(self, formation: Formation, reduced: Reduced) -> None:
-        """Somebody's gradients are not finite. Have each guilty shard computed again by an innocent rank."""
+        """Somebody's gradients, or their sum, are not finite. Have each guilty shard computed again by an innocent
+        rank."""
+        self._doubt = None
         self.round = audit = Audit.open(reduced, formation.plan)
         self._opened += 1
         for owner, shards in audit.guilty.items():
@@ -58,6 +73,7 @@ class Inquiry:
         Raises:
             JobFailed: if the ranks contradict each other, and nobody can tell who is right.
         """
+        self._others_were_fine()
         if suspicion := examine(seals):
             verdict = "rank" if suspicion.ranks else "undecided"
             self._note(formation, suspicion.what, suspicion.involved, verdict)
@@ -74,13 +90,27 @@ class Inquiry:
         return True
 
     def received(self, formation: Formation, error: CorruptSegment, seals: Sequence[Seal]) -> None:
-        """This rank lacks the gradient that others have and must not commit. Who cannot send, or read, is accused."""
+        """This rank lacks what others have and must not commit. Who cannot send, or read, is accused."""
         members = formation.plan.members
         sources = [members[rank].worker for rank in error.ranks]
-        self._note(formation, "received gradient", (formation.me.rank,), "transfer", sources=sources)
-        self._integrity.distrust(error, formation.plan)
-        if guilty := blamed([seal.complaint - 1 for seal in seals]):
+        self._note(formation, f"received {error.what}", (formation.me.rank,), "transfer", sources=sources)
+        self._integrity.distrust(sources, self._replica.step)
+        if guilty := blamed([seal.complaint - 1 for seal in seals], error.unread):
             self.accuse(formation, guilty, "corrupt", "received data")
+
+    def doubts(self, formation: Formation) -> None:
+        """The sum is not finite on this rank, and none of those that were added is to blame."""
+        if self._doubt is None or self._doubt.step != self._replica.step:
+            self._doubt = _Doubt(formation, self._replica.step, time.monotonic_ns())
+
+    def _others_were_fine(self) -> None:
+        """The step of the doubt had a finite sum: what this rank received had been damaged on its way."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is None or self._replica.step < doubt.step:  # of a state that was lost
+            return
+        me = doubt.formation.me
+        self._note(doubt.formation, "received gradient", (me.rank,), "transfer", sources=[me.worker], since=doubt)
+        self._integrity.distrust([me.worker], doubt.step)
 
     # -- what comes of it ---------------------------------------------------------------------------------------
 
@@ -121,8 +151,8 @@ class Inquiry:
             raise self._hopeless(f"two ranks computed different gradients of shard {result.shards[0]}, twice")
         for rank in result.ranks:
             worker = formation.plan.members[rank].worker
-            self._strikes[worker] += 1
-            if self._strikes[worker] >= _STRIKES:
+            self._strikes.add([worker], self._replica.step)
+            if self._strikes.count(worker, self._replica.step) >= _STRIKES:
                 self.accuse(formation, (rank,), "corrupt", f"{_STRIKES} gradients")
 
     def accuse(
@@ -137,14 +167,22 @@ class Inquiry:
         return JobFailed(f"silent corruption at step {self._replica.step}: {what}, and no vote can decide; {remedy}")
 
     def _note(
-        self, formation: Formation, what: str, ranks: Sequence[int], verdict: str, sources: Sequence[str] = ()
+        self,
+        formation: Formation,
+        what: str,
+        ranks: Sequence[int],
+        verdict: str,
+        *,
+        sources: Sequence[str] = (),
+        since: _Doubt | None = None,
     ) -> None:
-        step, generation = self._replica.step, formation.plan.generation
+        step, t_ns = (since.step, since.t_ns) if since is not None else (self._replica.step, None)
         for rank in ranks:
             self._worker.journal.write(
                 Event.CORRUPT,
+                t_ns=t_ns,
                 step=step,
-                generation=generation,
+                generation=formation.plan.generation,
                 what=what,
                 worker=formation.plan.members[rank].worker,
                 rank=rank,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from chaoskit.config import RunConfig
 from chaoskit.messages import Plan
 from chaoskit.runtime.checksums import checksum, join, slice_checksum
-from chaoskit.runtime.reduction import CorruptSegment
+from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
 
 _PATIENCE = 2  # as much corrupt data from one sender is no accident
-_MEMORY_STEPS = 100  # after as many clean steps it is forgotten
 
 
 class Integrity:
@@ -30,8 +28,7 @@ class Integrity:
         self._heir_until = 0  # the step by which every slice of a copied state will have been compared
         self._gradient = 0
         self._shards: dict[int, int] = {}
-        self._distrust: Counter[str] = Counter()
-        self._distrust_step = 0
+        self._distrust = Mistakes()
 
     # -- what changes -------------------------------------------------------------------------------------------
 
@@ -42,8 +39,6 @@ class Integrity:
         self._gradient = (grad_sum or 1) if late else 0
         if world == 2 and self._config.state_hash_steps:
             self._after_step, self._after = step, self._state_slice()
-        if step > self._distrust_step + _MEMORY_STEPS:
-            self._distrust.clear()
 
     def adopted(self) -> None:
         """The state is a peer's now."""
@@ -59,10 +54,9 @@ class Integrity:
         if shard == audited_shard(self._replica.step, self._config.audit_every, self._config.shard_count):
             self._shards[shard] = checksum(gradients)
 
-    def distrust(self, error: CorruptSegment, plan: Plan) -> None:
-        """This rank received corrupt data."""
-        self._distrust.update(plan.members[rank].worker for rank in error.ranks)
-        self._distrust_step = self._replica.step
+    def distrust(self, workers: Iterable[str], step: int) -> None:
+        """This rank received corrupt data from them."""
+        self._distrust.add(workers, step)
 
     # -- what follows from it -----------------------------------------------------------------------------------
 
@@ -100,5 +94,6 @@ class Integrity:
         return slice_checksum(tensors, self._replica.step % parts, parts)
 
     def _complaint(self, plan: Plan, rank: int) -> int:
-        bad = [member.rank for member in plan.members if self._distrust[member.worker] >= _PATIENCE]
+        step = self._replica.step
+        bad = [member.rank for member in plan.members if self._distrust.count(member.worker, step) >= _PATIENCE]
         return 1 + (bad[0] if len(bad) == 1 else rank) if bad else 0

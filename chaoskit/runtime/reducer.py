@@ -48,18 +48,31 @@ class Reduced:
 
 
 class CorruptSegment(RuntimeError):
-    """A part of the result is not what its maker sent. The contribution is kept.
+    """A part of the result, or somebody's news, is not what its maker sent. The contribution is kept.
 
     Attributes:
-        ranks: who finished those parts; this rank itself, if its own changed after it was sent.
-        sidecars: of all ranks, as in :class:`Reduced`.
+        unread: ranks whose sidecars arrived damaged.
+        ranks: who made those parts; this rank itself, if its own changed after it was sent.
+        sidecars: of all ranks, as in :class:`Reduced`; zeros, which say nothing, where they arrived damaged.
+        what: ``gradient``, or ``news`` if no part of the result is wrong.
     """
 
-    def __init__(self, ranks: Sequence[int], sidecars: Tensor) -> None:
-        self.ranks, self.sidecars = tuple(ranks), sidecars
-        super().__init__(
-            f"corrupt: the reduced gradient of rank {', '.join(map(str, ranks))} differs from its checksum"
-        )
+    def __init__(self, ranks: Sequence[int], sidecars: Tensor, unread: Sequence[int] = ()) -> None:
+        self.ranks, self.unread, self.sidecars = tuple(ranks), tuple(unread), sidecars.clone()
+        self.sidecars[list(unread)] = 0
+        self.what = "news" if set(ranks) <= set(unread) else "gradient"
+        super().__init__(f"corrupt: the {self.what} from rank {', '.join(map(str, ranks))} differs from its checksum")
+
+
+class DoubtfulSum(RuntimeError):
+    """The result is not finite here, though every contribution is. The contribution is kept.
+
+    Either the sum overflowed, and every rank finds so, or it was damaged here, and nobody else knows of it. Which of
+    the two it is, the next reduction tells.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("doubtful: the reduced gradient is not finite here, though every contribution is")
 
 
 class World(NamedTuple):
@@ -175,8 +188,8 @@ class Reducer(ABC):
 
         Raises:
             RuntimeError: without a membership; from the backend, if a rank is lost. CorruptSegment: if a part of the
-                result arrived damaged here; others may have received it well. ValueError: if one of this rank's
-                shards is missing, or the sidecar has another length.
+                result arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError:
+                if one of this rank's shards is missing, or the sidecar has another length.
         """
         if len(sidecar) != self.sidecar_size:
             raise ValueError(f"a sidecar of {len(sidecar)} values, not {self.sidecar_size}")

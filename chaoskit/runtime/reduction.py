@@ -11,11 +11,12 @@ from chaoskit.config import Reduction
 from chaoskit.runtime.exact import ExactReducer
 from chaoskit.runtime.fast import FastReducer
 from chaoskit.runtime.gradients import FlatLayout, LocalGradients
-from chaoskit.runtime.reducer import Contribution, CorruptSegment, Reduced, Reducer
+from chaoskit.runtime.reducer import Contribution, CorruptSegment, DoubtfulSum, Reduced, Reducer
 
 __all__ = [
     "Contribution",
     "CorruptSegment",
+    "DoubtfulSum",
     "ExactReducer",
     "FastReducer",
     "FlatLayout",

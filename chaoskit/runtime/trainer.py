@@ -13,7 +13,7 @@ the gradients it has, and repeats just the reduction.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,14 +23,15 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
-from chaoskit.runtime.compiling import declare_compilations
+from chaoskit.runtime.commit import Committer, LeaseOver
+from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
 from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
-from chaoskit.runtime.reduction import CorruptSegment, Reduced
+from chaoskit.runtime.reduction import CorruptSegment, DoubtfulSum, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica, Scheduler
@@ -41,7 +42,6 @@ from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 
 _PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
-_COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
 
 
 class TrainingOver(BaseException):
@@ -60,15 +60,16 @@ class Trainer:
         step: committed steps; the same on every rank whenever the user's code runs.
         seed: of the run; seed the building of the model with it.
         device: where model and batches live.
+        disk: a directory of this node's own, for what the job writes; faults of disks strike here.
     """
 
     def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
         self.config = worker.config
         self.seed = worker.config.seed
+        self.disk = worker.disk
         self.device = this_device(worker.config.device)
         self._replica: Replica | None = None
-        self._clip_norm: float | None = None
         self._rehearsed = False
         self._began_ns = 0  # of the rehearsal
         self._formation: Formation | None = None
@@ -118,12 +119,12 @@ class Trainer:
         if self._replica is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._replica = Replica(model, optimizer, scheduler)
-        self._clip_norm = clip_norm
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
         self._integrity = Integrity(self._replica, self.config)
         self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
-        declare_compilations(self._worker.board)
+        self._committer = Committer(self._worker, self._replica, self._work, clip_norm)
+        self._compilations = Compilations(self._worker.board)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -216,6 +217,7 @@ class Trainer:
         else:
             self._began_ns = time.monotonic_ns()
         self._void = self.step != step
+        self._compilations.watch()
         self._worker.board.enter(Phase.FORWARD)
 
     def _settle(self) -> Formation:
@@ -333,6 +335,8 @@ class Trainer:
         except (GenerationSuperseded, RuntimeError) as error:
             if isinstance(error, CorruptSegment):
                 self._inquiry.received(formation, error, self._work.seals(error.sidecars))
+            elif isinstance(error, DoubtfulSum):
+                self._inquiry.doubts(formation)
             self._leave(formation, error)
             return False
         if not reduced.finite:
@@ -344,7 +348,7 @@ class Trainer:
             return self._inquiry.round is not None
         try:
             self._commit(formation, reduced)
-        except GenerationSuperseded as error:
+        except (GenerationSuperseded, LeaseOver) as error:
             self._leave(formation, error)
             return False
         worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
@@ -378,55 +382,14 @@ class Trainer:
             samples=self._work.samples(mine),
         )
 
-    def _loss(self, formation: Formation, reduced: Reduced) -> float:
-        """Mean over the shards, in their order: the same bits on every rank."""
-        owners = {shard: member.rank for member in formation.plan.members for shard in member.shards}
-        losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in range(self.config.shard_count)]
-        return sum(losses) / len(losses)
-
     def _commit(self, formation: Formation, reduced: Reduced) -> None:
-        worker, replica = self._worker, self.replica
-        worker.board.enter(Phase.OPTIMIZER)
+        self._worker.board.enter(Phase.OPTIMIZER)
         self._stop_for_fault(Phase.OPTIMIZER.label, formation)
         if formation.plan.generation > 1:
             self._stop_for_fault("recommit", formation)
-        loss = self._loss(formation, reduced)
-
-        def write_down() -> None:
-            worker.journal.write(
-                Event.COMMIT,
-                step=replica.step,
-                generation=formation.plan.generation,
-                rank=formation.me.rank,
-                world=len(formation.plan.members),
-                loss=loss,
-                grad_sum=reduced.grad_sum,
-            )
-
-        worker.board.await_copy(self.step, _COPY_WAIT_S)
-        with worker.regrouper.advance(formation):
-            self._apply(reduced, write_down)
-            worker.regrouper.step = replica.step
-        worker.board.progress(replica.step, loss)
-        worker.board.announce()
+        self._committer.commit(formation, reduced)
         self._forget_step()
         self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
-
-    def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
-        """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
-        which no journal tells."""
-        replica = self.replica
-        gradients, moved = self._work.update_of(reduced)
-        for parameter, gradient in zip(replica.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
-        with replica.update():
-            replica.advance()
-            replica.buffers.commit(moved.differences, moved.integers)
-            write_down()
-        for parameter in replica.parameters:
-            parameter.grad = None
 
     def _leave(self, formation: Formation, error: Exception) -> None:
         """Out of a broken collective: report it, and wait for the plan that explains it."""
@@ -473,29 +436,10 @@ class Trainer:
             self._inquiry.repeat(formation, result)
             self._forget_step()
         elif self._guard.gives_up(self.step, result):
-            self._skip(formation, result)
+            self._committer.skip(formation, result)
+            self._forget_step()
         else:
             self._forget_step()  # compute the whole step again
-
-    def _skip(self, formation: Formation, result: AuditResult) -> None:
-        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay."""
-        worker, replica = self._worker, self.replica
-        worker.board.await_copy(self.step, _COPY_WAIT_S)
-        with worker.regrouper.advance(formation):
-            with replica.update():
-                worker.journal.write(
-                    Event.SKIP,
-                    step=replica.step,
-                    generation=formation.plan.generation,
-                    rank=self.rank,
-                    world=self.world,
-                    shards=result.shards,
-                    samples=self._work.samples(self._mine()),
-                )
-            worker.regrouper.step = replica.step
-        worker.board.progress(replica.step, float("nan"))
-        worker.board.announce()
-        self._forget_step()
 
 
 __all__ = ["Shard", "Trainer", "TrainingOver"]

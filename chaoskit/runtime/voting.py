@@ -75,15 +75,27 @@ def _torn(seals: Sequence[Seal]) -> tuple[int, ...]:
     return torn if len(others) == 1 else ()
 
 
-def blamed(complaints: Sequence[int]) -> tuple[int, ...]:
+def blamed(complaints: Sequence[int], unread: Collection[int] = ()) -> tuple[int, ...]:
     """Ranks to replace. ``complaints``: by rank, who sent it corrupt data again and again; -1 for nobody.
 
-    Whom two others name is guilty. A lone complainer is, as everybody else reads the same sender well.
+    Whom two others name is guilty. Else who complains of itself is, and a lone complainer, as everybody else reads the
+    same sender well; not where that sender complains of itself, too. Of two ranks there is nobody else: only who
+    complains of itself is guilty. Else both stay: what one of them received damaged it takes from the other, and
+    nothing wrong is committed; the coordinator ends a job that does not get on that way.
+
+    ``unread``: ranks of which nobody knows here whether they complain. Then only whom two others name is guilty: who
+    seems to complain alone may not be alone.
     """
-    named = Counter(accused for rank, accused in enumerate(complaints) if accused not in (-1, rank))
+    known = {rank: accused for rank, accused in enumerate(complaints) if rank not in unread}
+    named = Counter(accused for rank, accused in known.items() if accused not in (-1, rank))
     certain = {rank for rank, count in named.items() if count > 1 and rank < len(complaints)}
-    lone = {rank for rank, accused in enumerate(complaints) if accused != -1 and accused not in certain}
-    guilty = tuple(sorted(certain or lone))
+    if unread:
+        return tuple(sorted(certain))
+    confessed = {rank for rank, accused in known.items() if accused == rank}
+    lone = (
+        {rank for rank, accused in known.items() if accused not in (-1, *confessed)} if len(complaints) > 2 else set()
+    )
+    guilty = tuple(sorted(certain or confessed | lone))
     return guilty if len(guilty) < len(complaints) else ()  # to replace everybody would lose the run
 
 

@@ -5,7 +5,6 @@ Started by a zygote: forked from it, or as a fresh interpreter where forking is 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import io
@@ -23,7 +22,7 @@ import msgspec
 import torch
 
 from chaoskit import messages, wire
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import JobSpec, RunConfig, disk_directory
 from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -52,6 +51,7 @@ from chaoskit.runtime.peer import StateServer
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.sources import imported_sources, source_digest
 from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
 from chaoskit.vocabulary import LOAD, Event, Phase
 
@@ -65,7 +65,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker: str
     node: str
     host: str  # address under which peers reach this node
-    coordinator: tuple[str, int]
+    store: tuple[str, int]  # where the members of a generation find each other
     token: str
     config: RunConfig
     triggers: tuple[Trigger, ...]
@@ -121,7 +121,7 @@ class Control:
             os._exit(0 if message.ok else 1)
 
     def _open_rendezvous(self) -> Rendezvous:
-        return Rendezvous(self.spec.coordinator, self.spec.token, self.spec.worker)
+        return Rendezvous(self.spec.store, self.spec.token, self.spec.worker)
 
     def _build_group(self, rendezvous: Rendezvous, plan: Plan, me: Member) -> Group:
         config = self.spec.config
@@ -142,6 +142,10 @@ class Control:
         self.send(Formed(self.spec.worker, generation))
 
     def _failed(self, generation: int, detail: str) -> None:
+        if detail in _NO_THREADS:
+            sys.stderr.write(f"generation {generation} could not be formed here: {detail}\n")
+            # the trouble is this worker's own: all others would wait for it, in one generation after the other
+            os._exit(1)
         self.send(GroupBroken(self.spec.worker, generation, detail))
 
     def share(self, replica: Replica) -> Endpoint:
@@ -157,6 +161,9 @@ class Control:
         self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
 
 
+#: What Python and gloo say where the kernel refuses a thread.
+_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
+
 #: Digests of job files as they were loaded: a zygote's workers run that, whatever is edited since.
 _sources: dict[str, str] = {}
 
@@ -164,7 +171,7 @@ _sources: dict[str, str] = {}
 def load_job(job: JobSpec) -> Callable[..., None]:
     """The job's train function. Imports its file."""
     if job.path not in _sources:
-        _sources[job.path] = hashlib.sha256(Path(job.path).read_bytes()).hexdigest()[:12]
+        _sources[job.path] = source_digest(Path(job.path))
     if job.module:
         module = importlib.import_module(job.module)
     else:
@@ -178,6 +185,7 @@ def load_job(job: JobSpec) -> Callable[..., None]:
             sys.path.insert(0, str(Path(job.path).parent))
             found.loader.exec_module(module)
         module = sys.modules[name]
+    imported_sources()  # now, as they are
     train: Callable[..., None] = getattr(module, job.function)
     return train
 
@@ -226,6 +234,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         share=control.share,
         ready=control.ready,
         token=spec.token,
+        disk=disk_directory(spec.run_directory, spec.node),
     )
     trainer = Trainer(context)
     control.hooks.reach(LOAD)
@@ -240,7 +249,11 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
     board.enter(Phase.DONE)
     digest = trainer.replica.weights_digest()
     control.journal.write(
-        Event.FINISHED, step=trainer.step, weights_digest=digest, state_digest=trainer.replica.state_digest()
+        Event.FINISHED,
+        step=trainer.step,
+        weights_digest=digest,
+        state_digest=trainer.replica.state_digest(),
+        sources=imported_sources(),
     )
     control.regrouper.finish()
     control.send(WorkerDone(spec.worker, trainer.step, digest))

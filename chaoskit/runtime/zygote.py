@@ -36,6 +36,13 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class NotStarted(msgspec.Struct, frozen=True, tag=True):
+    """This node cannot start the worker now: it may have no process left, or no room for a log."""
+
+    worker: str
+    error: str
+
+
 class ChildChanged(msgspec.Struct, frozen=True, tag=True):
     """A worker ended (``code`` exited, killed or dumped, with status or signal) or was stopped."""
 
@@ -50,7 +57,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Report = Started | ChildChanged | Broken
+Report = Started | NotStarted | ChildChanged | Broken
 report_decoder = msgspec.json.Decoder(Report)
 _order_decoder = msgspec.json.Decoder(Order)
 
@@ -67,6 +74,9 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     import chaoskit.runtime.worker  # noqa: F401
+    from chaoskit.runtime.sources import imported_sources
+
+    imported_sources()  # none of these is the user's: workers need not look at them again
 
 
 class Zygote:
@@ -112,13 +122,24 @@ class Zygote:
             return False
         order = _order_decoder.decode(data)
         worker: str = msgspec.json.decode(order.spec)["worker"]
-        log = _open_log(order.spec)
-        pid = self._fork_worker(order.spec, descriptors, log) if self._fork else _spawn(order.spec, descriptors, log)
-        for descriptor in (*descriptors, log):
-            os.close(descriptor)
+        try:
+            pid = self._start(order.spec, descriptors)
+        except OSError as error:
+            self.report(NotStarted(worker, f"{type(error).__name__}: {error}"))
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         self._pids.add(pid)
         self.report(Started(worker, pid))
         return True
+
+    def _start(self, spec: bytes, descriptors: list[int]) -> int:
+        log = _open_log(spec)
+        try:
+            return self._fork_worker(spec, descriptors, log) if self._fork else _spawn(spec, descriptors, log)
+        finally:
+            os.close(log)
 
     def _fork_worker(self, spec: bytes, descriptors: list[int], log: int) -> int:
         me = os.getpid()

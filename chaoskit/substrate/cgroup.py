@@ -1,7 +1,8 @@
-"""Control groups of our own around single processes: a CPU quota, a memory limit; by cgroup v1 or v2.
+"""Control groups of our own around processes: limits of CPU, memory, processes and writes, and the freezer; v1 or v2.
 
-A group lies beside the one that the process is in, so that it may hold the process under either version, and within the
-same limits from above. Its removal is written ahead; only directories with our prefix are ever made or removed.
+A group lies beside the one that its first process is in, so that it may hold processes under either version, and within
+the same limits from above. Whatever its processes start is in it, too. Its removal is written ahead; only directories
+with our prefix are ever made or removed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _MEMORY_FILES = {
     1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
     2: ("memory.current", "memory.max", "memory.swap.max"),
 }
+_V1_NAMES = {"io": "blkio"}  # controllers that version 2 calls otherwise
+_FREEZER = "freezer"  # part of version 2 itself, where frozen processes can still be killed
+# By version of cgroup: the file of the freezer, and what is written there to freeze and to thaw.
+_FREEZERS = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
 _numbers = itertools.count()
 
 
@@ -45,16 +50,18 @@ def find_place(controller: str, mounts: str, groups: str) -> Place | None:
     """Where ``controller`` keeps the process; None if it is not mounted.
 
     Args:
-        mounts: text of /proc/PID/mounts. groups: text of /proc/PID/cgroup.
+        controller: ``cpu``, ``memory``, ``pids``, ``io`` or ``freezer``.
+        mounts: text of /proc/self/mounts. groups: text of /proc/PID/cgroup.
     """
     mounted = [line.split() for line in mounts.splitlines()]
     paths = {names: path for _, names, path in (line.split(":", 2) for line in groups.splitlines())}
-    v1 = [fields[1] for fields in mounted if fields[2] == "cgroup" and controller in fields[3].split(",")]
-    joined = [path for names, path in paths.items() if controller in names.split(",")]
-    if v1 and joined:
-        return _place(1, v1[0], joined[0])
-    v2 = [fields[1] for fields in mounted if fields[2] == "cgroup2"]
-    return _place(2, v2[0], paths[""]) if v2 and "" in paths else None
+    name = _V1_NAMES.get(controller, controller)
+    mounts_v1 = [fields[1] for fields in mounted if fields[2] == "cgroup" and name in fields[3].split(",")]
+    joined = [path for names, path in paths.items() if name in names.split(",")]
+    mounts_v2 = [fields[1] for fields in mounted if fields[2] == "cgroup2"]
+    v1 = _place(1, mounts_v1[0], joined[0]) if mounts_v1 and joined else None
+    v2 = _place(2, mounts_v2[0], paths[""]) if mounts_v2 and "" in paths else None
+    return (v2 or v1) if controller == _FREEZER else (v1 or v2)
 
 
 def _place(version: int, mount: str, path: str) -> Place:
@@ -64,8 +71,15 @@ def _place(version: int, mount: str, path: str) -> Place:
 
 def _locate(controller: str, pid: int) -> Place | None:
     with contextlib.suppress(OSError):
-        return find_place(controller, Path(f"/proc/{pid}/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+        # by our own mounts: those of a container are others
+        return find_place(controller, Path("/proc/self/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
     return None
+
+
+def home_of(controller: str, pid: int) -> Path | None:
+    """Directory of the group in which ``controller`` has the process now."""
+    place = _locate(controller, pid)
+    return None if place is None else place.home
 
 
 def version(controller: str) -> int | None:
@@ -75,11 +89,11 @@ def version(controller: str) -> int | None:
 
 
 def unavailable(controller: str) -> str:
-    """Why processes like this one cannot be put into a group of ``controller`` (``cpu``, ``memory``), else ""."""
+    """Why processes like this one cannot be put into a group of ``controller``, as in :func:`find_place`; else ""."""
     place = _locate(controller, os.getpid())
     if place is None:
         return f"no cgroup hierarchy with the {controller} controller is mounted"
-    if place.version == 2:
+    if place.version == 2 and controller != _FREEZER:
         try:
             enabled = (place.parent / "cgroup.subtree_control").read_text().split()
         except OSError:
@@ -92,7 +106,7 @@ def unavailable(controller: str) -> str:
 
 
 class Cgroup:
-    """A group that holds one process, and whose limits are set through it.
+    """A group that holds a process, and whatever else it is given, and whose limits are set through it.
 
     Raises:
         ProcessLookupError: if the process is gone. OSError: if the kernel refuses the group.
@@ -107,7 +121,15 @@ class Cgroup:
         self._entry = undo.plan("cgroup", path=str(self.path), home=str(self._home))
         self.path.mkdir()
         with self._removed_on_error():
-            self._write("cgroup.procs", str(pid))  # with all of its threads
+            self.take(pid)
+
+    def take(self, pid: int) -> None:
+        """Put a further process into the group, with all of its threads. Raises OSError if it is gone."""
+        self._write("cgroup.procs", str(pid))
+
+    def pids(self) -> set[int]:
+        """Processes in the group, whether they were put there or were born there."""
+        return set(map(int, self._read("cgroup.procs").split()))
 
     @contextmanager
     def _removed_on_error(self) -> Iterator[None]:
@@ -129,7 +151,7 @@ class Cgroup:
     # -- CPU ----------------------------------------------------------------------------------------------------
 
     def limit_cpu(self, cpu_fraction: float | None) -> None:
-        """Let the process have this share of one CPU; None lifts the limit. Removes the group if the kernel refuses."""
+        """Let the group have so many CPUs; None lifts the limit. Removes the group if the kernel refuses."""
         quota_us = None if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
         with self._removed_on_error():
             if self._version == 2:
@@ -139,30 +161,98 @@ class Cgroup:
                 self._write("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
 
     def throttled(self) -> tuple[int, float]:
-        """How often the kernel held the process back for its quota, and for how many seconds of its threads in all."""
+        """How often the kernel held the group back for its quota, and for how many seconds of its threads in all."""
         table = self._table("cpu.stat")
         seconds = table["throttled_usec"] / 1e6 if self._version == 2 else table["throttled_time"] / 1e9
         return table["nr_throttled"], seconds
 
     # -- memory -------------------------------------------------------------------------------------------------
 
-    def limit_memory(self, headroom_bytes: int) -> int:
-        """Let the group use ``headroom_bytes`` more than it does now, without swap. Gives the limit in bytes.
+    def limit_memory(self, headroom_bytes: int | None) -> None:
+        """Let the group use ``headroom_bytes`` more than it does now, without swap; None lifts the limit.
 
         Removes the group if the kernel refuses.
         """
         used, most, swap = _MEMORY_FILES[self._version]
         with self._removed_on_error():
+            if headroom_bytes is None:
+                with contextlib.suppress(OSError):  # a kernel without swap has no such file
+                    self._write(swap, self._unlimited)  # first: no limit of memory may be above it
+                self._write(most, self._unlimited)
+                return
             limit = int(self._read(used)) + headroom_bytes
             self._write(most, str(limit))
-            with contextlib.suppress(OSError):  # a kernel without swap has no such file
+            with contextlib.suppress(OSError):
                 self._write(swap, "0" if self._version == 2 else str(limit))
-        return limit
+
+    @property
+    def _unlimited(self) -> str:
+        return "max" if self._version == 2 else "-1"
 
     def oom_kills(self) -> int:
         """How many processes of this group the kernel has killed because its memory was used up."""
         table = self._table("memory.events" if self._version == 2 else "memory.oom_control")
         return table.get("oom_kill", 0)
+
+    # -- processes and threads ----------------------------------------------------------------------------------
+
+    def limit_pids(self, further: int | None) -> None:
+        """Let the group have so many more processes and threads than now; None lifts the limit.
+
+        Removes the group if the kernel refuses.
+        """
+        with self._removed_on_error():
+            most = "max" if further is None else str(int(self._read("pids.current")) + further)
+            self._write("pids.max", most)
+
+    def refused_forks(self) -> int:
+        """How many processes and threads the kernel has refused to this group."""
+        return self._table("pids.events")["max"]
+
+    # -- writes -------------------------------------------------------------------------------------------------
+
+    def limit_writes(self, device: str, bytes_per_s: int | None) -> None:
+        """Let so many bytes a second pass to a disk (``254:0``); None lifts the limit. Under version 1 only what a
+        process writes through, or waits for, counts.
+
+        Removes the group if the kernel refuses.
+        """
+        with self._removed_on_error():
+            if self._version == 2:
+                self._write("io.max", f"{device} wbps={bytes_per_s or 'max'}")
+            else:
+                self._write("blkio.throttle.write_bps_device", f"{device} {bytes_per_s or 0}")
+
+    def written_bytes(self, device: str) -> int:
+        """Bytes that this group has written to a disk; under version 1 also those that wait for the limit."""
+        lines = self._read("io.stat" if self._version == 2 else "blkio.throttle.io_service_bytes").splitlines()
+        of_device = [words for line in lines if (words := line.split()) and words[0] == device]
+        if self._version == 2:
+            found = [
+                word.removeprefix("wbytes=") for words in of_device for word in words if word.startswith("wbytes=")
+            ]
+        else:
+            found = [words[2] for words in of_device if words[1] == "Write"]
+        return sum(map(int, found))
+
+    # -- the freezer --------------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Have every process of the group stand still. Removes the group if the kernel refuses."""
+        with self._removed_on_error():
+            name, frozen, _ = _FREEZERS[self._version]
+            self._write(name, frozen)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        name, _, thawed = _FREEZERS[self._version]
+        self._write(name, thawed)
+
+    def frozen(self) -> bool:
+        """Whether the kernel says that all of them stand still."""
+        if self._version == 2:
+            return self._table("cgroup.events").get("frozen") == 1
+        return self._read("freezer.state").strip() == "FROZEN"
 
     # -- the end ------------------------------------------------------------------------------------------------
 

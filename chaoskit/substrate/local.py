@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,15 +22,101 @@ from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
-from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
+from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import Process
-from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
+from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
+from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
+from chaoskit.substrate.traffic import Change
 from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.warden import WardenSpec
 
+#: The coordinator's name in a network, beside the nodes'.
+COORDINATOR = "coordinator"
 _LOOPBACK = "127.0.0.1"
 _WARM_S = 120.0
+_CONNECT_S = 10.0
 _END_S = 10.0
 _FAREWELL_S = 3.0
+
+
+class Network(Protocol):
+    """Where the processes of one run find each other.
+
+    Attributes:
+        listeners: the coordinator's sockets: for agents and observers, and for its store.
+        address: of the first. store: of the second. interface: a node's link to the others.
+    """
+
+    listeners: tuple[socket.socket, socket.socket]
+    address: tuple[str, int]
+    store: tuple[str, int]
+    interface: str
+
+    def host(self, name: str) -> str:
+        """The address under which others reach a node."""
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        """The network namespace of a node, or of the coordinator: a descriptor, or nothing where it has none."""
+
+    def isolate(self, name: str) -> int | None:
+        """Lose whatever goes to a node or comes from it, without a word. The number of the change; None where all
+        nodes share one network."""
+
+    def impose(self, change: Change) -> int: ...
+
+    def packets(self, number: int) -> int: ...
+
+    def lift(self, number: int) -> int: ...
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]: ...
+
+    def connect(self) -> socket.socket:
+        """The harness's connection to the coordinator. Raises OSError, HarnessError."""
+
+    def close(self) -> None:
+        """Let go of what belongs to the network."""
+
+
+class Loopback:
+    """All nodes on one address. Raises BadInput if ``port`` is in use."""
+
+    interface = "lo"
+
+    def __init__(self, port: int) -> None:
+        require_free_port("port", _LOOPBACK, port)
+        listen = partial(socket.create_server, backlog=128)
+        self.listeners = listen((_LOOPBACK, port)), listen((_LOOPBACK, 0))
+        self.address, self.store = (listener.getsockname() for listener in self.listeners)
+
+    def host(self, name: str) -> str:
+        return _LOOPBACK
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        return ()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, _CONNECT_S)
+
+    def isolate(self, name: str) -> int | None:
+        return None
+
+    def impose(self, change: Change) -> int:
+        raise HarnessError("all nodes share one network: use the substrate netns")
+
+    def packets(self, number: int) -> int:
+        raise HarnessError("no change was made")
+
+    def lift(self, number: int) -> int:
+        raise HarnessError("no change was made")
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        raise HarnessError("all nodes share one network: there is no way between them")
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
 class LocalSubstrate:
@@ -49,7 +136,7 @@ class LocalSubstrate:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "chaoskit.substrate.nursery"],
+            [*self._prefix(), sys.executable, "-m", "chaoskit.substrate.nursery"],
             stdin=theirs.fileno(),
             stdout=2,  # standard output may be read by a machine
             env=environment,
@@ -59,6 +146,17 @@ class LocalSubstrate:
         self._undo.plan("kill", pid=self._nursery.pid, ticks=start_ticks(self._nursery.pid))
         if self._ask(None) != b"ready":
             raise HarnessError("the nursery process did not start; see its output above")
+
+    def _prefix(self) -> list[str]:
+        """What the nursery is started through."""
+        return []
+
+    def _network(self, nodes: Sequence[str], port: int) -> Network:
+        return Loopback(port)
+
+    def _enter_mounts(self, pid: int) -> list[str]:
+        """What a command is started through that is to see the mounts of another process."""
+        return ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
 
     def _ask(self, request: bytes | None, *descriptors: int) -> bytes:
         if request is not None:
@@ -80,24 +178,47 @@ class LocalSubstrate:
         Raises:
             BadInput: if ``port`` is in use.
         """
-        require_free_port("port", _LOOPBACK, port)
         self.warm_up()
+        nodes = [f"node{number}" for number in range(config.nodes)]
+        network = self._network(nodes, port)
         token = secrets.token_hex(16)
-        listener = socket.create_server((_LOOPBACK, port), backlog=128)
-        address: tuple[str, int] = listener.getsockname()
         coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
-        with listener:
-            pids = [self._start(StartCoordinator(coordinator), listener.fileno())]
+        with network.listeners[0] as first, network.listeners[1] as second:
+            start = StartCoordinator(coordinator)
+            pids = [self._start(start, first.fileno(), second.fileno(), *network.namespace(COORDINATOR))]
         try:
-            observer = wire.connect(address, token)
-            wire.send(observer, ObserverHello())
-            for number in range(config.nodes):
-                agent = AgentSpec(f"node{number}", _LOOPBACK, address, token, str(run_directory))
-                pids.append(self._start(StartAgent(agent)))
+            observer = attach(network, token)
+            for node in nodes:
+                pids.append(self.start_agent(network, node, token, run_directory))  # noqa: PERF401 - see below
         except (OSError, Refused):  # the coordinator ended at its start; the nursery would start it again and again
             self.end(pids, 0.0)
+            network.close()
             raise
-        return LocalCluster(self, observer, address, token, pids)
+        disks = Disks(self._undo, self._enter_mounts)
+        return self._cluster(network, observer, token, pids, tuple(nodes), run_directory, disks)
+
+    def _cluster(self, *arguments: Any) -> LocalCluster:
+        return LocalCluster(self, *arguments)
+
+    def holds(self, processes: Callable[[str], Sequence[Process]], directory: Path) -> Holds:
+        """By which the nodes of a run are held back; see :class:`chaoskit.substrate.holds.Holds`."""
+        return Holds(self._undo, processes, directory)
+
+    def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
+        """Start an agent of a run. Gives its pid."""
+        agent = AgentSpec(node, network.host(node), network.address, network.store, token, str(run_directory))
+        return self._start(StartAgent(agent), *network.namespace(node))
+
+    def bare(self, nodes: int, run_directory: Path) -> BareCluster:
+        """Nodes on which commands can be started, and nothing runs yet."""
+        self.warm_up()
+        names = tuple(f"node{number}" for number in range(nodes))
+
+        def start(spec: WardenSpec, namespace: tuple[int, ...]) -> int:
+            return self._start(StartCommand(spec), *namespace)
+
+        disks = Disks(self._undo, self._enter_mounts)
+        return BareCluster(self._network(names, 0), names, run_directory, disks, self.holds, start, self.end)
 
     def end(self, pids: list[int], patience_s: float) -> None:
         """SIGKILL these processes of the nursery, if they do not end by themselves, and everything below them."""
@@ -116,14 +237,35 @@ class LocalSubstrate:
         self._undo.close()
 
 
-class LocalCluster:
+def attach(network: Network, token: str) -> socket.socket:
+    """An observer's connection to the coordinator. Raises OSError, Refused."""
+    connection = network.connect()
+    try:
+        wire.introduce(connection, token)
+        wire.send(connection, ObserverHello())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class LocalCluster(Levers):
     """One run's processes."""
 
     def __init__(
-        self, substrate: LocalSubstrate, observer: socket.socket, address: tuple[str, int], token: str, pids: list[int]
+        self,
+        substrate: LocalSubstrate,
+        network: Network,
+        observer: socket.socket,
+        token: str,
+        pids: list[int],
+        nodes: tuple[str, ...],
+        run_directory: Path,
+        disks: Disks,
     ) -> None:
+        super().__init__(network, nodes, run_directory, disks, substrate.holds)
         self._substrate, self._observer = substrate, observer
-        self.address, self.token = address, token
+        self.address, self.token, self.store_port = network.address, token, network.store[1]
         self._pids = pids
         self.coordinator_pid = pids[0]
         self._workers: dict[int, int | None] = {}  # pid -> start time
@@ -159,8 +301,7 @@ class LocalCluster:
         self._observer.close()
         self._splitter = wire.Splitter()
         try:
-            self._observer = wire.connect(self.address, self.token)
-            wire.send(self._observer, ObserverHello())
+            self._observer = attach(self._network, self.token)
         except (OSError, Refused) as error:
             raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
 
@@ -183,40 +324,34 @@ class LocalCluster:
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a worker, which must still be the process that it was when it reported for duty."""
-        ticks = self._workers.get(pid)
-        handle = os.pidfd_open(pid)
-        try:
-            if ticks is None or start_ticks(pid) != ticks:
-                raise ProcessLookupError(f"pid {pid} is not a worker of this run any more")
-            signal.pidfd_send_signal(handle, signum)
-        finally:
-            os.close(handle)
+        signal_same(pid, self._workers.get(pid), signum, "a worker")
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its agent first, then its zygote, then workers and whatever they started."""
-        agent = self._pids[1 + int(node.removeprefix("node"))]
-        pids = [agent, *descendants(agent)]
-        return [_identify(pid) for pid in pids if not is_ending(pid)]
+        return live_tree(self.first_pid(node))
+
+    def first_pid(self, node: str) -> int:
+        return self._pids[1 + int(node.removeprefix("node"))]
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""
-        return _identify(self.coordinator_pid)
+        return identify(self.coordinator_pid)
 
-    def signal_process(self, process: Process, signum: int) -> None:
-        """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""
-        if process.ticks is None or not kill_if_same(process.pid, process.ticks, signum):
-            raise ProcessLookupError(f"{process.name} (pid {process.pid}) is gone")
+    def replace(self, node: str) -> None:
+        self.mend(node)
+        self._pids[1 + self.nodes.index(node)] = self._substrate.start_agent(
+            self._network, node, self.token, self._run_directory
+        )
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._observer.close()
+        self._holds.release()
         self._substrate.end(self._pids, _FAREWELL_S if self._over else 0.0)
+        self._network.close()
+        self._disks.close()
         deadline_s = time.monotonic() + _END_S
         while left := [pid for pid, ticks in self._workers.items() if start_ticks(pid) == ticks and not is_ending(pid)]:
             if time.monotonic() > deadline_s:
                 raise HarnessError(f"processes {left} of the run did not end")
             time.sleep(0.002)
-
-
-def _identify(pid: int) -> Process:
-    return Process(pid, start_ticks(pid), process_name(pid))

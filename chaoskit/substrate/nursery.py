@@ -1,4 +1,4 @@
-"""A warm process that forks agents and coordinators, so that an experiment costs no imports.
+"""A warm process that forks agents, coordinators and wardens, so that an experiment costs no imports.
 
 It serves one launcher over a socket and ends with it, however the launcher ends: then all that it started ends too.
 """
@@ -6,6 +6,7 @@ It serves one launcher over a socket and ends with it, however the launcher ends
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,21 +25,34 @@ from chaoskit.control.agent import AgentSpec, run_agent
 from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec, run_coordinator
 from chaoskit.osprocess import adopt_orphans, children, set_name
 from chaoskit.runtime import zygote
+from chaoskit.substrate import namespaces
+from chaoskit.substrate.warden import WardenSpec, run_warden
 
 _REQUEST_BYTES_MAX = 2**20
 _END_S = 5.0
 _RESTARTS_MAX = 16
+_PATH_OPTION = "--connect"  # to the launcher: this nursery is the first process of a container
+_OOM_SCORE = 300  # of 1000: more than the nursery ever has, as all use about the same memory
+_LISTENERS = 2  # of a coordinator: for agents and observers, and for the store
 
 
 class StartAgent(msgspec.Struct, frozen=True, tag=True):
+    """May carry a descriptor: the network namespace in which the node lives."""
+
     spec: AgentSpec
 
 
 class StartCoordinator(msgspec.Struct, frozen=True, tag=True):
-    """Carries one descriptor: the listening socket. It stays open while the job runs: a coordinator that ends before
-    the job does is started again on it, and whoever connects meanwhile just waits."""
+    """Carries the listening sockets. They stay open while the job runs: a coordinator that ends before the job does is
+    started again on them, and whoever connects meanwhile just waits. A further descriptor is its network namespace."""
 
     spec: CoordinatorSpec
+
+
+class StartCommand(msgspec.Struct, frozen=True, tag=True):
+    """Run a node's command. May carry a descriptor: the network namespace in which the node lives."""
+
+    spec: WardenSpec
 
 
 class EndProcesses(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +62,7 @@ class EndProcesses(msgspec.Struct, frozen=True, tag=True):
     patience_s: float = 0.0
 
 
-_request_decoder = msgspec.json.Decoder(StartAgent | StartCoordinator | EndProcesses)
+_request_decoder = msgspec.json.Decoder(StartAgent | StartCoordinator | StartCommand | EndProcesses)
 
 
 @dataclass
@@ -55,7 +70,7 @@ class _Coordinator:
     """The coordinator of one run, whichever process that is by now."""
 
     request: StartCoordinator
-    listener: int
+    descriptors: tuple[int, ...]  # its listeners, and its network namespace if it has one
     pid: int
     pidfd: int
     restarts: int = 0
@@ -78,7 +93,7 @@ class _Nursery:
                 return
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, 1)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, _LISTENERS + 1)
         if not data:
             return False
         request = _request_decoder.decode(data)
@@ -86,9 +101,9 @@ class _Nursery:
             self._restart_coordinators(_end(tuple(self._dismiss(pid) for pid in request.pids), request.patience_s))
             reply = 0
         elif isinstance(request, StartCoordinator):
-            reply = self._start_coordinator(request, descriptors[0])
+            reply = self._start_coordinator(request, descriptors)
         else:
-            reply = self._fork(request)
+            reply = self._fork(request, descriptors)
         self._connection.send(str(reply).encode())
         for descriptor in descriptors:
             os.close(descriptor)
@@ -96,8 +111,8 @@ class _Nursery:
 
     # -- coordinators ---------------------------------------------------------------------------------------------
 
-    def _start_coordinator(self, request: StartCoordinator, listener: int) -> int:
-        kept = os.dup(listener)
+    def _start_coordinator(self, request: StartCoordinator, descriptors: Sequence[int]) -> int:
+        kept = tuple(map(os.dup, descriptors))
         pid = self._fork(request, kept)
         self._coordinators[pid] = _Coordinator(request, kept, pid, os.pidfd_open(pid))
         return pid
@@ -110,7 +125,7 @@ class _Nursery:
             if ended[coordinator.pid] == EXIT_OVER or coordinator.restarts >= _RESTARTS_MAX:
                 self._dismiss(first_pid)
                 continue
-            coordinator.pid = self._fork(coordinator.request, coordinator.listener)
+            coordinator.pid = self._fork(coordinator.request, coordinator.descriptors)
             os.close(coordinator.pidfd)
             coordinator.pidfd = os.pidfd_open(coordinator.pid)
             coordinator.restarts += 1
@@ -120,38 +135,56 @@ class _Nursery:
         coordinator = self._coordinators.pop(first_pid, None)
         if coordinator is None:
             return first_pid
-        os.close(coordinator.pidfd)
-        os.close(coordinator.listener)
+        for descriptor in (coordinator.pidfd, *coordinator.descriptors):
+            os.close(descriptor)
         return coordinator.pid
 
     # -- processes ------------------------------------------------------------------------------------------------
 
-    def _fork(self, request: StartAgent | StartCoordinator, listener: int = -1) -> int:
+    def _fork(self, request: StartAgent | StartCoordinator | StartCommand, descriptors: Sequence[int]) -> int:
         me = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         try:
-            self._forget(listener)
+            self._forget(descriptors)
+            if _PATH_OPTION in sys.argv:
+                _go_first()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            name = request.spec.node if isinstance(request, StartAgent) else "coordinator"
+            name = "coordinator" if isinstance(request, StartCoordinator) else request.spec.node
             _redirect(Path(request.spec.run_directory) / "log", name)
-            if isinstance(request, StartAgent):
-                run_agent(request.spec, me)
-            else:
-                run_coordinator(request.spec, socket.socket(fileno=listener), me)
+            sockets = _LISTENERS if isinstance(request, StartCoordinator) else 0
+            for namespace in descriptors[sockets:]:
+                namespaces.enter(namespace)
+            if not isinstance(request, StartCoordinator):
+                with contextlib.suppress(OSError):  # as this user it may not have any, and none of its disks can break
+                    namespaces.leave_mounts()
+            match request:
+                case StartAgent(agent):
+                    run_agent(agent, me)
+                case StartCommand(command):
+                    run_warden(command, me)
+                case StartCoordinator(coordinator):
+                    listeners = [socket.socket(fileno=listener) for listener in descriptors[:sockets]]
+                    run_coordinator(coordinator, listeners, me)
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         finally:
             os._exit(1)
 
-    def _forget(self, listener: int) -> None:
+    def _forget(self, kept: Sequence[int]) -> None:
         """In a child: a port must close when its coordinator is given up."""
         self._connection.close()
         for coordinator in self._coordinators.values():
             os.close(coordinator.pidfd)
-            if coordinator.listener != listener:
-                os.close(coordinator.listener)
+            for descriptor in set(coordinator.descriptors).difference(kept):
+                os.close(descriptor)
+
+
+def _go_first() -> None:
+    """Where memory runs out, be ended before the nursery: its end would be that of the container."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def _redirect(directory: Path, name: str) -> None:
@@ -209,21 +242,34 @@ def _reap() -> dict[int, int]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def main() -> None:
-    """Entry point; the launcher's socket is standard input."""
-    set_name("ck-nursery")
-    adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _launcher() -> socket.socket:
+    """The connection to the launcher: standard input, or made to the path that an option names."""
+    if _PATH_OPTION in sys.argv:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(sys.argv[sys.argv.index(_PATH_OPTION) + 1])
+        return connection
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    return connection
+
+
+def main() -> None:
+    """Entry point."""
+    set_name("ck-nursery")
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = _launcher()
     try:
         if "--cold" not in sys.argv:
             zygote.preload()
+        gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         connection.send(b"ready")
         _Nursery(connection).serve()
     finally:
-        _end(tuple(children(os.getpid())))
+        deadline_s = time.monotonic() + _END_S
+        while (left := tuple(children(os.getpid()))) and time.monotonic() < deadline_s:  # orphans come one by one
+            _end(left)
         os._exit(0)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import is_ending, kill_if_same, start_ticks, state
+from chaoskit.substrate import docker_janitor
 
 #: Every control group that chaoskit makes is named like this, and no other is ever removed.
 CGROUP_PREFIX = "chaoskit-"
@@ -92,7 +93,7 @@ def sweep(directory: Path | None = None) -> list[Repair]:
 def left_behind(directory: Path | None = None) -> list[str]:
     """What :func:`sweep` would look at, in words; nothing is touched."""
     return [
-        f"{entry['act']} {entry['path'] if entry['act'] == 'cgroup' else entry['pid']}"
+        f"{entry['act']} {entry.get('path') or entry.get('name') or entry['pid']}"
         for path in _abandoned(directory)
         for entry in _open_entries(path)
     ]
@@ -130,6 +131,8 @@ def _undo(entry: dict[str, Any]) -> Repair:
     if entry["act"] == "cgroup":
         path = Path(entry["path"])
         return Repair("cgroup", entry["path"], path.is_dir() and remove_cgroup(path, Path(entry["home"])))
+    if entry["act"] == "container":
+        return Repair("container", entry["name"], _remove_container(entry))
     pid, ticks = entry["pid"], entry["ticks"]
     target = f"pid {pid}"
     if ticks is None:  # it was gone before the act: whoever has its number now is somebody else
@@ -142,8 +145,17 @@ def _undo(entry: dict[str, Any]) -> Repair:
     return Repair(entry["act"], target, False)
 
 
+def _remove_container(entry: dict[str, Any]) -> bool:
+    with contextlib.suppress(OSError):  # there is no daemon any more; its next launcher here removes it by its labels
+        return docker_janitor.remove_container(entry["daemon"], entry["name"], entry["owner"])
+    return False
+
+
 def remove_cgroup(path: Path, home: Path) -> bool:
-    """Move the processes of a control group of ours to ``home`` and remove it; False if it cannot be removed."""
+    """Move the processes of a control group of ours to ``home``, where what was frozen goes on, and remove it.
+
+    False if it cannot be removed.
+    """
     if not path.name.startswith(CGROUP_PREFIX) or not (path / "cgroup.procs").is_file():
         return not path.exists()
     deadline_s = time.monotonic() + _CGROUP_BUSY_S
@@ -176,6 +188,7 @@ def describe(repair: Repair) -> str:
         "continue": f"continued {repair.target}, left stopped",
         "kill": f"ended {repair.target}, left running",
         "cgroup": f"removed {repair.target}, left behind",
+        "container": f"removed container {repair.target}, left behind",
     }[repair.act]
 
 

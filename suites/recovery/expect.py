@@ -18,6 +18,9 @@ PHASES = ("forward", "backward", "reduce", "optimizer")
 AT = 8  # the step in which most faults strike: step times are known by then
 WIDE_S = 30.0  # no recovery may have waited for a time-out of a minute or more; benchmarks measure
 
+#: From the healing to a membership of everybody: far above what it takes (see benchmarks/results), on any machine.
+BACK_S = 15.0
+
 
 def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:
     """A run in which every fault takes effect, and that costs nothing: no step, no sample, no bit of any loss."""
@@ -28,6 +31,22 @@ def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Ou
     if settings.get("twin", True):
         outcome.assert_same_losses_as_twin()
     return outcome
+
+
+def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
+    """The faults cost nothing, and the last membership is the full world."""
+    settings: dict[str, Any] = {"steps": 90, "options": {"full": nodes}} | plan
+    outcome = survives(chaos, *faults, nodes=nodes, **settings)
+    last = journal(outcome, Event.PLAN)[-1]
+    assert len(last["members"]) == nodes
+    healed_ns = max((record.t_ns for record in journal(outcome, Event.LIFTED)), default=last.t_ns)
+    assert last.t_ns - healed_ns < BACK_S * 1e9
+    return outcome
+
+
+def given_up(outcome: Outcome) -> set[str]:
+    """Causes for which ranks were given up."""
+    return {record["cause"] for record in journal(outcome, Event.DETECTED)}
 
 
 def is_left_alone(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:

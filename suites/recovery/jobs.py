@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +49,23 @@ def _train(
                 step.backward(nn.functional.mse_loss(model(shard.batch), target))
 
 
-def steady(trainer: Any, *, steps: int, step_s: float = 0.015) -> None:
-    """Steps of about the same length."""
-    _train(trainer, steps, delay_s=lambda: step_s)
+def steady(trainer: Any, *, steps: int, step_s: float = 0.015, full: int = 0) -> None:
+    """Steps of about the same length; longer ones while the world has fewer ranks than ``full``: it is to grow."""
+    _train(trainer, steps, delay_s=lambda: step_s if trainer.world >= full else 0.1)
+
+
+def writing(trainer: Any, *, steps: int, size_bytes: int = 2**18) -> None:
+    """Each rank writes a file between two steps, and waits until it is on the disk. Else like :func:`steady`."""
+
+    def outside(model: nn.Module) -> None:
+        file = os.open(Path(trainer.disk) / "written", os.O_CREAT | os.O_WRONLY, 0o600)
+        try:
+            os.pwrite(file, bytes([trainer.step % 256]) * size_bytes, 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    _train(trainer, steps, outside=outside, delay_s=lambda: 0.015)
 
 
 def evaluating(trainer: Any, *, steps: int, seconds: float) -> None:

@@ -80,6 +80,7 @@ def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
     outcome = chaos.run("gpt", steps=STEPS, faults=[fault])
     assert outcome.recovery.seconds < WIDE_S
     assert outcome.lost_steps == 0
+    assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []
     outcome.assert_same_losses_as_twin()
     return outcome

@@ -9,21 +9,27 @@ import torch
 from torch import Tensor, nn
 
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
-WHERES = ("weight", "frozen", "buffer", "optimizer", "rate", "gradient", "noise", "received", "own segment")
+STATE = ("weight", "frozen", "buffer", "optimizer", "rate")
+WHERES = (*STATE, "gradient", "noise", "received", "own segment", "no number", "news")
 
 
 class Flip:
     """Flips a bit in the process that has rank ``rank`` in step ``at_step``: the first one to find ``marker`` missing.
 
     Args:
-        where: one of ``WHERES``. ``noise``: the bit of another element of the gradient every time.
+        where: one of ``WHERES``. ``noise``: the bit of another element of the gradient every time. ``no number``: no
+            bit, but a NaN is received. ``news``: a loss that is received.
         sticky: again and again, in this process; a replacement computes correctly.
+        pause: steps between two of a ``sticky`` process's bad ones.
     """
 
-    def __init__(self, trainer: Any, where: str, rank: int, at_step: int, sticky: bool, marker: str) -> None:
+    def __init__(
+        self, trainer: Any, where: str, rank: int, at_step: int, sticky: bool, marker: str, pause: int
+    ) -> None:
         self._trainer, self.where = trainer, where
         self._rank, self._at_step, self._sticky, self._marker = rank, at_step, sticky, marker
         self._mine = False
+        self._pause, self._next_step = pause, 0
         self._count = 0  # flips of noise: two in a row must differ
 
     def due(self, where: str) -> bool:
@@ -32,14 +38,16 @@ class Flip:
         if self.where != where or not trainer.took_part:
             return False
         if self._mine:
-            return self._sticky
+            due = self._sticky and trainer.step >= self._next_step
+            self._next_step = trainer.step + self._pause if due else self._next_step
+            return due
         if (trainer.rank, trainer.step) != (self._rank, self._at_step):
             return False
         try:
             os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
-        self._mine = True
+        self._mine, self._next_step = True, trainer.step + self._pause
         return True
 
     def gradient(self, gradient: Tensor) -> Tensor:
@@ -65,6 +73,11 @@ class Flip:
                 flip(reducer._plans[-1].spread[0].tensor if hasattr(reducer, "_plans") else flat, 0)
             elif self.due("own segment"):
                 flip(reducer._plans[-1].segment, 0)
+            elif self.due("no number"):
+                flat[0] = float("nan")
+            elif self.due("news"):  # the exponent of the loss of shard 0, which is rank 0's
+                exact = hasattr(reducer, "_plans")
+                flip(reducer._buffers.tails if exact else reducer._tail, 1 if exact else 3)
 
         reducer._wait = damage
 
@@ -101,6 +114,7 @@ def train(
     at_step: int = 6,
     sticky: bool = False,
     marker: str = "",
+    pause: int = 0,
     outside: bool = False,
 ) -> None:
     """``outside``: the weight is flipped between two steps, not in the forward pass of one."""
@@ -110,7 +124,7 @@ def train(
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
-    bad = Flip(trainer, where, rank, at_step, sticky, marker)
+    bad = Flip(trainer, where, rank, at_step, sticky, marker, pause)
     weight.register_hook(bad.gradient)
     bad.watch(trainer._work.reducer)
 

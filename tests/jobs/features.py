@@ -232,8 +232,10 @@ def optimizers(trainer: Any, *, steps: int) -> None:
     _loop(trainer, steps, _cross_entropy(model))
 
 
-def compiling_late(trainer: Any, *, steps: int) -> None:
-    """Rank 1 compiles again in the middle of a step, for far longer than a step takes."""
+def compiling_late(trainer: Any, *, steps: int, reset: bool) -> None:
+    """Rank 1 compiles again in the middle of a step, for far longer than a step takes. ``reset``: as torch has
+    forgotten everything, callbacks of others included.
+    """
     torch.manual_seed(trainer.seed)
     model = _network()
 
@@ -250,7 +252,11 @@ def compiling_late(trainer: Any, *, steps: int) -> None:
                 fast(batch[0][:1])  # of a shape that was not compiled for
         return F.cross_entropy(fast(batch[0]), batch[1])
 
-    _loop(trainer, steps, loss)
+    def forget() -> None:
+        if reset and trainer.step == 12 and trainer.rank == 1:
+            torch.compiler.reset()
+
+    _loop(trainer, steps, loss, before=forget)
 
 
 def compiled(trainer: Any, *, steps: int, backend: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,34 @@ def overflowing(trainer: Any, *, steps: int, at_step: int) -> None:
                 step.backward((weight * huge).sum() + (weight * huge).sum() + shard.batch.mean())
 
 
+def with_a_slope(trainer: Any, *, steps: int) -> None:
+    """The gradient of ``slope`` is 1.5 in every step, which one flipped bit, the 30th, makes no number."""
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 1)
+    model.register_parameter("slope", nn.Parameter(torch.zeros(1)))
+    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=24):
+                step.backward(model(shard.batch).square().mean() + 1.5 * model.slope.sum())
+
+
+def vigilant(trainer: Any, *, steps: int, waits: bool = False) -> None:
+    """Does not bear a loss that is no number: raises an exception, or catches that and waits for a person."""
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=24):
+                loss = model(shard.batch).square().mean()
+                if not loss.isfinite():
+                    while waits:
+                        time.sleep(0.1)
+                    raise FloatingPointError(f"the loss of step {trainer.step} is {loss.item()}")
+                step.backward(loss)
+
+
 def slow_outside(trainer: Any, *, steps: int) -> None:
     """Rank 0 does something for a second between some transactions."""
     _train(trainer, steps, outside=lambda: time.sleep(1.0 * (trainer.rank == 0 and trainer.step % 10 == 9)))
@@ -127,6 +157,21 @@ def late_ones_fail(
     def outside() -> None:
         if trainer.step == 3:
             Path(marker).touch()
+
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
+
+
+def babbling(trainer: Any, *, steps: int, step_s: float, marker: str) -> None:
+    """At one step, rank 1 writes nonsense to every descriptor that it has inherited; once."""
+
+    def outside() -> None:
+        if trainer.rank != 1 or trainer.step != 6 or Path(marker).exists():
+            return
+        Path(marker).touch()
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
+                if (ours.family, ours.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
+                    ours.send(b"\xff" * 64)
 
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
 

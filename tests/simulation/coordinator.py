@@ -6,10 +6,12 @@ is written down first, then the outputs are carried out in their order.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
-from chaoskit.control.plane import ControlPlane, Disconnect, End, Note, Remember, Send
+from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send
+from chaoskit.control.plane import ControlPlane
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import Refused
 from chaoskit.messages import AgentHello
@@ -23,23 +25,41 @@ TICK_S = 0.05
 
 
 class Fenced(Exception):
-    """Another coordinator holds the record."""
+    """Another coordinator holds the record, or nobody does."""
 
 
 class Record:
-    """``control/record.py``: survives every coordinator, and belongs to the last one that took it over."""
+    """``control/record.py``: survives every coordinator, and belongs to the last one that took it over.
+
+    Attributes:
+        holder: stands for the inode; 0 while there is no record.
+    """
 
     def __init__(self) -> None:
         self.entries: list[Remember] = []
         self.term = 0
+        self.holder = 0
+        self.losses = 0
+        self._holders = count(1)
 
-    def take_over(self) -> int:
-        """The next term."""
+    def take_over(self) -> tuple[int, int]:
+        """The next term, and who holds it."""
         self.term += 1
+        self.holder = next(self._holders)
+        return self.term, self.holder
+
+    def outbid(self, term: int) -> int:
+        """A term that is higher than ``term``, of which a node knows."""
+        self.term = term + 1
         return self.term
 
-    def append(self, term: int, entries: list[Remember]) -> None:
-        if term != self.term:
+    def lose(self) -> None:
+        """It is deleted. Its coordinator finds that out when it next looks."""
+        self.entries, self.term, self.holder = [], 0, 0
+        self.losses += 1
+
+    def append(self, holder: int, entries: list[Remember]) -> None:
+        if holder != self.holder:
             raise Fenced
         self.entries += entries
 
@@ -49,14 +69,23 @@ class Coordinator(Process):
 
     def __init__(self, world: World) -> None:
         self.world, self.record = world, world.record
-        self.term = self.record.take_over()
+        self.term, self._holder = self.record.take_over()
         super().__init__(world.engine, f"coordinator {self.term}")
+        self.began_s = self.engine.now_s
         self.plane = ControlPlane(world.config, tuple(self.record.entries), self.engine.now_s)
+        #: The last generation of the coordinators before.
+        self.inherited = self.plane.membership.generation
         self.over = False
         #: Acts that it lives to carry out, when its end is near.
         self.acts_left: int | None = None
         self._agents: dict[str, Line] = {}
         self.after(TICK_S, self._tick)
+        self.carry_out(self.plane.retell())
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Those that are attached."""
+        return frozenset(self._agents)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -72,25 +101,34 @@ class Coordinator(Process):
             self._ask(line, message)
 
     def _serve_agent(self, line: Line, hello: AgentHello) -> None:
+        if not self._holds():
+            return
+        term = self.term
+        if hello.term > term:
+            self.term = self.record.outbid(hello.term)
         try:
-            outputs = self.plane.attach(hello, self.engine.now_s)
+            outputs = self.plane.attach(hello, self.engine.now_s, term=term)
         except Refused:
             line.close(SERVER)
             return
         node = hello.node
+        former = self._agents.get(node)
         self._agents[node] = line
+        if former is not None:
+            former.close(SERVER)
         self.engine.note(f"{self.name} <- {node} attaches with {hello.workers}, ended {hello.ended}")
         line.send(SERVER, self.term)  # stands for Welcome
         line.bind(SERVER, lambda message: self._hear(node, line, message), lambda: self._lose(node, line))
         self.carry_out(outputs)
 
     def _hear(self, node: str, line: Line, message: Any) -> None:
-        if self._agents.get(node) is line:
+        if self._agents.get(node) is line and self._holds():
             self.carry_out(self.plane.hear(message, self.engine.now_s))
 
     def _lose(self, node: str, line: Line) -> None:
         if self._agents.get(node) is line:
-            self.carry_out(self.plane.detach(node, "the agent's connection ended", self.engine.now_s))
+            dead = not line.client_alive()
+            self.carry_out(self.plane.detach(node, "the agent's connection ended", self.engine.now_s, dead=dead))
 
     def _ask(self, line: Line, request: Any) -> None:
         self.carry_out(self.plane.ask(line, request))
@@ -102,12 +140,17 @@ class Coordinator(Process):
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self.term != self.record.term:  # ``Record.check``
-            self.engine.note(f"{self.name} is fenced")
-            self.kill()
+        if not self._holds():
             return
         self.carry_out(self.plane.tick(self.engine.now_s, {}))
         self.after(TICK_S, self._tick)
+
+    def _holds(self) -> bool:
+        """``Record.check``: False if the record is another's, or gone."""
+        if self._holder != self.record.holder:
+            self.engine.note(f"{self.name} is fenced")
+            self.kill()
+        return self.alive
 
     def _dies_here(self) -> bool:
         if self.acts_left is not None:
@@ -156,7 +199,7 @@ class Coordinator(Process):
         if self.acts_left is not None and self.acts_left < len(entries):
             whole = self.acts_left
         try:
-            self.record.append(self.term, entries[:whole])
+            self.record.append(self._holder, entries[:whole])
         except Fenced:
             self.engine.note(f"{self.name} is fenced")
             self.kill()

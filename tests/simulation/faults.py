@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chaoskit.vocabulary import Phase
+from simulation.network import COORDINATOR
 from simulation.node import Agent
 
 if TYPE_CHECKING:
@@ -42,11 +43,15 @@ class Faults:
             (self._kill_node, 3),
             (self._freeze_node, 4),
             (self._cut, 3),
+            (self._partition, 4),
+            (self._isolate_coordinator, 2),
+            (self._split, 3),
             (self._slow, 2),
             (self._kill_coordinator, 4),
             (self._doom_coordinator, 8),
             (self._freeze_coordinator, 2),
             (self._usurp, 2),
+            (self._lose_record, 1),
             (self._fail_starts, 2),
             (self._curse, 1),
         ]
@@ -246,6 +251,55 @@ class Faults:
             self._world.laws.excused_nodes.add(agent.node)
             agent.line.cut()
 
+    def _partition(self) -> None:
+        """Some nodes are cut off from the coordinator, and mostly from the other nodes, too."""
+        world, random, nodes = self._world, self._random, self._nodes()
+        if not nodes:
+            return
+        near = set(random.sample(nodes, random.randint(1, len(nodes))))
+        far = {COORDINATOR} if random.random() < 0.3 else {*world.agents, COORDINATOR} - near
+        out = {(one, other) for one in near for other in far}
+        into = {(other, one) for one, other in out}
+        ways = random.choice((out | into, out | into, out, into))
+        self._note(f"part {sorted(near)} from {sorted(far)}{'' if ways > out else ', one way'}")
+        world.laws.excused_nodes |= near
+        self._sever(ways, random.choice((0.3, 1.0, 2.5, 5.0)))
+
+    def _split(self) -> None:
+        """Some nodes cannot reach some others, though the coordinator reaches them all."""
+        world, random = self._world, self._random
+        nodes = list(world.agents)
+        near = set(random.sample(nodes, random.randint(1, len(nodes) - 1)))
+        far = set(random.sample(sorted(set(nodes) - near), random.randint(1, len(nodes) - len(near))))
+        ways = {(one, other) for one in near for other in far}
+        if random.random() < 0.8:
+            ways |= {(other, one) for one, other in ways}
+        self._note(f"split {sorted(near)} from {sorted(far)}")
+        self._sever(ways, random.choice((0.3, 1.0, 2.5, 5.0)))
+
+    def _isolate_coordinator(self) -> None:
+        """Nobody is to blame, and nobody may be given up: it is the coordinator that cannot be heard."""
+        if not self._world.laws.plans:  # nodes that wait for the start may come again
+            self._at_now(0.3, self._isolate_coordinator)
+            return
+        for_s = self._random.choice((0.3, 1.0, 2.5, 5.0))
+        self._note(f"the coordinator is cut off for {for_s} s")
+        nodes = self._world.agents
+        if not self._world.coordinator.plane.membership.keepers or self._world.latency_s:
+            self._world.laws.excused_nodes.update(nodes)  # there is nothing to keep, or some are heard for longer
+        self._sever({(COORDINATOR, node) for node in nodes} | {(node, COORDINATOR) for node in nodes}, for_s)
+
+    def _sever(self, ways: set[tuple[str, str]], for_s: float) -> None:
+        self._world.sever(ways)
+        self._world.laws.parted |= {site for way in ways if COORDINATOR not in way for site in way}
+        self._at_now(for_s, self._heal, ways)
+
+    def _heal(self, ways: set[tuple[str, str]]) -> None:
+        self._world.heal(ways)
+        self._note("a part of the network heals" if self._world.severed else "the network is whole again")
+        for agent in self._world.agents.values():
+            agent.quiet_since_s = self._world.engine.now_s
+
     def _slow(self) -> None:
         """Everybody may be slow, the haven too: slow is not lost."""
         node = self._random.choice(list(self._world.agents))
@@ -293,6 +347,12 @@ class Faults:
                 agent.line.cut()
         self._at_now(self._random.uniform(0.01, 0.3), self._succeed, sleeper)
         self._at_now(self._random.uniform(0.3, 2.5), sleeper.thaw)
+
+    def _lose_record(self) -> None:
+        """Before the end: one that is lost later has nothing more to tell."""
+        if self._world.laws.end is None and not self._world.coordinator.plane.ended:
+            self._note("the record is lost")
+            self._world.record.lose()
 
     def _succeed(self, sleeper: object) -> None:
         if self._world.coordinator is sleeper:

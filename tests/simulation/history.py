@@ -52,6 +52,6 @@ def run(seed: int, *, trace: bool = False) -> History:
         end.reason if end is not None else "",
         world.engine.now_s,
         max(world.laws.plans, default=0),
-        world.record.term,
+        world.coordinators,
         tuple(world.engine.trace or ()),
     )

@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
-from chaoskit.control import membership
+from chaoskit.control import events
 from chaoskit.messages import EndJob, Plan, StartWorker
 from chaoskit.vocabulary import Event
+from simulation.network import COORDINATOR
 from simulation.worker import GENESIS, advance, gradient
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A worker that was given up must be gone after so long, if its agent can hear.
 STRAY_S = 1.0
+#: Who was left out is back so long after the network is whole: one node a test of all links.
+RETURN_S = 5.0
 
 
 class Violation(AssertionError):
@@ -32,18 +35,22 @@ class Laws:
     Attributes:
         excused: workers whose loss has a cause that a fault gave them.
         excused_nodes: the same for nodes, and for every worker there.
+        parted: nodes that were cut off from other nodes: of two that cannot reach each other either may be left out.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.excused: set[str] = set()
         self.excused_nodes: set[str] = set()
+        self.parted: set[str] = set()
         self.plans: dict[int, Plan] = {}
         self.lost_s: dict[str, float] = {}
+        self.untold: set[str] = set()  # lost workers of which no journal tells yet
         self.settled: set[int] = set()
         self.end: EndJob | None = None
         self.torn = False  # in the first step, a copy in place broke off: the state was lost with its source
         self.high = 0  # steps that some rank has committed
+        self.keepers: set[str] = set()  # nodes on which somebody has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
         self._twin = [GENESIS]
@@ -67,16 +74,37 @@ class Laws:
         """Nobody innocent is given up."""
         for entry in entries:
             match entry.event:
-                case membership.WorkerLost(worker):
+                case events.WorkerLost(worker):
                     process = self._world.workers.get(worker)
                     guilty = worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
                     self._require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
                     self.lost_s.setdefault(worker, self._world.engine.now_s)
-                case membership.NodeLost(node):
+                    self.untold.add(worker)
+                case events.LeftOut(nodes):
+                    if self._world.haven in nodes:
+                        self._world.haven = ""  # its worker has ended, and the memory tier is not modelled
+                    innocent = [node for node in nodes if node not in self.parted]
+                    self._require(not innocent, f"nodes {innocent} reach everybody and were left out")
+                    for name, process in self._world.workers.items():
+                        if process.agent.node in nodes:
+                            self.lost_s.setdefault(name, self._world.engine.now_s)
+                    kept = bool(coordinator.plane.membership.keepers)
+                    self._require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
+                case events.Settled(generation) if generation in self.plans and not self.keepers:
+                    self.keepers.update(member.node for member in self.plans[generation].members)
+                case events.NodeLost(node):
+                    if self._world.engine.now_s > self._world.agents[node].lease_until_s:
+                        self.gave_up(node)
                     self._require(node in self.excused_nodes, f"node {node} is well and was given up")
                     for name, process in self._world.workers.items():
                         if process.agent.node == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
+
+    def gave_up(self, node: str) -> None:
+        """A node was not heard for as long as its lease: it has ended its workers, or they do not commit any more."""
+        self.excused_nodes.add(node)
+        if self._world.haven == node:
+            self._world.haven = ""
 
     def sent(self, coordinator: Coordinator, node: str, message: messages.Message) -> None:
         """Decisions leave a coordinator here."""
@@ -94,24 +122,32 @@ class Laws:
 
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         generation, workers = plan.generation, [member.worker for member in plan.members]
-        newest = max(self.plans, default=0)
+        newest = self._newest(coordinator)
         self._require(generation > newest, f"generation {generation} was published after generation {newest}")
         shards = sorted(shard for member in plan.members for shard in member.shards)
         self._require(shards == list(range(self._world.config.shard_count)), f"generation {generation}: {shards}")
         self._require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
         now_s = self._world.engine.now_s  # of two that are lost at once, the first leads to a plan with the second
         gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
-        self._require(not gone, f"generation {generation} has lost workers: {gone}")
-        if newest:
+        said_again = generation <= coordinator.inherited  # where no newer one can be: it ends those before
+        self._require(said_again or not gone, f"generation {generation} has lost workers: {gone}")
+        if newest and not self._world.record.losses:
             self._needed(self.plans[newest], plan)
         self.plans[generation] = plan
+
+    def _newest(self, coordinator: Coordinator) -> int:
+        """The last generation that there was; without a record, the last one of which anybody can tell."""
+        if self._world.record.losses:
+            return max((self._world.agents[node].generation for node in coordinator.nodes), default=0)
+        return max(self.plans, default=0)
 
     def _needed(self, before: Plan, plan: Plan) -> None:
         """The end of a coordinator is no reason to regroup; nor is what was said of another generation."""
         members = {member.worker for member in before.members}
         if members != {member.worker for member in plan.members} or before.generation not in self.settled:
             return
-        if self.excused & members or {member.node for member in before.members} & self.excused_nodes:
+        nodes = {member.node for member in before.members}
+        if self.excused & members or nodes & (self.excused_nodes | self.parted):
             return
         whole = self._world.mesh(before).whole
         self._require(not whole, f"generation {plan.generation} without need: {before.generation} was well")
@@ -120,12 +156,17 @@ class Laws:
         """The journal of a coordinator."""
         if event == Event.SETTLED:
             self.settled.add(fields["generation"])
+        elif event == Event.DETECTED:
+            self.untold.discard(fields["worker"])
+        elif event == Event.RECORD_LOST:
+            self._require(bool(self._world.record.losses), f"the record was not lost: {fields['detail']}")
 
     def _no_strays(self, coordinator: Coordinator) -> None:
         world, now_s = self._world, self._world.engine.now_s
         for name, process in world.workers.items():
             agent = process.agent
             calm = agent.line is not None and not agent.frozen and agent.quiet_since_s < now_s - STRAY_S
+            calm &= not world.apart(agent.node, COORDINATOR)
             if process.alive and calm and world.agents[agent.node] is agent:
                 gone_s = self.lost_s.get(name, now_s)
                 self._require(gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs")
@@ -151,14 +192,20 @@ class Laws:
         """All contributions of a step have come together."""
         shards = sorted(shard for brought in one.brought.values() for shard in brought.shards)
         self._require(shards == list(range(self._world.config.shard_count)), f"step {step} was made of {shards}")
+        newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
+        alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
+        self._require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
         states = {brought.state for brought in one.brought.values()}
         self._require(states == {self.twin(step)}, f"step {step} was computed from {len(states)} other states")
 
     def healed(self, worker: Worker, formation: Formation) -> None:
         """A worker has taken over the state of another."""
         target = formation.target.step
-        self._require(worker.step == target, f"{worker.name} took step {worker.step}, not {target}")
+        over = max(self.plans, default=0) > formation.plan.generation  # then its source may have gone on in another one
+        right = worker.step == target or (worker.step > target and over)
+        self._require(right, f"{worker.name} took step {worker.step}, not {target}")
         self._require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
+        self.keepers.add(worker.agent.node)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         """A rank has taken a step."""
@@ -184,6 +231,9 @@ class Laws:
         """When all is over."""
         world = self._world
         self._require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
+        if not world.record.losses:
+            self._require(not self.untold, f"nobody said that these were lost: {sorted(self.untold)}")
+        self._nobody_stays_outside()
         end = self.end or world.coordinator.plane.picture()[-1]
         assert isinstance(end, EndJob)
         if end.ok:
@@ -192,13 +242,34 @@ class Laws:
         reason = end.reason
         if "failure budget" in reason:
             self._require(len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}")
+        elif "record was lost" in reason:
+            self._require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            survives = world.haven and not (self.torn and self.high <= 1)
+            survives = world.haven in self.keepers and not (self.torn and self.high <= 1)
             self._require(not survives, f"{world.haven} has the state: {reason}")
+            going = [generation for generation in self.settled if self._goes_on(generation)]
+            self._require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "in a row" in reason:
             self._require(bool(world.barren), f"nobody failed to start: {reason}")
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
-            self._require(bool(struck), f"nobody failed to start: {reason}")
+            late = bool(world.record.losses)  # the nodes that may still come are waited for, of a start-up of seconds
+            self._require(bool(struck) or late, f"nobody failed to start: {reason}")
         else:
             self._require(reason == world.stopped, f"unexpected end: {reason}")
+
+    def _goes_on(self, generation: int) -> bool:
+        """Whether all members of a generation can still commit in it."""
+        world, plan = self._world, self.plans[generation]
+        workers = [world.workers[member.worker] for member in plan.members]
+        able = [one.alive and not one.hung and not one.over for one in workers]
+        leased = all(world.engine.now_s <= one.agent.lease_until_s for one in workers)
+        return leased and all(able) and world.mesh(plan).whole
+
+    def _nobody_stays_outside(self) -> None:
+        world, now_s = self._world, self._world.engine.now_s
+        calm = not world.severed and max(world.healed_s, world.coordinator.began_s) < now_s - RETURN_S
+        attached = world.coordinator.nodes
+        for node in world.coordinator.plane.membership.left_out if calm else ():
+            well = node in attached and world.agents[node].quiet_since_s < now_s - RETURN_S
+            self._require(not well, f"{node} reaches everybody and is left out")

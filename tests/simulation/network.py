@@ -8,6 +8,8 @@ from typing import Any
 from simulation.engine import Engine, Process
 
 CLIENT, SERVER = 0, 1
+#: The site of the coordinator; the others bear the names of nodes.
+COORDINATOR = "coordinator"
 
 
 class Line:
@@ -15,11 +17,20 @@ class Line:
 
     Args:
         latency_s: shortest and longest time that a message takes.
+        severed: whether nothing comes through to this end now.
     """
 
-    def __init__(self, engine: Engine, client: Process, server: Process, latency_s: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        client: Process,
+        server: Process,
+        latency_s: tuple[float, float],
+        severed: Callable[[int], bool] = lambda to: False,
+    ) -> None:
         self._engine, self._ends = engine, (client, server)
-        self.latency_s = latency_s
+        self.latency_s, self._severed = latency_s, severed
+        self._held: tuple[list[Any], list[Any]] = ([], [])  # to each end: TCP sends it again when the network heals
         self._hear: list[Callable[[Any], None] | None] = [None, None]
         self._end: list[Callable[[], None] | None] = [None, None]
         self._arrival_s = [0.0, 0.0]  # of the last message to each end
@@ -57,12 +68,28 @@ class Line:
             self.close(side)
         elif not self._broken:
             self._closed[side] = self._broken = True
-            self._engine.after(self._latency(), self._finish, 1 - side)
+            self._post(1 - side, self._finish, 1 - side)
 
     def _latency(self) -> float:
         return self._engine.uniform(*self.latency_s)
 
+    def release(self) -> None:
+        """The network may have healed."""
+        for to, held in enumerate(self._held):
+            if held and not self._severed(to):
+                waiting = held[:]
+                held.clear()
+                for act, arguments in waiting:
+                    self._post(to, act, *arguments)
+
+    def client_alive(self) -> bool:
+        """What the kernel knows of the other process, on one host."""
+        return self._ends[CLIENT].alive
+
     def _post(self, to: int, act: Callable[..., None], *arguments: Any) -> None:
+        if self._held[to] or self._severed(to):
+            self._held[to].append((act, arguments))
+            return
         now_s = self._engine.now_s
         self._arrival_s[to] = max(self._arrival_s[to], now_s + self._latency())
         self._engine.after(self._arrival_s[to] - now_s, act, *arguments)

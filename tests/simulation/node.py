@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.control.facts import Facts
+from chaoskit.control.lease import Leases
 from chaoskit.messages import (
     AgentHello,
     Beat,
     EndJob,
+    Heard,
     Heartbeat,
+    LinksTested,
     Plan,
     Recall,
     Sealed,
     StartWorker,
     StopWorker,
+    TestLinks,
     WorkerFailed,
     WorkerLost,
 )
@@ -27,7 +32,11 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 RETRY_S = 0.02
-ANSWER_S = 5.0
+ANSWER_S = 2.0
+#: ``uplink._RETURN_S``
+RETURN_S = 2.0
+#: ``uplink._PATIENCE``
+PATIENCE = 2
 #: Between an agent and its workers; always the same, so that it keeps their order.
 LOCAL_S = 0.0003
 
@@ -55,7 +64,12 @@ class Agent(Process):
         self.quiet_since_s = 0.0  # since when it hears its coordinator without a break
         self._line: Line | None = None
         self._attempt = 0
-        self._outage_began_s = world.engine.now_s
+        config = world.config
+        self._leases = Leases(config.heartbeat_ms / 1000, PATIENCE * config.lease_beats)
+        self._seeks = True  # a coordinator
+        self._acknowledged_s = world.engine.now_s
+        self._give_up_s = world.engine.now_s + config.coordinator_outage_s
+        self.lease_until_s = math.inf  # as the boards of its workers show it
         self.ends.append(self._take_along)
         self.after(world.engine.uniform(0.0, 0.2), self._attach)
         self.after(0.0, self._beat)
@@ -64,6 +78,11 @@ class Agent(Process):
         """PR_SET_PDEATHSIG: no worker outlives its agent."""
         for charge in self.charges.values():
             charge.process.kill()
+
+    @property
+    def outage_s(self) -> float:
+        """The length of its lease."""
+        return self.world.config.coordinator_outage_s
 
     # -- uplink ---------------------------------------------------------------------------------------------------
 
@@ -80,8 +99,9 @@ class Agent(Process):
     def _attach(self) -> None:
         if self.over:
             return
-        if self.engine.now_s > self._outage_began_s + self.world.config.coordinator_outage_s:
+        if self.engine.now_s > self._give_up_s:
             self.engine.note(f"{self.name} gives up: no coordinator")
+            self.world.laws.gave_up(self.node)
             self.kill()
             return
         line = self.world.connect(self)
@@ -90,16 +110,18 @@ class Agent(Process):
             return
         self._attempt += 1
         attempt = self._attempt
-        line.bind(CLIENT, lambda term: self._welcomed(line, attempt, term), lambda: self._try_again(attempt))
+        sent_s = self.engine.now_s
+        line.bind(CLIENT, lambda term: self._welcomed(line, attempt, term, sent_s), lambda: self._try_again(attempt))
         line.send(CLIENT, self._hello())
         self.after(ANSWER_S, self._give_up, line, attempt)
 
     def _hello(self) -> AgentHello:
         living = tuple(name for name, charge in self.charges.items() if not charge.lost)
-        return AgentHello(self.node, "host", self.pid, self.generation, living, self.facts.ended)
+        ended, started = self.facts.ended, self.world.names.get(self.node, 0)
+        return AgentHello(self.node, "host", self.pid, self.generation, living, ended, self.term, started)
 
     def _give_up(self, line: Line, attempt: int) -> None:
-        if attempt == self._attempt and self._line is None:
+        if attempt == self._attempt and self._seeks:
             line.close(CLIENT)
             self._try_again(attempt)
 
@@ -108,7 +130,7 @@ class Agent(Process):
             self._attempt += 1
             self.after(RETRY_S, self._attach)
 
-    def _welcomed(self, line: Line, attempt: int, term: int) -> None:
+    def _welcomed(self, line: Line, attempt: int, term: int, sent_s: float) -> None:
         if attempt != self._attempt:
             line.close(CLIENT)
             return
@@ -116,7 +138,11 @@ class Agent(Process):
             line.close(CLIENT)
             self._try_again(attempt)
             return
+        former, self._seeks = self._line, False
         self.term, self._line = term, line
+        if former is not None:
+            former.close(CLIENT)
+        self._acknowledge(sent_s)
         self._attempt += 1  # its time to answer is no more of interest
         self.quiet_since_s = self.engine.now_s
         line.bind(CLIENT, self._obey, lambda: self._bereft(line))
@@ -126,8 +152,21 @@ class Agent(Process):
     def _bereft(self, line: Line) -> None:
         """``Uplink.follow``: the connection to this coordinator has ended."""
         if self._line is line:
-            self._line, self._outage_began_s = None, self.engine.now_s
+            self._line = None
+            self._seek()
+
+    def _seek(self) -> None:
+        if not self._seeks:
+            self._seeks = True
+            self._give_up_s = max(self._acknowledged_s + self.outage_s, self.engine.now_s + RETURN_S)
+            if self._line is not None:  # it is silent: what it says late is not read any more
+                self._line.bind(CLIENT, lambda message: None, lambda: None)
             self._attach()
+
+    def _acknowledge(self, sent_s: float) -> None:
+        """A coordinator has answered what was sent then."""
+        self._acknowledged_s = max(self._acknowledged_s, sent_s)
+        self._leases.beat("coordinator", self.engine.now_s)
 
     @property
     def line(self) -> Line | None:
@@ -139,12 +178,19 @@ class Agent(Process):
     def _obey(self, message: Any) -> None:
         self.facts.note(message)
         match message:
+            case Heard(sent_ns):
+                if sent_ns / 1e9 > self._acknowledged_s:
+                    self._acknowledge(sent_ns / 1e9)
             case Plan(generation):
                 self.generation = max(self.generation, generation)
                 for member in message.members:
                     self._pass_on(member.worker, message)
+            case TestLinks(number, targets):
+                self.after(self.engine.uniform(0.001, 0.5), self._test_links, number, [node for node, _, _ in targets])
             case StartWorker(worker):
                 if worker not in self.charges:
+                    names = self.world.names  # stand for the logs that workers leave on their node
+                    names[self.node] = max(names.get(self.node, 0), int(worker.rpartition(".")[2]) + 1)
                     self.charges[worker] = Charge(Worker(self.world, self, worker))
             case Recall():
                 self.tell(Sealed(self.node, ()))  # nothing outlives its worker here: no memory tier is modelled
@@ -155,6 +201,11 @@ class Agent(Process):
                 self.engine.note(f"{self.name} hears {message}")
                 self.over = True
                 self._take_along()
+
+    def _test_links(self, number: int, nodes: list[str]) -> None:
+        """``can_connect``, for each of these."""
+        away = [node for node in nodes if self.world.apart(self.node, node) or not self.world.agents[node].alive]
+        self.tell(LinksTested(self.node, number, tuple(away)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self.charges.get(worker)
@@ -188,6 +239,7 @@ class Agent(Process):
 
     def _release(self, worker: Worker) -> None:
         self.charges.pop(worker.name, None)
+        self.after(2 * LOCAL_S, self.facts.close, worker.name)  # what it has said is here by then
 
     def notice_stop(self, worker: Worker) -> None:
         """The zygote reports SIGSTOP at once: a stopped worker is ended."""
@@ -206,7 +258,10 @@ class Agent(Process):
             return
         if self._line is not None:
             beats = [self._read_board(charge.process) for charge in self.charges.values() if not charge.lost]
-            self.tell(Heartbeat(self.node, tuple(beats)))
+            self.tell(Heartbeat(self.node, tuple(beats), int(self.engine.now_s * 1e9)))
+        if self._leases.expired(self.engine.now_s):
+            self._seek()
+        self.lease_until_s = self._acknowledged_s + self.outage_s
         self.after(self.world.config.heartbeat_ms / 1000, self._beat)
 
     def _read_board(self, worker: Worker) -> Beat:

@@ -112,6 +112,7 @@ class Regrouper:
         mesh = worker.world.mesh(plan)
         mesh.join(rank, worker)
         yield worker.engine.uniform(0.001, 0.01)
+        yield lambda: not mesh.apart(rank) or not mesh.whole or self.is_over(formation)
         if self.is_over(formation):
             mesh.leave(rank)
             return

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GENESIS = 1
 #: ``trainer._PLAN_S``
 PLAN_S = 2.0
+#: ``peer._SILENT_S``
+SILENT_S = 1.0
 
 _LOCAL_S = 0.0003
 
@@ -224,6 +226,9 @@ class Worker(Process):
         with regrouper.advance(formation):
             self._work = {}
             try:
+                if self.world.apart(self.agent.node, healer.agent.node):
+                    yield SILENT_S
+                    raise PeerLost(name)
                 if not healer.alive:
                     raise PeerLost(name)
                 if self.step <= 0:
@@ -278,6 +283,9 @@ class Worker(Process):
         """``Trainer._commit``, then the move to a plan that waits for this step boundary."""
         sums, vote = reduced
         self.enter(Phase.OPTIMIZER)
+        if self.engine.now_s > self.agent.lease_until_s:
+            self.world.laws.excused_nodes.add(self.agent.node)
+            raise Broken("the lease of this node has run out")
         with self.regrouper.advance(formation):
             yield self.engine.uniform(0.0005, 0.005)
             self.state = advance(self.state, sums)

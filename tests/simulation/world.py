@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.messages import Plan
 from simulation.coordinator import Coordinator, Record
 from simulation.engine import Engine, Process
 from simulation.laws import Laws
 from simulation.mesh import Mesh
-from simulation.network import Line
+from simulation.network import COORDINATOR, Line
 from simulation.node import Agent
 from simulation.worker import Worker
 
@@ -24,6 +26,7 @@ class World:
     Attributes:
         haven: the node that no fault strikes, so that the state survives; "" where everybody may die.
         barren: nodes on which a start has failed.
+        names: node -> the number of its next worker.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,7 +43,7 @@ class World:
             hang_floor_ms=400,
             strikes_max=5,
             startup_s=4.0,
-            coordinator_outage_s=10.0,
+            coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
         )
         self.steps = random.randint(6, 12)
         self.shard_s = (0.01, 0.05)
@@ -51,9 +54,14 @@ class World:
         self._meshes: dict[tuple[str, ...], Mesh] = {}
         self.haven = f"n{random.randrange(nodes)}"
         self.barren: dict[str, int] = {}  # node -> starts that are still to fail
+        self.names: dict[str, int] = {}
         self.stopped = ""  # the reason that an observer gave
         self.latency_s: dict[str, tuple[float, float]] = {}  # of slow nodes
+        self.severed: Counter[tuple[str, str]] = Counter()  # from a site to another one: by so many faults
+        self.healed_s = 0.0
+        self._lines: list[Line] = []
         self.watched_phase = -1
+        self.coordinators = 0
         self.coordinator: Coordinator
         self.launch_coordinator()
         self.agents = {f"n{index}": Agent(self, f"n{index}", 0) for index in range(nodes)}
@@ -67,6 +75,7 @@ class World:
     def launch_coordinator(self) -> None:
         """``nursery._restart_coordinators``."""
         self.coordinator = coordinator = Coordinator(self)
+        self.coordinators += 1
         coordinator.ends.append(lambda: self._coordinator_ended(coordinator))
         self.engine.note(f"{coordinator.name} begins")
 
@@ -83,9 +92,35 @@ class World:
         if not self.coordinator.alive:
             return None
         node = client.node if isinstance(client, Agent) else client.agent.node
-        line = Line(self.engine, client, self.coordinator, self.latency_s.get(node, NORMAL_S))
+        ways = ((COORDINATOR, node), (node, COORDINATOR))
+        if any(way in self.severed for way in ways):
+            return None  # a real attempt waits, and a later one is made beside it
+        latency_s = self.latency_s.get(node, NORMAL_S)
+        line = Line(self.engine, client, self.coordinator, latency_s, lambda to: ways[to] in self.severed)
+        self._lines.append(line)
         self.coordinator.serve(line)
         return line
+
+    # -- the network ----------------------------------------------------------------------------------------------
+
+    def sever(self, ways: set[tuple[str, str]]) -> None:
+        """Nothing comes through these ways any more, and nobody is told."""
+        self.severed.update(ways)
+
+    def heal(self, ways: set[tuple[str, str]]) -> None:
+        """What was sent meanwhile is sent again."""
+        self.severed -= Counter(ways)
+        self.healed_s = self.engine.now_s
+        for line in self._lines:
+            line.release()
+        for mesh in self._meshes.values():
+            mesh.release()
+        for worker in self.workers.values():
+            worker.run(worker.notify)
+
+    def apart(self, one: str, other: str) -> bool:
+        """Whether two sites cannot speak to each other."""
+        return (one, other) in self.severed or (other, one) in self.severed
 
     # -- workers --------------------------------------------------------------------------------------------------
 

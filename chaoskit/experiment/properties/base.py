@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Literal
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 
@@ -76,7 +76,8 @@ class Trace:
 
     def confirmed(self, *kinds: str) -> list[Strike]:
         """The faults of these kinds that took effect."""
-        return [one for one in self.run.strikes if one.fault.kind in kinds and one.effective_ns is not None]
+        struck = [one for one in self.run.strikes if one.fault.kind in kinds and not one.missed]
+        return [one for one in struck if one.effective_ns is not None]
 
     def struck_by(self, worker: str) -> list[str]:
         """Kinds of the faults that acted on ``worker``."""

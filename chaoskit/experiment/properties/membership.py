@@ -32,8 +32,8 @@ def generations(trace: Trace) -> Finding:
 
 def terms(trace: Trace) -> Finding:
     """Each coordinator has a higher term than the one before it, and knows of every generation of that."""
-    resumed = trace.of(Event.RESUMED)
-    if not resumed:
+    resumed, lost = trace.of(Event.RESUMED), trace.of(Event.RECORD_LOST)
+    if not resumed and not lost:
         return None
     numbers = [1, *(record["term"] for record in resumed)]
     found = [f"term {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
@@ -41,7 +41,7 @@ def terms(trace: Trace) -> Finding:
         known = [plan["generation"] for plan in trace.of(Event.PLAN) if plan.t_ns < record.t_ns]
         if record["generation"] < max(known, default=0):
             found.append(f"term {record['term']} began with generation {record['generation']} of {max(known)}")
-    return found
+    return found + [f"the record was lost: {record['detail']}" for record in lost]
 
 
 def strikes(trace: Trace) -> Finding:

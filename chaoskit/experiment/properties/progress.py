@@ -8,8 +8,8 @@ from chaoskit.control.membership import HEALING_S
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.plane import REATTACH_S
 from chaoskit.control.revival import GATHER_S, RECALL_S
-from chaoskit.experiment.conductor import Strike
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.experiment.strike import Strike
 from chaoskit.vocabulary import Event
 from faults.base import Target
 
@@ -96,7 +96,7 @@ def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Findi
 
 def _on_struck_node(trace: Trace, worker: str) -> bool:
     nodes = [one for one in trace.run.strikes if one.fault.whole_node and not one.missed]
-    struck = {one.target.node for one in nodes if one.target is not None}
+    struck = {node for one in nodes if one.target is not None for node in one.target.struck_nodes}
     return worker.rpartition(".")[0] in struck
 
 

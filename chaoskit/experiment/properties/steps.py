@@ -134,7 +134,7 @@ def batch_size(trace: Trace) -> Finding:
 def boundaries(trace: Trace) -> Finding:
     """A generation that only adds ranks begins after the last step of those before it: no step belongs to both."""
     grown = [plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]]
-    found, seen = [], False
+    copies, found, seen = _from_copies(trace), [], False  # a world that begins with a copy may have gone back
     for plan in grown:
         generation = plan["generation"]
         settled_ns = trace.settled_ns.get(generation)
@@ -142,7 +142,8 @@ def boundaries(trace: Trace) -> Finding:
             continue  # a loss came first: there was no boundary to wait for
         seen = True
         mine = {step for step, one in trace.commits if one == generation}
-        before = {step for step, one in trace.commits if one < generation}
+        began = max((record["generation"] for record in copies if record["generation"] <= generation), default=0)
+        before = {step for step, one in trace.commits if began <= one < generation}
         if mine and before and min(mine) <= max(before):
             found.append(f"step {min(mine)} was committed by a grown world, and step {max(before)} by the one before")
     return found if seen else None

@@ -1,0 +1,100 @@
+"""Which nodes are heard of, and which silent ones may be given up: a pure state machine.
+
+Every member takes part in every commit, so as soon as one of them has left a generation the others can commit nothing
+more in it: they may be given up, whatever became of them. It is another matter when nobody who has the state is in
+contact any more. Then it may be this coordinator that is cut off, while all of them train on; they are only given up
+when their own leases have run out, too, and they have ended by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from chaoskit.control.lease import Leases
+
+#: Who was heard within so many intervals is in contact. The last words of nodes that fall silent together may be one
+#: interval apart, and a little more: by the time that the lease of the first has run out, nobody is in contact.
+_CONTACT_BEATS = 1.5
+#: Once the first node is heard again after a time in which nobody was, the others have so long to return, too.
+RETURN_S = 1.0
+#: Clocks of two machines may run differently, and the last reading of a lease was a beat ago.
+_FENCE_MARGIN = 1.02
+
+
+class Contact:
+    """Keeps the leases of the nodes, and remembers those that have run out.
+
+    Args:
+        interval_s: of the nodes' reports. beats: missed reports after which a lease has run out.
+        fence_s: a node that hears nothing of us for so long ends its workers.
+    """
+
+    def __init__(self, interval_s: float, beats: int, fence_s: float) -> None:
+        self._leases = Leases(interval_s, beats)
+        self._lease_s, self._contact_s = interval_s * beats, interval_s * _CONTACT_BEATS
+        self._detail = f"silent for {beats} beats"
+        self._fence_s = fence_s * _FENCE_MARGIN
+        self._silent: dict[str, tuple[float, str]] = {}  # since when, and how that shows
+        self._left: dict[str, str] = {}  # whose connection has ended, and how
+        self._heard_s: dict[str, float] = {}
+        self._returned_s: dict[str, float] = {}
+        self._cut_off = False  # leases ran out while nobody who has the state was in contact
+        self._patient_until_s = -math.inf
+
+    def beat(self, node: str, now_s: float) -> None:
+        """``node`` was heard."""
+        self._left.pop(node, None)
+        if self._silent.pop(node, None) or node not in self._heard_s:
+            self._returned_s[node] = now_s
+        self._heard_s[node] = now_s
+        self._leases.beat(node, now_s)
+
+    def expect(self, node: str, from_s: float) -> None:
+        """``node`` will be heard from this time on, or is silent then."""
+        self._silent.pop(node, None)
+        self._leases.beat(node, from_s)
+
+    def steady(self, node: str, now_s: float) -> bool:
+        """Whether ``node`` has had the time to say what it could not say while it was silent."""
+        return node in self._heard_s and node not in self._silent and now_s > self._returned_s[node] + RETURN_S
+
+    def extend(self, node: str, by_s: float) -> None:
+        """``node`` could not have reported for ``by_s`` seconds, through no fault of its own."""
+        self._leases.extend(node, by_s)
+
+    def leave(self, node: str, detail: str) -> None:
+        """Its connection has ended. It may make another one until its lease has run out."""
+        self._left[node] = detail
+
+    def drop(self, node: str) -> None:
+        """It is given up, or dead."""
+        self._leases.drop(node)
+        for table in (self._silent, self._left, self._heard_s, self._returned_s):
+            table.pop(node, None)
+
+    def listen(self, keepers: Collection[str], now_s: float) -> None:
+        """To be called a few times an interval, when all input was read: whose lease has run out?
+
+        Args:
+            keepers: nodes with somebody who has the state of the training; none, if there is nothing to keep.
+        """
+        for node in self._leases.expired(now_s):
+            self._silent[node] = (now_s - self._lease_s, self._left.pop(node, self._detail))
+        if keepers and not self._is_kept(keepers, now_s):
+            self._cut_off |= bool(self._silent)
+        elif self._cut_off:  # those who come back do not all come at once
+            self._cut_off, self._patient_until_s = False, now_s + RETURN_S
+
+    def lost(self, keepers: Collection[str], now_s: float) -> list[tuple[str, str]]:
+        """Silent nodes that may be given up now, each with how it was lost."""
+        free = not keepers or (self._is_kept(keepers, now_s) and now_s >= self._patient_until_s)
+        return [
+            (node, detail)
+            for node, (since_s, detail) in self._silent.items()
+            if free or now_s > since_s + self._fence_s
+        ]
+
+    def _is_kept(self, keepers: Collection[str], now_s: float) -> bool:
+        """Whether somebody who has the state is in contact."""
+        return any(now_s - self._heard_s.get(node, -math.inf) < self._contact_s for node in keepers)

@@ -1,0 +1,193 @@
+"""What happens to a run, and what is to be done about it: the events and actions of the membership."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
+
+# -- what happens -------------------------------------------------------------------------------------------------
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events. They can be written down: a membership is what the replay of its events gives."""
+
+
+class NodeJoined(Event, frozen=True):
+    """``incarnation``: which agent speaks for the node; its workers live as long as it does.
+
+    ``started``: workers that it has ever started, as far as it knows: names with lower numbers are taken.
+    """
+
+    node: str
+    incarnation: str = ""
+    started: int = 0
+
+
+class NodeLost(Event, frozen=True):
+    """A node and all its workers are gone."""
+
+    node: str
+    detail: str = ""
+
+
+class WorkerReady(Event, frozen=True):
+    """A started worker can take a rank."""
+
+    worker: str
+    node: str
+    endpoint: Endpoint
+    fingerprint: str = ""
+
+
+class WorkerLost(Event, frozen=True):
+    """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them."""
+
+    worker: str
+    cause: str = ""
+    detail: str = ""
+    detected_ns: int = 0
+
+
+class Settled(Event, frozen=True):
+    """Every member of ``generation`` has built its group. Comes before any of them commits a step in it."""
+
+    generation: int
+
+
+class Healed(Event, frozen=True):
+    """A member has the state of the training: it pulled it, or committed a step with it."""
+
+    worker: str
+
+
+class Sealed(Event, frozen=True):
+    """What can be read on a node, after it was asked by :class:`Recall`."""
+
+    node: str
+    snapshots: tuple[Snapshot, ...]
+
+
+class SourceFailed(Event, frozen=True):
+    """A copy could not be restored; one that is corrupt is never taken again."""
+
+    snapshot: Snapshot
+    corrupt: bool
+
+
+class Stalled(Event, frozen=True):
+    """All members of ``generation`` wait for each other, and none is to blame."""
+
+    generation: int
+
+
+class WorkerDone(Event, frozen=True):
+    """A member committed ``step``, the last one."""
+
+    worker: str
+    step: int
+
+
+class JobFailed(Event, frozen=True):
+    """The user's code failed in a way that would repeat on every rank."""
+
+    reason: str
+
+
+class Tick(Event, frozen=True):
+    """Time passed."""
+
+
+class GenerationSeen(Event, frozen=True):
+    """A node has seen ``generation`` and started so many workers, more than is known: a part of the record was lost."""
+
+    generation: int
+    node: str = ""
+    started: int = 0
+
+
+class LeftOut(Event, frozen=True):
+    """These nodes cannot reach others: their workers are given up, and they get none until :class:`Returned`."""
+
+    nodes: tuple[str, ...]
+    detail: str = ""
+
+
+class Returned(Event, frozen=True):
+    """Nodes that were left out reach all others again."""
+
+    nodes: tuple[str, ...]
+
+
+class Armed(Event, frozen=True):
+    """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
+
+    node: str
+    trigger: Trigger
+
+
+AnyEvent = (
+    NodeJoined
+    | NodeLost
+    | WorkerReady
+    | WorkerLost
+    | Settled
+    | Healed
+    | Sealed
+    | SourceFailed
+    | Stalled
+    | WorkerDone
+    | JobFailed
+    | Tick
+    | GenerationSeen
+    | LeftOut
+    | Returned
+    | Armed
+)
+
+
+# -- what to do about it ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    node: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End a worker that was given up, in case that it still runs."""
+
+    worker: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask a node which copies of the state can be read there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Nothing is started on ``node`` any more: too many of its workers were lost lately."""
+
+    node: str
+
+
+Action = StartWorker | StopWorker | Publish | Recall | Finish | SetAside

@@ -1,0 +1,134 @@
+"""Which nodes cannot reach each other, and which of them go on together: a pure state machine.
+
+A coordinator sees only its own links. When all ranks wait for each other, nobody is late, and nobody is to blame, the
+nodes are asked to try theirs. Where some are broken, the largest set of nodes that all reach each other goes on; the
+others are left out until they reach everybody again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from chaoskit.control.events import LeftOut, Returned
+from chaoskit.control.membership import Membership
+from chaoskit.control.outputs import Send
+from chaoskit.messages import AgentHello, TestLinks
+
+#: Ranks that have all waited so long may be unable to reach each other. A wrong guess costs one connection a link.
+SUSPECT_S = 0.5
+#: The same when a generation breaks again and again: for so long after each time.
+SUSPICION_S = 2.0
+#: The nodes have this long to answer: their own attempts take less.
+ANSWER_S = 1.0
+#: Pause between two tests, while there is still a reason for them.
+AGAIN_S = 0.5
+
+Pair = frozenset[str]
+
+
+@dataclass
+class _Test:
+    number: int
+    asked: tuple[str, ...]
+    since_s: float
+    answers: dict[str, frozenset[str]] = field(default_factory=dict)
+
+
+class Links:
+    """One test at a time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._test: _Test | None = None
+        self._rested_s = -math.inf
+        self._tested: frozenset[str] = frozenset()  # who answered the last one
+        self._doors: dict[str, tuple[str, int]] = {}  # by node: where others may try to connect to it
+
+    def introduce(self, hello: AgentHello) -> None:
+        """A node has come, perhaps again."""
+        self._doors[hello.node] = (hello.host, hello.port)
+
+    def test(self, membership: Membership, attached: Collection[str], now_s: float) -> list[Send]:
+        """Ask all nodes that matter for their links to each other, unless it is too early for that."""
+        asked = tuple(sorted(_asked(membership).intersection(attached)))
+        if self._test is not None or now_s < self._rested_s + AGAIN_S or len(asked) < 2:
+            return []
+        self._count += 1
+        self._test = _Test(self._count, asked, now_s)
+        doors = [(node, *self._doors[node]) for node in asked]
+        others = {node: tuple(door for door in doors if door[0] != node) for node in asked}
+        return [Send(node, TestLinks(self._count, others[node])) for node in asked]
+
+    def answer(self, node: str, number: int, unreachable: Iterable[str]) -> None:
+        """What ``node`` has found."""
+        if self._test is not None and self._test.number == number and node in self._test.asked:
+            self._test.answers[node] = frozenset(unreachable)
+
+    def judge(
+        self, membership: Membership, attached: Collection[str], now_s: float, *, stuck: bool
+    ) -> list[LeftOut | Returned]:
+        """What follows from the last test, once, as soon as it is over.
+
+        Args:
+            stuck: whether the ranks still wait for each other; else nobody is left out.
+        """
+        inside = _asked(membership) - {*membership.left_out}
+        if not inside:  # nobody is left whom they could not reach; a single node has nobody to try
+            back = tuple(node for node in membership.left_out if node in attached)
+            return [Returned(back)] if back else []
+        apart = self._result(attached, now_s)
+        if apart is None:
+            return []
+        decided: list[LeftOut | Returned] = []
+        mute = inside - self._tested
+        if stuck and (out := to_leave_out(inside, apart, membership.keepers, mute)):
+            pairs = sorted("-".join(sorted(pair)) for pair in apart if pair <= inside)
+            decided.append(LeftOut(tuple(out), f"no connection {', '.join(pairs)}"))
+            inside -= set(out)
+        tested = self._tested
+        whole = [node for node in membership.left_out if node in tested and not _is_apart(node, inside, apart)]
+        return [*decided, Returned((whole[0],))] if whole else decided
+
+    def _result(self, attached: Collection[str], now_s: float) -> set[Pair] | None:
+        """Which pairs are apart; None until all have answered who are still attached, or will not answer."""
+        test = self._test
+        if test is None:
+            return None
+        missing = [node for node in test.asked if node in attached and node not in test.answers]
+        if missing and now_s < test.since_s + ANSWER_S:
+            return None
+        self._test, self._rested_s, self._tested = None, now_s, frozenset(test.answers)
+        return {frozenset((node, other)) for node, others in test.answers.items() for other in others}
+
+
+def _asked(membership: Membership) -> set[str]:
+    """The nodes of the ranks, and those that were left out."""
+    members = membership.plan.members if membership.plan is not None else ()
+    live = {member.node for member in members if membership.host_of(member.worker) is not None}
+    return live.union(membership.left_out)
+
+
+def _is_apart(node: str, others: Collection[str], apart: Collection[Pair]) -> bool:
+    return any(frozenset((node, other)) in apart for other in others)
+
+
+def to_leave_out(
+    nodes: Collection[str], apart: Collection[Pair], keepers: Collection[str], mute: Collection[str] = ()
+) -> list[str]:
+    """Whom to do without, so that all others reach each other: again and again the one that is cut off from most.
+
+    Args:
+        apart: pairs that cannot reach each other.
+        keepers: nodes that have the state of the training; one of them stays in any case.
+        mute: nodes that did not say what they reach: they are cut off from us, too, at least one way.
+    """
+    left, out = set(nodes), []
+    while broken := [pair for pair in apart if pair <= left]:
+        kept = left.intersection(keepers)
+        candidates = [node for node in left if any(node in pair for pair in broken) and kept != {node}]
+        worst = max(candidates, key=lambda node: (node in mute, sum(node in pair for pair in broken), node))
+        left.discard(worst)
+        out.append(worst)
+    return out

@@ -1,0 +1,64 @@
+"""What the progress boards of all workers say together: who hangs, and who does not follow. A pure state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from chaoskit.config import RunConfig
+from chaoskit.control.hang import HangDetector
+from chaoskit.control.muster import Muster
+from chaoskit.messages import Beat, Plan
+from chaoskit.vocabulary import Phase
+
+#: Phases in which a rank waits for data of others, or for its connections to them.
+_MUTUAL = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE})
+
+
+class Watch:
+    """Keeps the last beat of each live worker."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._hangs = HangDetector(config)
+        self._muster = Muster()
+        self._beats: dict[str, Beat] = {}
+
+    @property
+    def committed(self) -> int:
+        """Steps that some rank has committed."""
+        return max((beat.step for beat in self._beats.values()), default=0)
+
+    def hear(self, beats: Iterable[Beat]) -> None:
+        """Beats of live workers."""
+        self._beats.update((beat.worker, beat) for beat in beats)
+
+    def forget(self, worker: str) -> None:
+        """It is lost."""
+        self._beats.pop(worker, None)
+
+    def waiting_s(self, members: Sequence[str]) -> float:
+        """For how long all ``members`` have been waiting for each other; 0 if one of them is not."""
+        beats = [self._beats[worker] for worker in members if worker in self._beats]
+        if len(beats) < len(members) or not all(beat.phase in _MUTUAL for beat in beats):
+            return 0.0
+        return min((beat.age_ms / 1000 for beat in beats), default=0.0)
+
+    def look(
+        self, plan: Plan, members: Sequence[str], arrived: Collection[str], now_s: float
+    ) -> tuple[dict[str, str], bool]:
+        """Who of the ``members`` hangs, with details for people; and whether all wait for each other, instead.
+
+        Args:
+            plan: of the last generation.
+            arrived: members that have come to its rendezvous.
+        """
+        beats = [self._beats[worker] for worker in members if worker in self._beats]
+        hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, set(arrived), now_s)}
+        hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
+        gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
+        stalled = not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s)
+        details = {
+            hang.worker: f"{Phase(hang.phase).label} for {hang.age_s * 1000:.0f} ms, "
+            f"limit {hang.limit_s * 1000:.0f} ms, while others wait"
+            for hang in hangs.values()
+        }
+        return details, stalled

@@ -1,0 +1,215 @@
+"""The harness's side of a running command: reads its logs, strikes at each fault's moment, and gathers evidence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
+from chaoskit.experiment.strike import Strike, Striker
+from chaoskit.journal import Journal, read_journals
+from chaoskit.osprocess import describe_status, ended_by, is_ending, start_ticks
+from chaoskit.stacks.log import LogFile, LogReader
+from chaoskit.stacks.ranks import Seat, seats
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event
+from faults.base import Target
+
+_LOOK_S = 0.005  # between two looks at the logs
+_OBSERVE_S = 0.001  # while a fault has no evidence yet: a process that has ended can be asked for a moment only
+_TELL_S = 0.05
+_FRESH_S = 0.5  # within which whoever was struck is gone
+
+#: Note of a target: when the act on it was over. Steps that were shown meanwhile show nothing of the fault.
+DONE = "done_ns"
+
+Exit = tuple[str, str]  # ("exited", "status 0"), ("killed", "SIGKILL")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """For live views: what the logs have shown so far, and on how many of all nodes the command still runs."""
+
+    step: int | None
+    loss: float | None
+    running: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """For live views: a fault strikes."""
+
+    fault: str
+
+
+class CommandConductor(Striker):
+    """Watches over one run of a command.
+
+    Attributes:
+        exits: how the command ended, by node.
+    """
+
+    def __init__(
+        self,
+        experiment: CommandExperiment,
+        cluster: BareCluster,
+        directory: Path,
+        journal: Journal,
+        undo: UndoLog,
+        watch: Callable[[Any], None],
+    ) -> None:
+        super().__init__(experiment.faults, journal)
+        self._cluster, self._directory, self._undo, self._watch = cluster, directory, undo, watch
+        self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
+        self.reader = LogReader(experiment.watch)
+        self.exits: dict[str, Exit] = {}
+        self._roots: dict[int, Exit] = {}  # the same by pid
+        self._loss: float | None = None
+        self._told_s = 0.0
+
+    def conduct(self, deadline_s: float) -> bool:
+        """Until the command has ended on every node; False when the deadline (monotonic clock) passed first."""
+        over = False
+        while not over and time.monotonic() < deadline_s:
+            over = self._look_at_nodes()
+            self._read_logs(to_the_end=over)  # after the look: all that a node wrote before its end
+            self._tell()
+            self._strike_due()
+            for strike in self.strikes:
+                if strike.target is not None and not strike.missed:
+                    strike.fault.again(strike.target, None)
+                    self._note_end(strike, strike.target)
+            self._look_at_targets(over)
+            if not over:
+                time.sleep(_OBSERVE_S if self._awaits_evidence() else _LOOK_S)
+        self._look_at_targets(over=True)  # at those that were struck just before the deadline
+        self._sum_up()
+        self._explain_missed()
+        return over
+
+    def close(self) -> None:
+        """Let go of the logs."""
+        for log in self._logs.values():
+            log.close()
+
+    def _awaits_evidence(self) -> bool:
+        return any(strike.target and strike.effective_ns is None and not strike.missed for strike in self.strikes)
+
+    # -- what can be seen -------------------------------------------------------------------------------------------
+
+    def _look_at_nodes(self) -> bool:
+        """Note how commands have ended. Whether all have."""
+        for node in self._cluster.nodes:
+            if node in self.exits or not self._cluster.is_over(node):
+                continue
+            records = read_journals(self._directory / "journal")
+            ends = [one for one in records if one.event == Event.COMMAND_EXITED and one.source == node]
+            self.exits[node] = (ends[-1]["how"], ends[-1]["status"]) if ends else ("lost", "nobody saw it end")
+            self._roots |= {one["pid"]: (one["how"], one["status"]) for one in ends}
+        return len(self.exits) == len(self._cluster.nodes)
+
+    def _read_logs(self, *, to_the_end: bool) -> None:
+        """A part of each; all of it when nobody writes any more. Who never stops must not keep us from the deadline."""
+        for node, log in self._logs.items():
+            while data := log.read():
+                for line in self.reader.feed(node, data, time.monotonic_ns()):
+                    self._loss = self._loss if line.loss is None else float(line.loss)
+                    self._journal.write(Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss)
+                if not to_the_end:
+                    break
+
+    def _tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            nodes = len(self._cluster.nodes)
+            self._watch(Shown(self.reader.highest, self._loss, nodes - len(self.exits), nodes))
+
+    def _look_at_targets(self, over: bool) -> None:
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                self._look_at_target(strike, strike.target, over)
+        self._look_for_evidence()
+
+    def _look_at_target(self, strike: Strike, target: Target, over: bool) -> None:
+        """How a process that was struck has ended: the kernel tells it until its parent asks; a warden writes it down.
+
+        Where nobody tells, it is known to be gone, as soon as a warden would have told more.
+        """
+        if strike.fault.whole_node or strike.effective_ns is not None:
+            return
+        status = ended_by(target.pid, target.ticks)
+        if status is not None:
+            target.exited = describe_status(status)
+        elif target.pid in self._roots:
+            target.exited = self._roots[target.pid]
+        elif target.exited is None and (over or target.seconds_since > _FRESH_S):
+            target.exited = ("gone", "") if start_ticks(target.pid) != target.ticks else None
+
+    # -- the moment -------------------------------------------------------------------------------------------------
+
+    def _strike_due(self) -> None:
+        due = [strike for strike in self.strikes if not strike.struck and self._is_due(strike)]
+        if not due or len(self.exits) == len(self._cluster.nodes):
+            return
+        found = seats({node: self._cluster.node(node) for node in self._cluster.nodes})
+        for strike in due:
+            assert isinstance(strike.fault.rank, int), "roles are drawn when a run is planned"
+            seat = found.get(strike.fault.rank)
+            if seat is None or self._is_doomed(seat):
+                continue  # it may be started again: as soon as it is, it is struck
+            target = self._target(strike, seat, found)
+            if self._inject(strike, target):
+                target.notes[DONE] = time.monotonic_ns()
+                self._write_down(strike)
+                self._watch(Struck(strike.fault_id))
+
+    def _is_due(self, strike: Strike) -> bool:
+        fault, reader = strike.fault, self.reader
+        if fault.at_step is not None:
+            return reader.highest is not None and reader.highest >= fault.at_step
+        assert fault.after_s is not None, "checked when the run is planned"
+        return reader.first_ns is not None and time.monotonic_ns() >= reader.first_ns + fault.after_s * 1e9
+
+    def _is_doomed(self, seat: Seat) -> bool:
+        """Whether it ends, or was struck a moment ago: the same end must not be evidence of two faults."""
+        since_ns = time.monotonic_ns() - int(_FRESH_S * 1e9)
+        name = _name(seat)
+        claims = [strike.target.claims.get(name, 0) for strike in self.strikes if strike.target is not None]
+        return is_ending(seat.process.pid) or any(struck_ns > since_ns for struck_ns in claims)
+
+    def _target(self, strike: Strike, seat: Seat, found: dict[int, Seat]) -> Target:
+        return Target(
+            cluster=self._cluster,
+            undo=self._undo,
+            fault_id=strike.fault_id,
+            worker=_name(seat),
+            node=seat.node,
+            rank=seat.rank,
+            step=-1 if self.reader.highest is None else self.reader.highest,
+            phase="",
+            pid=seat.process.pid,
+            tid=seat.process.pid,
+            ticks=seat.process.ticks,
+            places={rank: one.node for rank, one in found.items()},
+            struck_nodes={seat.node},
+        )
+
+    def _explain_missed(self) -> None:
+        for strike in self.strikes:
+            if strike.struck:
+                continue
+            if self._is_due(strike):
+                strike.missed = f"no process of rank {strike.fault.rank} was found {moment(strike.fault)}"
+            else:
+                shown = "no step" if self.reader.highest is None else f"step {self.reader.highest} at most"
+                strike.missed = f"it was due {moment(strike.fault)}, and the log shows {shown}"
+
+
+def _name(seat: Seat) -> str:
+    return f"{seat.node}.{seat.process.pid}"

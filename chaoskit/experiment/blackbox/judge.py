@@ -1,0 +1,252 @@
+"""Turns a raw run of a command into an outcome. A check without data is left out, or unknown: never passed."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from chaoskit.experiment.blackbox.conduct import DONE
+from chaoskit.experiment.blackbox.plan import moment
+from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record
+from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.experiment.strike import Strike
+from chaoskit.stacks.course import Course, Usual, differs
+from chaoskit.stacks.felt import Felt, look, usual_step_s
+from chaoskit.vocabulary import Verdict
+from faults.base import Target
+
+STACK = "command"
+
+
+def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> Outcome:
+    """Everything that can be said about ``run``. ``twin``: what the command does unbroken, if that is known."""
+    experiment, lines = run.experiment, run.lines
+    first_ns = min((strike.target.injected_ns for strike in _landed(run)), default=math.inf)
+    course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
+    recoveries = [recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))]
+    checks = [
+        _completed(run, course, twin),
+        _shows_steps(run, course),
+        *(fault_check(strike) for strike in run.strikes),
+        *_recovered(run, course, recoveries),
+        *_kept(run, course),
+        *_losses(run, course, twin),
+    ]
+    verdict = Verdict.worst([check.verdict for check in checks])
+    return Outcome(
+        name=experiment.name,
+        job=experiment.job,
+        stack=STACK,
+        substrate=substrate,
+        nodes=experiment.nodes,
+        spares=0,
+        seed=experiment.seed,
+        reduction="",
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_s=(run.ended_ns - run.started_ns) / 1e9,
+        verdict=verdict,
+        reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
+        steps=_points(run, course),
+        twin_losses=_twin_losses(twin),
+        faults=[_fault_record(run, course, strike) for strike in run.strikes],
+        recoveries=recoveries,
+        checks=checks,
+        ledger=None,
+        lost_steps=course.lost_steps(),
+        false_alarms=None,
+        environment=environment(),
+        directory=str(run.directory),
+        settings=_settings(run),
+    )
+
+
+def _settings(run: CommandRun) -> dict[str, Any]:
+    """What was chosen for this run, and is not a field of the outcome itself."""
+    experiment = run.experiment
+    chosen = {
+        "step pattern": experiment.watch.step,
+        "loss pattern": experiment.watch.loss,
+        "tolerance": experiment.watch.tolerance,
+        "ranks": experiment.ranks,
+        "max_lost_steps": experiment.max_lost_steps,
+    }
+    return {name: value for name, value in chosen.items() if value}
+
+
+def _landed(run: CommandRun) -> list[_Landed]:
+    return [_Landed(strike) for strike in run.strikes if strike.target is not None and not strike.missed]
+
+
+class _Landed:
+    """A strike that was injected."""
+
+    def __init__(self, strike: Strike) -> None:
+        assert strike.target is not None
+        self.fault, self.target = strike.fault, strike.target
+        self.done_ns: int = strike.target.notes[DONE]  # from then on the fault is in force
+
+
+# -- the course -----------------------------------------------------------------------------------------------------
+
+
+def _points(run: CommandRun, course: Course) -> list[StepPoint]:
+    """One point a step, at the last time that it was shown. Of several losses the smallest."""
+    points: list[StepPoint] = []
+    losses = course.losses()
+    for step, shown in course.steps.items():
+        at_s = (shown.at_ns[-1] - run.started_ns) / 1e9
+        points.append(
+            StepPoint(
+                step=step,
+                loss=losses[step][0] if step in losses else None,
+                at_s=at_s,
+                seconds=at_s - points[-1].at_s if points else 0.0,
+                generation=shown.attempt,
+                world=0,
+            )
+        )
+    return points
+
+
+def _twin_losses(twin: CommandTwin | None) -> list[float | None] | None:
+    if twin is None or not twin.losses or twin.highest is None:
+        return None
+    return [twin.losses[step][0] if step in twin.losses else None for step in range(twin.highest + 1)]
+
+
+def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | None:
+    """From the injection to the first step that is new after the training has felt it.
+
+    One that was not felt is over with the next step, unless the run did not end well: then it may only not have shown.
+    """
+    injected_ns, felt = strike.target.injected_ns, _felt(run, course, strike)
+    end = felt.end if felt else None if unfinished(run) else course.next_record(strike.done_ns)
+    if end is None:
+        return None
+    at_ns, step = end
+    seconds, step_s = (at_ns - injected_ns) / 1e9, usual_step_s(course, injected_ns)
+    start_s = (injected_ns - run.started_ns) / 1e9
+    span = PhaseSpan(
+        name="first good step", start_s=start_s, end_s=start_s + seconds, bound_s=step_s, bound="one usual step"
+    )
+    return Recovery(
+        cause=_impact(run, course, strike) or "the log does not show that the training felt it",
+        fault=str(strike.fault),
+        injected_s=start_s,
+        generation=course.steps[step].attempt,
+        world=0,
+        spans=[span],
+        seconds=seconds,
+        full_strength_seconds=None,
+        step_seconds=step_s,
+    )
+
+
+def _felt(run: CommandRun, course: Course, strike: _Landed) -> Felt | None:
+    injected_ns = strike.target.injected_ns
+    later = [one.target.injected_ns for one in _landed(run) if one.target.injected_ns > injected_ns]
+    return look(course, strike.done_ns, min(later, default=math.inf))
+
+
+def _impact(run: CommandRun, course: Course, strike: _Landed) -> str:
+    """How the job felt a fault, in words; "" if the log does not show it."""
+    felt, problems = _felt(run, course, strike), unfinished(run)
+    if felt is None:
+        return problems[0] if problems else ""
+    if felt.back is not None:
+        return f"the log went back from step {felt.step} to step {felt.back}"
+    return f"no new step was shown for {felt.pause_s:.2f} s after step {felt.step}"
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+
+
+def _fault_record(run: CommandRun, course: Course, strike: Strike) -> FaultRecord:
+    felt = []
+    if strike.target is not None and not strike.missed and (impact := _impact(run, course, _Landed(strike))):
+        seen = _felt(run, course, _Landed(strike))
+        at_ns = seen.end[0] if seen and seen.end else run.ended_ns
+        felt = [Evidence(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)]
+    return fault_record(strike, run.started_ns, _stood, felt, moment(strike.fault))
+
+
+def _stood(target: Target) -> str:
+    shown = "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
+    return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown}; where it stood is not known"
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _unknown(name: str, detail: str) -> Check:
+    return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)
+
+
+def _completed(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
+    problems, last, whole = unfinished(run), course.highest, twin.highest if twin else None
+    if not problems and last is not None and whole is not None and last < whole:
+        problems.append(f"the log ends with step {last}, the unbroken run's with step {whole}")
+    return check("training completed", problems, f"the command ended with status 0 on {_nodes(run)}")
+
+
+def _nodes(run: CommandRun) -> str:
+    good = sum(end == ("exited", "status 0") for end in run.exits.values())
+    return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
+
+
+def _shows_steps(run: CommandRun, course: Course) -> Check:
+    name = "the log shows steps"
+    if course.steps:
+        return check(name, [], f"{len(course.steps)} steps in {run.lines_read} lines")
+    told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
+    if run.odd:
+        told = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is no whole number"
+    example = f", such as {run.example[:80]!r}" if run.example else ""
+    return _unknown(name, f"{told}{example}: mend the pattern; see {run.directory / 'log'}")
+
+
+def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery]) -> list[Check]:
+    name, landed = "recovered from every incident", len(_landed(run))
+    if not landed:
+        return []
+    if not course.steps:
+        return [_unknown(name, "the log shows no step")]
+    missing = landed - len(recoveries) if unfinished(run) else 0  # of a run that ended well, it hit the last step
+    problems = [f"the log shows no recovery from {missing} of {landed} incidents"] if missing else []
+    return [check(name, problems, f"{len(recoveries)} recoveries")]
+
+
+def _kept(run: CommandRun, course: Course) -> list[Check]:
+    name, most, lost = "committed steps kept", run.experiment.max_lost_steps, course.lost_steps()
+    if not course.steps:
+        return [_unknown(name, "the log shows no step")]
+    problems = [f"{lost} steps were lost and shown again, max_lost_steps={most}"] if lost > most else []
+    return [check(name, problems, f"{lost} were shown again")]
+
+
+def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> list[Check]:
+    name, watch = "losses equal the twin's", run.experiment.watch
+    if watch.loss is None or twin is None:
+        return []
+    mine = course.losses()
+    for whose, losses in (("this run's", mine), ("the unbroken run's", twin.losses)):
+        if not losses:
+            told = f"LogPatterns(loss={watch.loss!r}) finds no loss of any step in {whose} log"
+            return [_unknown(name, f"{told}: mend the pattern; see {run.directory / 'log'}")]
+    if min(course.steps) != twin.first:
+        told = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
+        return [_unknown(name, f"{told}: have the command keep its state in {{run_dir}}, which is new for every run")]
+    shared = sorted(mine.keys() & twin.losses.keys())
+    if not shared:
+        return [_unknown(name, "no step has a loss in both logs")]
+    wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
+    problems = [f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}" for step in wrong[:1]]
+    how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
+    return [check(name, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}")]
+
+
+def _told(losses: tuple[float, ...]) -> str:
+    return " and ".join(map(repr, losses[:4]))

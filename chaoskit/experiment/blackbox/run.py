@@ -1,0 +1,122 @@
+"""Runs one experiment with a command: starts it on every node, has a conductor break it, ends everything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from chaoskit.experiment.blackbox.conduct import CommandConductor, Exit
+from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.strike import Strike
+from chaoskit.journal import Journal, read_journals
+from chaoskit.stacks.command import Place, arguments, environment
+from chaoskit.stacks.log import Line
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event
+
+#: Below a run's directory: what ``{run_dir}`` names.
+STATE = "state"
+
+
+@dataclass
+class CommandRun:
+    """What a run left behind, before anybody judges it. All times are CLOCK_MONOTONIC in ns.
+
+    Attributes:
+        exits: how the command ended, by node; without those that the deadline ended.
+        lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
+    """
+
+    experiment: CommandExperiment
+    directory: Path
+    started_ns: int
+    ended_ns: int
+    deadline_passed: bool
+    exits: dict[str, Exit]
+    strikes: list[Strike]
+    lines_read: int
+    example: str
+    odd: str
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """What the logs show, from the harness's journal, in the order in which it was read."""
+        records = read_journals(self.directory / "journal")
+        return [
+            Line(record.t_ns, record["node"], record["step"], record["loss"])
+            for record in records
+            if record.event == Event.LOGGED
+        ]
+
+
+def execute_command(
+    experiment: CommandExperiment,
+    substrate: Substrate,
+    undo: UndoLog,
+    directory: Path,
+    *,
+    watch: Callable[[Any], None] = lambda message: None,
+) -> CommandRun:
+    """Run ``experiment`` and leave nothing of it running, whatever happens.
+
+    Args:
+        directory: for journals, logs and what the command itself keeps; created.
+        watch: is shown what the logs show, some times a second.
+
+    Raises:
+        HarnessError: if chaoskit itself failed.
+    """
+    directory = directory.resolve()
+    (directory / STATE).mkdir(parents=True, exist_ok=True)
+    journal = Journal(directory / "journal", "harness")
+    cluster = substrate.bare(experiment.nodes, directory)
+    started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
+    conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
+    try:
+        _start(experiment, cluster, directory / STATE)
+        over = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
+    finally:
+        ended_ns = time.monotonic_ns()
+        try:
+            cluster.end()
+        finally:
+            conductor.clean_up()
+            conductor.close()
+            journal.close()
+    reader = conductor.reader
+    return CommandRun(
+        experiment=experiment,
+        directory=directory,
+        started_ns=started_ns,
+        ended_ns=ended_ns,
+        deadline_passed=not over,
+        exits=conductor.exits,
+        strikes=conductor.strikes,
+        lines_read=reader.lines,
+        example=reader.example,
+        odd=reader.odd,
+    )
+
+
+def _start(experiment: CommandExperiment, cluster: BareCluster, state: Path) -> None:
+    for number, node in enumerate(cluster.nodes):
+        place = Place(
+            node_rank=number,
+            nodes=experiment.nodes,
+            address=cluster.host(node),
+            master_addr=cluster.host(cluster.nodes[0]),
+            master_port=cluster.port,
+            run_dir=str(state),
+            disk=str(cluster.disk(node)),
+            seed=experiment.seed,
+            interface=cluster.interface,
+        )
+        command = arguments(experiment.command, place)
+        cluster.start(node, command, environment(os.environ, place), experiment.working_directory)

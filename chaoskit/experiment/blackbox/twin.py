@@ -1,0 +1,101 @@
+"""The twin of a command: the same command, unbroken. Known as long as the harness lives."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaoskit.errors import HarnessError
+from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.stacks.course import Course, Usual
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTwin:
+    """What the unbroken run showed.
+
+    Attributes:
+        counts: how often the logs show each step.
+        losses: the different losses that they show for it.
+    """
+
+    counts: dict[int, int]
+    losses: dict[int, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, run: CommandRun) -> CommandTwin:
+        """The twin that ``run`` is.
+
+        Raises:
+            HarnessError: if the command did not end well.
+        """
+        if problems := unfinished(run):
+            logs = run.directory / "log"
+            raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
+        lines = run.lines
+        counts = Course(lines).counts()
+        return cls(counts, Course(lines, Usual(counts)).losses())
+
+    @property
+    def usual(self) -> Usual:
+        """How often each step is shown."""
+        return Usual(self.counts)
+
+    @property
+    def first(self) -> int | None:
+        return min(self.counts, default=None)
+
+    @property
+    def highest(self) -> int | None:
+        return max(self.counts, default=None)
+
+
+def unfinished(run: CommandRun) -> list[str]:
+    """Why a command did not end well; nodes that a fault took away do not count, as long as one is left."""
+    taken = {
+        node
+        for strike in run.strikes
+        if strike.target is not None and not strike.missed and strike.fault.ends_node
+        for node in strike.target.struck_nodes
+    }
+    if run.deadline_passed:
+        late = f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
+        return [late, *_bad_ends(run, taken)]
+    if run.exits and taken.issuperset(run.exits):
+        return ["faults took every node away"]
+    return _bad_ends(run, taken)
+
+
+def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
+    good = ("exited", "status 0")
+    return [
+        f"the command on {node} {_ended(*end)}"
+        for node, end in sorted(run.exits.items())
+        if end != good and node not in taken
+    ]
+
+
+def _ended(how: str, status: str) -> str:
+    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(how, f"was {how} by {status}")
+
+
+def key(experiment: CommandExperiment) -> str:
+    """Equal for experiments with equal twins, as far as can be seen: files that the command names are looked into."""
+    digest = hashlib.sha256(
+        repr(
+            (
+                experiment.command,
+                experiment.watch,
+                experiment.nodes,
+                experiment.seed,
+                experiment.working_directory,
+            )
+        ).encode()
+    )
+    for argument in experiment.command:
+        file = Path(experiment.working_directory) / argument
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

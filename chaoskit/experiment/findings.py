@@ -1,0 +1,89 @@
+"""What the judges of all kinds of runs have in common: how a fault and a check are told."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from chaoskit.experiment.outcome import Check, Evidence, FaultRecord
+from chaoskit.experiment.strike import Strike
+from chaoskit.vocabulary import Verdict
+from faults.base import Target
+
+
+def check(name: str, problems: list[str], fine: str) -> Check:
+    """Passed with ``fine``, or failed with the first three ``problems``."""
+    if not problems:
+        return Check(name=name, verdict=Verdict.PASSED, detail=fine)
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
+
+
+def environment() -> dict[str, str]:
+    """What a reader must know to compare numbers."""
+    return {
+        "chaoskit": version("chaoskit"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+    }
+
+
+def fault_record(
+    strike: Strike, started_ns: int, stood: Callable[[Target], str], felt: Sequence[Evidence], moment: str = ""
+) -> FaultRecord:
+    """What became of a fault.
+
+    Args:
+        stood: where the target was when it was struck, in words.
+        felt: how the job felt it.
+        moment: when it was due, if that is not what the fault itself says.
+    """
+    fault, target = strike.fault, strike.target
+    record = FaultRecord(
+        fault=str(fault),
+        kind=fault.kind,
+        rank=fault.rank if isinstance(fault.rank, int) else None,
+        step=fault.at_step,
+        phase=fault.phase if fault.at_step is not None else fault.during,
+        moment=moment or fault.moment,
+        state=_state(strike),
+        undone=strike.undone,
+    )
+    if target is None or strike.missed:
+        return record
+
+    def seconds(t_ns: int) -> float:
+        return (t_ns - started_ns) / 1e9
+
+    record.rank = target.rank
+    record.injected_s = seconds(target.injected_ns)
+    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=stood(target))]
+    if strike.effective_ns is not None:
+        record.evidence.append(Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed))
+    record.evidence += felt
+    return record
+
+
+def _state(strike: Strike) -> str:
+    if not strike.undone:
+        return "undo failed"
+    if strike.target is None or strike.missed:
+        return "not fired"
+    return "confirmed" if strike.effective_ns is not None else "not observed"
+
+
+def fault_check(strike: Strike) -> Check:
+    """Passed with what the target showed; unknown without evidence."""
+    name, state = f"evidence of {strike.fault}", _state(strike)
+    if state == "confirmed":
+        return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
+    if state == "undo failed":
+        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit janitor`")
+    if state == "not fired":
+        detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
+    return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")

@@ -1,0 +1,112 @@
+"""One planned fault during a run, and what every conductor does with it: inject, look for evidence, put back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaoskit.experiment.plan import fault_id
+from chaoskit.journal import Journal
+from chaoskit.messages import HookReached
+from chaoskit.vocabulary import Event
+from faults.base import Fault, Target
+
+
+@dataclass
+class Strike:
+    """One planned fault during a run."""
+
+    fault_id: str
+    fault: Fault
+    hook: HookReached | None = None  # said by the rank that waits to be struck
+    hook_s: float = 0.0
+    armed: tuple[str, float] = ("", 0.0)  # the worker that was told during the run where to stop, and when
+    target: Target | None = None
+    effective_ns: int | None = None
+    observed: str = ""
+    missed: str = ""  # why it could not be injected
+    lifted_ns: int = 0  # what is in the journal of that
+    answered: bool = False  # a loss that it caused is known
+    undone: bool = True
+
+    @property
+    def struck(self) -> bool:
+        """Whether its moment has come and gone: it strikes once, whatever is repeated later."""
+        return self.target is not None or bool(self.missed)
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Equal for faults that are due at the same moment."""
+        fault = self.fault
+        return (fault.at_step, fault.phase, fault.after_s, fault.during, fault.recovery)
+
+
+class Striker:
+    """Base of the conductors: faults, and the journal in which they are written down."""
+
+    def __init__(self, faults: Sequence[Fault], journal: Journal) -> None:
+        self._journal = journal
+        self.strikes = [Strike(fault_id(number), fault) for number, fault in enumerate(faults)]
+
+    def _inject(self, strike: Strike, target: Target) -> bool:
+        strike.target = target
+        target.claim(target.worker)
+        target.injected_ns = target.acted_ns
+        try:
+            strike.fault.inject(target)
+        except OSError as error:
+            strike.missed = f"the target was gone already: {error}"
+            target.pull("none")
+            return False
+        return True
+
+    def _write_down(self, strike: Strike) -> None:
+        target = strike.target
+        assert target is not None
+        self._journal.write(
+            Event.INJECTED,
+            t_ns=target.injected_ns,
+            fault=strike.fault_id,
+            what=str(strike.fault),
+            worker=target.worker,
+            rank=target.rank,
+            step=target.step,
+            phase=target.phase,
+        )
+
+    def _note_end(self, strike: Strike, target: Target) -> None:
+        """A fault that begins and ends, like a link that flaps, ends when it has ended for the last time so far."""
+        if target.lifted_ns > strike.lifted_ns:
+            strike.lifted_ns = target.lifted_ns
+            what = str(strike.fault)
+            self._journal.write(Event.LIFTED, t_ns=target.lifted_ns, fault=strike.fault_id, what=what)
+
+    def _look_for_evidence(self) -> None:
+        for strike in self.strikes:
+            if strike.target is None or strike.missed or strike.effective_ns is not None:
+                continue
+            observed = strike.fault.observe(strike.target)
+            if observed is not None:
+                strike.effective_ns, strike.observed = time.monotonic_ns(), observed
+                self._journal.write(
+                    Event.EVIDENCE,
+                    t_ns=strike.effective_ns,
+                    fault=strike.fault_id,
+                    level="effective",
+                    observed=observed,
+                )
+
+    def _sum_up(self) -> None:
+        """The last word of faults that act again and again."""
+        for strike in self.strikes:
+            if strike.target is not None and strike.effective_ns is not None:
+                strike.observed = strike.fault.observe(strike.target) or strike.observed
+
+    def clean_up(self) -> None:
+        """Put back what the run itself did not."""
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                strike.undone = strike.fault.clean_up(strike.target)
+                self._journal.write(Event.UNDONE, fault=strike.fault_id, ok=strike.undone)

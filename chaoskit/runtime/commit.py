@@ -1,0 +1,107 @@
+"""What ends a step on this rank: the reduced gradients are applied, or its batch is skipped, and it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.guard import AuditResult
+from chaoskit.runtime.reduction import Reduced
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.shardwork import ShardWork
+from chaoskit.vocabulary import Event
+
+_COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
+
+
+class LeaseOver(ConnectionError):
+    """The node was not heard for too long. It is said, so that all are planned again if it is heard after all."""
+
+
+class Committer:
+    """Moves the replica of one rank to the next step.
+
+    Args:
+        clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
+    """
+
+    def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
+        self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
+
+    def commit(self, formation: Formation, reduced: Reduced) -> None:
+        """Run the optimizer with what all ranks agree on.
+
+        Raises:
+            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+        """
+        loss = self._loss(formation, reduced)
+
+        def write_down() -> None:
+            self._worker.journal.write(
+                Event.COMMIT,
+                step=self._replica.step,
+                generation=formation.plan.generation,
+                rank=formation.me.rank,
+                world=len(formation.plan.members),
+                loss=loss,
+                grad_sum=reduced.grad_sum,
+            )
+
+        self._advance(formation, lambda: self._apply(reduced, write_down), loss)
+
+    def skip(self, formation: Formation, result: AuditResult) -> None:
+        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+
+        Raises:
+            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+        """
+
+        def write_down() -> None:
+            with self._replica.update():
+                self._worker.journal.write(
+                    Event.SKIP,
+                    step=self._replica.step,
+                    generation=formation.plan.generation,
+                    rank=formation.me.rank,
+                    world=len(formation.plan.members),
+                    shards=result.shards,
+                    samples=self._work.samples(formation.me.shards),
+                )
+
+        self._advance(formation, write_down, float("nan"))
+
+    def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
+        worker, replica = self._worker, self._replica
+        worker.board.await_copy(replica.step, _COPY_WAIT_S)
+        if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
+            raise LeaseOver("the lease of this node has run out")
+        with worker.regrouper.advance(formation):
+            act()
+            worker.regrouper.step = replica.step
+        worker.board.progress(replica.step, loss)
+        worker.board.announce()
+
+    def _loss(self, formation: Formation, reduced: Reduced) -> float:
+        """Mean over the shards, in their order: the same bits on every rank."""
+        owners = {shard: member.rank for member in formation.plan.members for shard in member.shards}
+        losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in sorted(owners)]
+        return sum(losses) / len(losses)
+
+    def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
+        """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
+        which no journal tells."""
+        replica = self._replica
+        gradients, moved = self._work.update_of(reduced)
+        for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+        with replica.update():
+            replica.advance()
+            replica.buffers.commit(moved.differences, moved.integers)
+            write_down()
+        for parameter in replica.parameters:
+            parameter.grad = None

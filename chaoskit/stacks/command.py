@@ -1,0 +1,83 @@
+"""A command on several nodes: what stands in its arguments and its environment on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chaoskit.errors import BadInput
+
+#: What a process tells its children about its place in a world of its own: not that of the command.
+_OF_ANOTHER_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node, as its command is told of it; the names of the fields are those of the placeholders.
+
+    Attributes:
+        address: of this node; master_addr: of the first one, where master_port is free.
+        run_dir: a directory of this run alone, the same on all nodes, for checkpoints.
+        disk: a directory of this run and node alone: the one that faults of disks trouble.
+        interface: the network link that leads to the others.
+    """
+
+    node_rank: int
+    nodes: int
+    address: str
+    master_addr: str
+    master_port: int
+    run_dir: str
+    disk: str
+    seed: int
+    interface: str
+
+
+PLACEHOLDERS = ("node_rank", "nodes", "address", "master_addr", "master_port", "run_dir", "disk", "seed")
+
+
+def arguments(command: Sequence[str], place: Place) -> tuple[str, ...]:
+    """``command`` with the placeholders of one node filled in. Other braces stay as they are."""
+    return tuple(_filled(argument, place) for argument in command)
+
+
+def _filled(argument: str, place: Place) -> str:
+    for name in PLACEHOLDERS:
+        argument = argument.replace(f"{{{name}}}", str(getattr(place, name)))
+    return argument
+
+
+def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
+    """The environment of the command on one node: what the harness has, the place, and one thread for arithmetic."""
+    kept = {name: value for name, value in inherited.items() if name not in _OF_ANOTHER_WORLD}
+    usual = {  # unless the user has chosen otherwise
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": place.interface,
+        "NCCL_SOCKET_IFNAME": place.interface,
+        "PYTHONUNBUFFERED": "1",  # else a step would show in the log when a buffer is full
+    }
+    given = {
+        "NODE_RANK": str(place.node_rank),
+        "NNODES": str(place.nodes),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "CHAOSKIT_RUN_DIR": place.run_dir,
+        "CHAOSKIT_DISK": place.disk,
+    }
+    return {**usual, **kept, **given}
+
+
+def require_command(command: object) -> tuple[str, ...]:
+    """``command`` as a tuple of texts.
+
+    Raises:
+        BadInput: if it is something else, or empty.
+    """
+    if isinstance(command, str) or not isinstance(command, Sequence) or not command:
+        raise BadInput("command", command, 'use a list of texts, such as ["torchrun", "train.py"]')
+    for argument in command:
+        if not isinstance(argument, str) or "\0" in argument:
+            raise BadInput("command", argument, "use texts only")
+    return tuple(command)

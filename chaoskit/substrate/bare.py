@@ -1,0 +1,120 @@
+"""Nodes without agents and coordinator: on each runs one command, watched over by a warden."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from chaoskit.errors import HarnessError
+from chaoskit.messages import Message
+from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.levers import Levers, MakeHolds, live_tree, signal_same
+from chaoskit.substrate.warden import WardenSpec
+
+if TYPE_CHECKING:
+    from chaoskit.substrate.local import Network
+
+_FAREWELL_S = 3.0  # in which a warden ends what is below it
+
+Start = Callable[[WardenSpec, tuple[int, ...]], int]
+End = Callable[[list[int], float], None]
+
+
+class BareCluster(Levers):
+    """The nodes of one run of a command. What faults can do to them is the same as in every cluster.
+
+    Args:
+        start: has the nursery fork a warden, in a network namespace if one is given. end: has it end some.
+
+    Attributes:
+        port: free on every node.
+    """
+
+    address = ("", 0)
+    token = ""
+    store_port = 0
+
+    def __init__(
+        self,
+        network: Network,
+        nodes: tuple[str, ...],
+        run_directory: Path,
+        disks: Disks,
+        holds: MakeHolds,
+        start: Start,
+        end: End,
+    ) -> None:
+        super().__init__(network, nodes, run_directory, disks, holds)
+        self._start, self._end = start, end
+        self.interface = network.interface
+        self.port = network.address[1]
+        for listener in network.listeners:
+            listener.close()  # nobody coordinates: the ports are free again
+        self._wardens: dict[str, tuple[int, int | None]] = {}  # node -> pid and start time
+
+    def host(self, node: str) -> str:
+        """The address of a node."""
+        return self._network.host(node)
+
+    def start(self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str) -> None:
+        """Run ``command`` on ``node``; what it prints goes to the node's log."""
+        self.disk(node).mkdir(parents=True, exist_ok=True)
+        spec = WardenSpec(node, command, environment, directory, str(self._run_directory))
+        pid = self._start(spec, self._network.namespace(node))
+        self._wardens[node] = (pid, start_ticks(pid))
+
+    def is_over(self, node: str) -> bool:
+        """Whether the command of ``node`` has ended, and with it all that it had started."""
+        pid, ticks = self._wardens[node]
+        return start_ticks(pid) != ticks or is_ending(pid)
+
+    def log(self, node: str) -> Path:
+        """What the command of ``node`` prints."""
+        return self._run_directory / "log" / f"{node}.log"
+
+    def node(self, node: str) -> list[Process]:
+        """Live processes of a node: its command first, then whatever that has started. The warden is none of them."""
+        warden = self.first_pid(node)
+        return [process for process in live_tree(warden) if process.pid != warden]
+
+    def first_pid(self, node: str) -> int:
+        return self._wardens[node][0]
+
+    def signal(self, pid: int, signum: int) -> None:
+        """Send a signal to a process of some node. Raises ProcessLookupError where it is gone."""
+        processes = (process for node in self.nodes for process in self.node(node))
+        ticks = next((process.ticks for process in processes if process.pid == pid), None)
+        signal_same(pid, ticks, signum, "a process")
+
+    def end(self) -> None:
+        """End every process of the run, and wait until they are gone."""
+        self._holds.release()
+        for pid, ticks in self._wardens.values():
+            kill_if_same(pid, ticks, signal.SIGTERM)
+        try:
+            self._end([pid for pid, _ in self._wardens.values()], _FAREWELL_S)
+        finally:
+            self._network.close()
+            self._disks.close()
+
+    # -- what only chaoskit's own runtime has -----------------------------------------------------------------------
+
+    def receive(self, timeout_s: float) -> Any | None:
+        return _nobody()
+
+    def send(self, message: Message) -> None:
+        _nobody()
+
+    def coordinator(self) -> Process:
+        return _nobody()
+
+    def replace(self, node: str) -> None:
+        _nobody()
+
+
+def _nobody() -> NoReturn:
+    raise HarnessError("a command has no coordinator")

@@ -1,0 +1,78 @@
+"""Substrates by name. Modules of those that nobody asks for are not loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from chaoskit.errors import BadInput
+
+if TYPE_CHECKING:
+    from chaoskit.substrate.base import Substrate
+
+LOCAL, NETNS, DOCKER = "local", "netns", "docker"
+#: Cheapest first.
+NAMES = (LOCAL, NETNS, DOCKER)
+
+
+def unavailable(name: str) -> str:
+    """Why this machine has no such substrate; "" if it has.
+
+    Raises:
+        BadInput: if nobody knows it.
+    """
+    if name not in NAMES:
+        raise BadInput("substrate", name, f"use one of {', '.join(NAMES)}")
+    if name == LOCAL:
+        return ""
+    if name == DOCKER:
+        from chaoskit.substrate import docker_daemon
+
+        return docker_daemon.unavailable()
+    from chaoskit.substrate import abilities
+
+    return abilities.namespaces()
+
+
+def require(name: str) -> None:
+    """Refuse what :func:`make` cannot make. Raises BadInput."""
+    if reason := unavailable(name):
+        raise BadInput("substrate", name, f"use {LOCAL!r}: {reason}")
+
+
+def make(name: str, *, docker_image: str = "") -> Substrate:
+    """The substrate of that name. It starts its processes when they are first needed.
+
+    Args:
+        docker_image: for ``docker``: an image with chaoskit in it. Else it is the one that ``CHAOSKIT_DOCKER_IMAGE``
+            names, or this host's own Python.
+
+    Raises:
+        BadInput: if there is none, or this machine cannot have it.
+    """
+    require(name)
+    if name == NETNS:
+        from chaoskit.substrate.netns import NetnsSubstrate
+
+        return NetnsSubstrate()
+    if name == DOCKER:
+        from chaoskit.substrate.docker import DockerSubstrate
+        from chaoskit.substrate.docker_daemon import IMAGE_VARIABLE
+
+        return DockerSubstrate(docker_image or os.environ.get(IMAGE_VARIABLE, ""))
+    from chaoskit.substrate.local import LocalSubstrate
+
+    return LocalSubstrate()
+
+
+def for_all(needs: Iterable[Iterable[str]]) -> str:
+    """The cheapest substrate that meets every need, each told as the substrates that meet it.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    common = set(NAMES).intersection(*map(set, needs))
+    if not common:
+        raise BadInput("faults", "", "leave some out: no substrate can do them all")
+    return next(name for name in NAMES if name in common)

@@ -1,0 +1,249 @@
+"""Substrate ``docker``: every node is a container, with a network of its own; so is the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.messages import Trigger
+from chaoskit.substrate import docker_daemon
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.disk import Trouble
+from chaoskit.substrate.docker_container import Container
+from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
+from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
+from chaoskit.substrate.docker_levers import ContainerHolds
+from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.local import COORDINATOR, LocalCluster, LocalSubstrate, Network
+from chaoskit.substrate.netns import NamespaceNetwork
+from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
+from chaoskit.substrate.switch import Move, Switch
+
+#: A warm container that takes the place of the first one that is lost: starting one costs seconds of imports.
+_STANDBY = "standby"
+
+
+class DockerSubstrate(LocalSubstrate):
+    """Keeps a warm container for each node, and one more. One that was lost is replaced before the next run.
+
+    Args:
+        image: has chaoskit in it; "" for this host's own Python, through read-only mounts.
+    """
+
+    name = "docker"
+
+    def __init__(self, image: str = "") -> None:
+        super().__init__()
+        with contextlib.suppress(OSError):  # whether there is a daemon was asked before
+            remove_abandoned(endpoint())
+        self._image = image
+        self._client: Any = None
+        self._recipe: Recipe | None = None
+        self._switch: Switch | None = None
+        self._containers: dict[str, Container] = {}
+        self._homes: dict[int, Container] = {}  # of the agents and coordinators of runs
+
+    # -- containers -----------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start the switch and the coordinator's container. How many nodes there will be is known to a run only."""
+        if self._switch is None or self._switch.process.poll() is not None:
+            self._switch = Switch(self._undo, privileged=True)
+        self._see()
+        self._stand_ready([COORDINATOR])
+
+    def _see(self, *read_only: Path, writable: Sequence[Path] = ()) -> None:
+        """Have these directories in all containers, besides what Python needs."""
+        if self._recipe is None:
+            with _docker_errors("start"):
+                self._client = docker_daemon.connect()
+                self._recipe = image_recipe(self._client, self._image) if self._image else host_recipe(self._client)
+        self._recipe = self._recipe.with_directories(read_only, writable)
+
+    def _stand_ready(self, stations: Sequence[str]) -> None:
+        """Have a container for each, all at once: their imports take seconds."""
+        wanting = [station for station in stations if not self._serves(station)]
+        _at_once(self._containers.pop(station).remove for station in wanting if station in self._containers)
+        self._start_containers(wanting, cold=False)
+
+    def _serves(self, station: str) -> bool:
+        container = self._containers.get(station)
+        if container is None or container.recipe is not self._recipe:
+            return False
+        with _docker_errors("ask after"):
+            return container.is_usable()
+
+    def _start_containers(self, stations: Sequence[str], *, cold: bool) -> None:
+        if not stations:
+            return
+        assert self._recipe is not None
+        sockets = Path(tempfile.mkdtemp(prefix="chaoskit-docker-"))
+        try:
+            for station in stations:
+                self._containers[station] = Container(
+                    self._client, self._recipe, station, sockets, self._undo, cold=cold or station == COORDINATOR
+                )
+            with _docker_errors("start"):
+                _at_once(self._containers[station].start for station in stations)
+        finally:
+            shutil.rmtree(sockets, ignore_errors=True)  # who is connected does not need it
+
+    def kill(self, node: str) -> None:
+        """End everything in the node's container, if that is still there."""
+        if self._containers[node].lives():
+            with _docker_errors("kill"):
+                self._containers[node].kill()
+
+    def spend(self, node: str) -> None:
+        """Have another container for the node in the next run."""
+        self._containers[node].spent = True
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    def launch(
+        self, config: RunConfig, triggers: tuple[Trigger, ...], run_directory: Path, *, port: int = 0
+    ) -> LocalCluster:
+        """Start coordinator and agents.
+
+        Raises:
+            BadInput: if the image or the device cannot be used. HarnessError: if Docker cannot do it.
+        """
+        if config.device != "cpu":
+            raise BadInput("device", config.device, "use 'cpu': containers are given no other device")
+        run_directory = run_directory.resolve()
+        run_directory.mkdir(parents=True, exist_ok=True)
+        # the runs of a harness lie beside each other: so the containers of one are good for the next
+        self._see(Path(config.job.path).parent, writable=[run_directory.parent])
+        self._stand_ready([COORDINATOR, *(f"node{number}" for number in range(config.nodes)), _STANDBY])
+        return super().launch(config, triggers, run_directory, port=port)
+
+    def bare(self, nodes: int, run_directory: Path) -> BareCluster:
+        """Nothing says which files a command needs in its container. Raises BadInput."""
+        raise BadInput("substrate", self.name, "use local or netns: commands are not run in containers yet")
+
+    def _network(self, nodes: Sequence[str], port: int) -> Network:
+        assert self._switch is not None
+        return ContainerNetwork(self._switch, {name: self._containers[name] for name in (COORDINATOR, *nodes)}, port)
+
+    def _cluster(self, *arguments: Any) -> LocalCluster:
+        return DockerCluster(self, *arguments)
+
+    def holds(self, processes: Callable[[str], Sequence[Process]], directory: Path) -> Holds:
+        return ContainerHolds(self._undo, processes, directory, self._containers)
+
+    def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
+        assert isinstance(request, StartAgent | StartCoordinator)
+        container = self._containers[request.spec.node if isinstance(request, StartAgent) else COORDINATOR]
+        pid = container.ask(request, *descriptors)
+        self._homes[pid] = container
+        return pid
+
+    def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
+        """Start an agent of a run, in a new container if the node's own is lost. Gives its pid."""
+        if not self._containers[node].lives():
+            self._containers[node].remove()
+            self._take_over(node)
+            assert isinstance(network, ContainerNetwork)
+            network.move(node, self._containers[node])
+        return super().start_agent(network, node, token, run_directory)
+
+    def _take_over(self, node: str) -> None:
+        """Have another container for a node in the middle of a run."""
+        standby = self._containers.pop(_STANDBY, None)
+        if standby is not None and standby.is_usable():
+            self._containers[node] = standby
+            return
+        if standby is not None:
+            standby.remove()
+        self._start_containers([node], cold=True)  # the harness waits: imports can come in the agent
+        self.spend(node)  # the next run wants a warm one
+
+    def end(self, pids: list[int], patience_s: float) -> None:
+        """End these processes, and everything below them; all containers at the same time."""
+        asked = []
+        for container in self._containers.values():
+            inside = tuple(pid for pid in pids if self._homes.get(pid) is container)
+            if inside and container.lives():
+                with contextlib.suppress(HarnessError):  # lost meanwhile, with all that was in it
+                    container.tell(EndProcesses(inside, patience_s))
+                    asked.append(container)
+        for container in asked:
+            with contextlib.suppress(HarnessError):
+                container.hear()
+        for pid in pids:
+            self._homes.pop(pid, None)
+
+    def close(self) -> None:
+        """Remove all containers, and with them everything that was started."""
+        if self._switch is not None:
+            self._switch.close()
+            self._switch = None
+        _at_once(container.remove for container in self._containers.values())
+        self._containers.clear()
+        if self._client is not None:
+            self._client.close()
+        super().close()
+
+
+class DockerCluster(LocalCluster):
+    """One run's processes, in their containers."""
+
+    _substrate: DockerSubstrate
+
+    def lose(self, node: str) -> None:
+        if node not in self._cuts and (cut := self._network.isolate(node)) is not None:
+            self._cuts[node] = cut
+        self._substrate.kill(node)
+        super().lose(node)  # waits until the kernel has done it
+
+    def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
+        self._substrate.spend(node)  # its mounts are those of the container
+        return super().trouble(node, directory, trouble)
+
+
+class ContainerNetwork(NamespaceNetwork):
+    """One run's network between containers. Their own namespaces are connected, and left as they were."""
+
+    def __init__(self, switch: Switch, containers: dict[str, Container], port: int) -> None:
+        coordinator, *nodes = containers
+        assert coordinator == COORDINATOR
+        lent = [container.network_namespace() for container in containers.values()]
+        super().__init__(switch, nodes, port, lent)
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        """None to enter: who is started in a container is there."""
+        return ()
+
+    def move(self, name: str, container: Container) -> None:
+        """Connect a container in the place of one that was lost."""
+        self.lend(Move(self._number, name), [container.network_namespace()])
+
+
+def _at_once(acts: Iterator[Callable[[], object]]) -> None:
+    """Do them at the same time. Raises what one of them raised, when all are over."""
+    found = list(acts)
+    if found:
+        with ThreadPoolExecutor(len(found)) as pool:
+            for future in [pool.submit(act) for act in found]:
+                future.result()
+
+
+@contextlib.contextmanager
+def _docker_errors(act: str) -> Iterator[None]:
+    """What the SDK raises, as an error of the harness."""
+    from docker.errors import DockerException
+
+    try:
+        yield
+    except (DockerException, OSError) as error:  # requests' errors are the second
+        raise HarnessError(f"Docker could not {act} containers: {error}") from error

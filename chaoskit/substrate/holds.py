@@ -1,0 +1,177 @@
+"""What holds the nodes of one run back: freezers and limits around all processes of a node, by control groups."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.base import Process, Resource
+from chaoskit.substrate.cgroup import Cgroup, home_of
+from chaoskit.substrate.device import device_of
+from chaoskit.substrate.undo import UndoLog
+
+_GATHER_S = 5.0
+_WINDOW_S = 0.25
+_USED_UP = 0.9  # share of a limit of writes that counts as all of it
+
+
+class Saturation:
+    """In how many windows of a quarter of a second a group has used up what may pass: a pure state machine.
+
+    A window begins with the first byte after the one before it: a job writes now and then.
+    """
+
+    def __init__(self, bytes_per_s: float, written_bytes: int, now_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._last = (now_s, written_bytes)
+        self._from: tuple[float, int] | None = None
+        self.windows = 0
+
+    def note(self, written_bytes: int, now_s: float) -> None:
+        """Take in a reading of what was written so far."""
+        if self._from is None and written_bytes > self._last[1]:
+            self._from = self._last
+        self._last = (now_s, written_bytes)
+        if self._from is None or now_s - self._from[0] < _WINDOW_S:
+            return
+        from_s, from_bytes = self._from
+        self.windows += written_bytes - from_bytes >= _USED_UP * self._bytes_per_s * (now_s - from_s)
+        self._from = None
+
+
+class Hold:
+    """One freeze or limit of a node, until it is let go: a ``Freeze`` and a ``Limit`` of a cluster."""
+
+    def __init__(
+        self, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], release: Callable[[], bool]
+    ) -> None:
+        self._group, self._count, self._undo, self._release = group, count, undo, release
+        self._seen = 0
+        self._over: bool | None = None  # once let go: whether nothing is left
+
+    def frozen(self) -> bool:
+        """Whether the kernel says that every process of the node stands still."""
+        with contextlib.suppress(OSError):
+            return self._over is None and self._group.frozen()
+        return False
+
+    def events(self) -> int:
+        """How often the kernel has held the node back, or refused something, so far."""
+        if self._over is None:
+            with contextlib.suppress(OSError):
+                self._seen = self._count()
+        return self._seen
+
+    def lift(self) -> bool:
+        """Let the node go; True if nothing is left. What was counted stays known."""
+        if self._over is None:
+            self.events()
+            with contextlib.suppress(OSError):  # the group is gone
+                self._undo()
+            self._over = self._release()
+        return self._over
+
+    thaw = lift
+
+
+class Holds:
+    """Every hold on the nodes of one run. All of a node are in one group for each hierarchy, as version 2 wants it.
+
+    Args:
+        processes: of a node that is named, agent first.
+        directory: of the run; the disk below it is the one to which writes are limited.
+    """
+
+    def __init__(self, undo: UndoLog, processes: Callable[[str], Sequence[Process]], directory: Path) -> None:
+        self._undo, self._processes, self._directory = undo, processes, directory
+        self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
+
+    def freeze(self, node: str) -> Hold:
+        """Have every process of the node stand still. Raises HarnessError if the kernel refuses."""
+        with _told("freeze", node):
+            group = self._group(node, "freezer")
+            group.freeze()
+            return self._hold(node, group, lambda: 0, group.thaw)
+
+    def limit(self, node: str, resource: Resource, amount: float) -> Hold:
+        """Limit what all processes of the node have together; see :meth:`chaoskit.substrate.base.Cluster.limit`."""
+        device = device_of(self._directory) if resource == "io" else ""
+        if device is None:
+            raise HarnessError(f"{self._directory} lies on no disk whose writes could be limited: choose another one")
+        with _told(f"limit the {resource} of", node):
+            group = self._group(node, resource)
+            match resource:
+                case "cpu":
+                    group.limit_cpu(amount)
+                    return self._hold(node, group, lambda: group.throttled()[0], lambda: group.limit_cpu(None))
+                case "memory":
+                    group.limit_memory(round(amount))
+                    return self._hold(node, group, group.oom_kills, lambda: group.limit_memory(None))
+                case "pids":
+                    group.limit_pids(round(amount))
+                    return self._hold(node, group, group.refused_forks, lambda: group.limit_pids(None))
+                case "io":
+                    group.limit_writes(device, round(amount))
+                    seen = Saturation(amount, group.written_bytes(device), time.monotonic())
+
+                    def windows() -> int:
+                        seen.note(group.written_bytes(device), time.monotonic())
+                        return seen.windows
+
+                    return self._hold(node, group, windows, lambda: group.limit_writes(device, None))
+
+    def release(self, node: str | None = None) -> None:
+        """Let go of a node, or of all."""
+        for name in [node] if node is not None else list(self._groups):
+            for group, holds in list(self._groups.pop(name, {}).values()):
+                for hold in list(holds):
+                    hold.lift()
+                group.remove()
+
+    def _group(self, node: str, controller: str) -> Cgroup:
+        """A group with all processes of the node: those that it starts meanwhile are born into it."""
+        processes = self._processes(node)
+        if not processes:
+            raise ProcessLookupError(f"{node} has no process any more")
+        agent, groups = processes[0], self._groups.setdefault(node, {})
+        home = home_of(controller, agent.pid)
+        known = groups.get(home) if home else None
+        group = known[0] if known else Cgroup(controller, agent.pid, agent.ticks, self._undo)
+        groups.setdefault(group.path, (group, []))
+        deadline_s = time.monotonic() + _GATHER_S
+        while strangers := {process.pid for process in processes} - group.pids():
+            if time.monotonic() > deadline_s:
+                raise HarnessError(f"processes {sorted(strangers)} of {node} do not enter {group.path}")
+            for pid in strangers:
+                with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                    group.take(pid)
+            processes = self._processes(node)
+        return group
+
+    def _hold(self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None]) -> Hold:
+        groups = self._groups[node]
+        _, holds = groups[group.path]
+
+        def release() -> bool:
+            holds.remove(hold)
+            if holds:
+                return True
+            groups.pop(group.path, None)
+            return group.remove()
+
+        hold = Hold(group, count, undo, release)
+        holds.append(hold)
+        return hold
+
+
+@contextlib.contextmanager
+def _told(act: str, node: str) -> Iterator[None]:
+    try:
+        yield
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        raise HarnessError(f"the kernel refused to {act} {node}: {error}") from error

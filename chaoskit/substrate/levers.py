@@ -1,0 +1,130 @@
+"""What can be done to nodes that are process trees on this host, whatever runs on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaoskit.config import disk_directory
+from chaoskit.errors import HarnessError
+from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
+from chaoskit.substrate.base import Freeze, Limit, Process, Resource
+from chaoskit.substrate.disk import Trouble
+from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.traffic import Change
+
+if TYPE_CHECKING:
+    from chaoskit.substrate.local import Network
+
+
+_END_S = 10.0
+
+#: What makes the holds of a run: by the processes of a node, agent first, and the directory of the run.
+MakeHolds = Callable[[Callable[[str], Sequence[Process]], Path], Holds]
+
+
+class Levers:
+    """The part of a cluster that needs no coordinator."""
+
+    def __init__(
+        self, network: Network, nodes: tuple[str, ...], run_directory: Path, disks: Disks, holds: MakeHolds
+    ) -> None:
+        self.nodes = nodes
+        self._network, self._run_directory, self._disks = network, run_directory, disks
+        self._holds = holds(self.node, run_directory)
+        self._cuts: dict[str, int] = {}  # node that was lost -> the change of the network that isolates it
+        self._dropped: Counter[str] = Counter()  # packets, by node that was replaced
+
+    def node(self, node: str) -> list[Process]:
+        """Live processes of a node, the first one first."""
+        raise NotImplementedError
+
+    def first_pid(self, node: str) -> int:
+        """The process below which everything of a node runs."""
+        raise NotImplementedError
+
+    def signal_process(self, process: Process, signum: int) -> None:
+        """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""
+        if process.ticks is None or not kill_if_same(process.pid, process.ticks, signum):
+            raise ProcessLookupError(f"{process.name} (pid {process.pid}) is gone")
+
+    def lose(self, node: str) -> None:
+        cut = None if node in self._cuts else self._network.isolate(node)
+        if cut is not None:
+            self._cuts[node] = cut
+        deadline_s = time.monotonic() + _END_S
+        while left := self.node(node):
+            if time.monotonic() > deadline_s:
+                raise HarnessError(f"processes {[process.pid for process in left]} of {node} do not end")
+            for process in left:
+                kill_if_same(process.pid, process.ticks, signal.SIGKILL)
+            self._holds.release(node)  # under cgroup v1, what is frozen does not even die
+            time.sleep(0.001)
+
+    def dropped(self, node: str) -> int:
+        now = self._network.packets(self._cuts[node]) if node in self._cuts else 0
+        return self._dropped[node] + now
+
+    def mend(self, node: str) -> None:
+        """Let the network of a lost node work again. Raises HarnessError if something runs there still."""
+        if self.node(node):
+            raise HarnessError(f"{node} has processes still: lose it first")
+        if node in self._cuts:
+            self._dropped[node] += self._network.lift(self._cuts.pop(node))
+
+    def freeze(self, node: str) -> Freeze:
+        return self._holds.freeze(node)
+
+    def limit(self, node: str, resource: Resource, amount: float) -> Limit:
+        return self._holds.limit(node, resource, amount)
+
+    def impose(self, change: Change) -> int:
+        return self._network.impose(change)
+
+    def packets(self, number: int) -> int:
+        return self._network.packets(number)
+
+    def lift(self, number: int) -> int:
+        return self._network.lift(number)
+
+    def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
+        return self._network.round_trips_ms(source, target, count, timeout_s)
+
+    def disk(self, node: str) -> Path:
+        return disk_directory(self._run_directory, node)
+
+    def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
+        return self._disks.impose(self.first_pid(node), directory, trouble)
+
+    def troubled(self, number: int) -> int:
+        return self._disks.met(number)
+
+    def relieve(self, number: int) -> int:
+        return self._disks.lift(number)
+
+
+def identify(pid: int) -> Process:
+    """A process as it is now."""
+    return Process(pid, start_ticks(pid), process_name(pid))
+
+
+def live_tree(root: int) -> list[Process]:
+    """``root`` and what is below it, without what is ending."""
+    return [identify(pid) for pid in (root, *descendants(root)) if not is_ending(pid)]
+
+
+def signal_same(pid: int, ticks: int | None, signum: int, what: str) -> None:
+    """Send a signal to a process that must still be the one that started at ``ticks``. Raises ProcessLookupError."""
+    handle = os.pidfd_open(pid)
+    try:
+        if ticks is None or start_ticks(pid) != ticks or is_ending(pid):
+            raise ProcessLookupError(f"pid {pid} is not {what} of this run any more")
+        signal.pidfd_send_signal(handle, signum)
+    finally:
+        os.close(handle)

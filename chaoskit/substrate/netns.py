@@ -1,0 +1,119 @@
+"""Substrate ``netns``: every node has a network of its own, in a namespace; so has the coordinator."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate import abilities
+from chaoskit.substrate.local import COORDINATOR, LocalSubstrate, Network
+from chaoskit.substrate.namespaces import INSIDE
+from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Echo, Impose, Lift, Listen, Move, Switch
+from chaoskit.substrate.traffic import Block, Change, Unplug, between
+
+
+class NetnsSubstrate(LocalSubstrate):
+    """Like ``local``, with a switch process beside the nursery."""
+
+    name = "netns"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._privileged = abilities.privileged()
+        self._switch: Switch | None = None
+
+    def warm_up(self) -> None:
+        """Start the switch and the nursery."""
+        if self._switch is None or self._switch.process.poll() is not None:
+            self._switch = Switch(self._undo, privileged=self._privileged)
+        super().warm_up()
+
+    def _prefix(self) -> list[str]:
+        """The nursery must be in the user namespace that owns the networks."""
+        if self._privileged or self._switch is None:
+            return []
+        return ["nsenter", f"--user=/proc/{self._switch.process.pid}/ns/user", "--preserve-credentials"]
+
+    def _network(self, nodes: Sequence[str], port: int) -> Network:
+        assert self._switch is not None
+        return NamespaceNetwork(self._switch, nodes, port)
+
+    def _enter_mounts(self, pid: int) -> list[str]:
+        command, *options = super()._enter_mounts(pid)
+        return [*(self._prefix() or [command]), *options]
+
+    def close(self) -> None:
+        """End nursery and switch, and with them everything that they started."""
+        if self._switch is not None:
+            self._switch.close()
+            self._switch = None
+        super().close()
+
+
+class NamespaceNetwork:
+    """One run's network, as the launcher sees it. What goes between it and the coordinator is never cut.
+
+    Args:
+        lent: a namespace for the coordinator and each node, if there are any already; as descriptors, taken over.
+    """
+
+    interface = INSIDE
+
+    def __init__(self, switch: Switch, nodes: Sequence[str], port: int, lent: Sequence[int] = ()) -> None:
+        self._switch = switch
+        stations = (COORDINATOR, *nodes)
+        built, namespaces = self.lend(Build(stations), lent)
+        self._number = built.network
+        self._hosts = dict(zip(stations, built.addresses, strict=True))
+        self._namespaces = dict(zip(stations, namespaces, strict=True))
+        self.listeners = self._listen(port), self._listen(0)
+        self.address, self.store = (listener.getsockname() for listener in self.listeners)
+
+    def lend(self, request: Build | Move, namespaces: Sequence[int]) -> tuple[Done, list[int]]:
+        """Ask the switch for what needs these namespaces. They are closed here."""
+        try:
+            return self._switch.ask(request, *namespaces)
+        finally:
+            for namespace in namespaces:
+                os.close(namespace)
+
+    def _listen(self, port: int) -> socket.socket:
+        _, (listener,) = self._switch.ask(Listen(self._number, COORDINATOR, port))
+        return socket.socket(fileno=listener)
+
+    def host(self, name: str) -> str:
+        return self._hosts[name]
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        return (self._namespaces[name],)
+
+    def connect(self) -> socket.socket:
+        try:
+            _, (connection,) = self._switch.ask(Connect(self._number, COORDINATOR, self.address))
+        except HarnessError as error:
+            raise ConnectionError(str(error)) from error
+        return socket.socket(fileno=connection)
+
+    def isolate(self, name: str) -> int | None:
+        if abilities.rules():  # without rules the cable can be pulled, and nothing counts
+            return self.impose(Unplug(station=name))
+        return self.impose(Block(ways=between([name], [other for other in self._hosts if other != name])))
+
+    def impose(self, change: Change) -> int:
+        return self._switch.ask(Impose(self._number, change))[0].number
+
+    def packets(self, number: int) -> int:
+        return self._switch.ask(Count(self._number, number))[0].packets
+
+    def lift(self, number: int) -> int:
+        return self._switch.ask(Lift(self._number, number))[0].packets
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        return self._switch.ask(Echo(self._number, source, target, count, timeout_s))[0].round_trips_ms
+
+    def close(self) -> None:
+        for descriptor in self._namespaces.values():
+            os.close(descriptor)
+        self._switch.ask(Close(self._number))

@@ -1,0 +1,230 @@
+"""Nodes that have less than they want: of CPU time, memory, processes or writes to disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate import cgroup
+from chaoskit.substrate.base import Limit, Resource
+from chaoskit.vocabulary import FAILED_CAUSES
+from faults import incidents
+from faults.base import Target, require_seconds
+from faults.incidents import Incident
+from faults.node import NodeFault
+
+_MIB = 2**20
+_GIVE_UP = 8  # times the headroom: a limit that does not hold must not eat the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLimit(NodeFault):
+    """Base of the faults that limit all processes of the rank's node together, and those that they start.
+
+    Args:
+        lift_after_s: for how long the limit lasts once it has bitten; with the run, if it never does.
+    """
+
+    lift_after_s: float = 1.0
+
+    family: ClassVar[str] = "node"
+    undo: ClassVar[str] = "the control group is removed when the limit ends, by the janitor if need be"
+    #: What there is less of.
+    resource: ClassVar[Resource] = "cpu"
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return cgroup.unavailable(cls.resource)
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"hung", "node lost", "unreachable"})
+
+    @property
+    def amount(self) -> float:
+        """What is left, in the unit of :meth:`chaoskit.substrate.base.Cluster.limit`."""
+        raise NotImplementedError
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
+
+    def inject(self, target: Target) -> None:
+        try:
+            target.notes["limit"] = target.cluster.limit(target.node, self.resource, self.amount)
+        except BaseException:
+            target.pull("none")  # nobody may be left waiting, nor go on as if there were a limit
+            raise
+        self.release(target)
+
+    def release(self, target: Target) -> None:
+        """Let the rank go on, under the limit."""
+        target.pull("none")
+
+    def again(self, target: Target, message: Any) -> bool:
+        limit: Limit | None = target.notes.get("limit")
+        if limit is None or target.lifted_ns:
+            return False
+        target.acted_ns = time.monotonic_ns()  # whoever was started under the limit may be lost to it
+        if limit.events():
+            bitten_ns = target.notes.setdefault("bitten_ns", target.acted_ns)
+            if target.acted_ns >= bitten_ns + self.lift_after_s * 1e9:
+                limit.lift()
+                target.lifted_ns = target.acted_ns
+        return False
+
+    def observe(self, target: Target) -> str | None:
+        limit: Limit | None = target.notes.get("limit")
+        events = 0 if limit is None else limit.events()
+        return self.told(events, target) if events else None
+
+    def told(self, events: int, target: Target) -> str:
+        """What the kernel counted, in words."""
+        raise NotImplementedError
+
+    def clean_up(self, target: Target) -> bool:
+        limit: Limit | None = target.notes.get("limit")
+        return limit is None or limit.lift()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitCpu(NodeLimit):
+    """Leave the node a part of its CPU time, for agent, workers and spares together. Nobody may be blamed for it.
+
+    Args:
+        cores: that are left, such as 0.25.
+    """
+
+    cores: float = 0.25
+
+    effect: ClassVar[str] = "one node has little CPU time: agent, workers and spares share what is left"
+    evidence: ClassVar[str] = "the kernel counts periods in which it held the node back"
+    stands_for: ClassVar[str] = "neighbours on a crowded machine, and container limits that are too low"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
+    impact: ClassVar[str] = "none is wanted: steps take longer"
+    resource: ClassVar[Resource] = "cpu"
+
+    @property
+    def amount(self) -> float:
+        return self.cores
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 < self.cores < math.inf:
+            raise BadInput("cores", self.cores, "use a number of CPUs above 0")
+
+    def told(self, events: int, target: Target) -> str:
+        return f"the kernel held {target.node} back in {events} periods"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitMemory(NodeLimit):
+    """Leave the node a little memory, and let the rank take it. The kernel chooses whom of the node it ends.
+
+    Unlike with ``OutOfMemory``, whatever the node starts before the limit ends is under it, too.
+
+    Args:
+        headroom_mib: what the node may use beyond what it uses now, in MiB.
+    """
+
+    headroom_mib: float = 16.0
+
+    effect: ClassVar[str] = "one node has no memory left, and the kernel ends processes of it"
+    evidence: ClassVar[str] = "the kernel counts processes of the node that it killed for want of memory"
+    stands_for: ClassVar[str] = "host memory used up, by whichever process"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    resource: ClassVar[Resource] = "memory"
+    impact: ClassVar[str] = "a worker of the node is given up, or all of them with their agent"
+
+    @property
+    def from_outside(self) -> bool:
+        return False  # the rank itself takes the memory
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | FAILED_CAUSES
+
+    @property
+    def amount(self) -> float:
+        return self.headroom_mib * _MIB
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 1 <= self.headroom_mib < math.inf:
+            raise BadInput("headroom_mib", self.headroom_mib, "use a number of MiB, 1 or more")
+
+    def release(self, target: Target) -> None:
+        target.pull("allocate", give_up_bytes=_GIVE_UP * round(self.amount))
+
+    def told(self, events: int, target: Target) -> str:
+        return f"the kernel killed {events} processes of {target.node} for want of memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitPids(NodeLimit):
+    """Let the node start few further processes and threads. It bites where somebody is replaced, or the world regroups.
+
+    Args:
+        further: processes and threads that the node may still start.
+    """
+
+    further: int = 0
+
+    effect: ClassVar[str] = "one node can start neither processes nor threads"
+    evidence: ClassVar[str] = "the kernel counts processes and threads that it refused"
+    stands_for: ClassVar[str] = "limits of processes that are used up, by leaks or by other users"
+    unlisted: ClassVar[str] = "who counts incidents does not tell such limits from other failures of a host"
+    resource: ClassVar[Resource] = "pids"
+    impact: ClassVar[str] = "replacements cannot be started there, and who needs a new thread fails"
+    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | FAILED_CAUSES
+
+    @property
+    def amount(self) -> float:
+        return self.further
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.further < 0:
+            raise BadInput("further", self.further, "use a number of processes and threads, 0 or more")
+
+    def told(self, events: int, target: Target) -> str:
+        return f"the kernel refused {target.node} {events} processes or threads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitIo(NodeLimit):
+    """Let the node write slowly to the disk of the run's directory. It bites where the job writes, and waits for it.
+
+    Under cgroup v1 the kernel holds back only what a process waits for, as with ``fsync``.
+
+    Args:
+        bytes_per_s: that the node may write.
+    """
+
+    bytes_per_s: float = 1e6
+
+    effect: ClassVar[str] = "one node writes slowly to its disk"
+    evidence: ClassVar[str] = "the kernel counts so many written bytes that the node used up what it may write"
+    stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SLOW,)
+    resource: ClassVar[Resource] = "io"
+    impact: ClassVar[str] = "none is wanted: whoever writes waits, and all others with it"
+
+    @property
+    def amount(self) -> float:
+        return self.bytes_per_s
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 1 <= self.bytes_per_s < math.inf:
+            raise BadInput("bytes_per_s", self.bytes_per_s, "use a number of bytes a second, 1 or more")
+
+    def told(self, events: int, target: Target) -> str:
+        return f"{target.node} used up what it may write for {events / 4:g} s"

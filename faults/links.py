@@ -1,0 +1,71 @@
+"""A node's link goes down, once or again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate.traffic import Change, Unplug, Way
+from faults import incidents
+from faults.base import Target, require_seconds
+from faults.incidents import Incident
+from faults.network import COORDINATOR, NetworkFault
+
+_ECHO_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkDown(NetworkFault):
+    """Pull the cable of the rank's node: its own link shows no carrier, the others hear nothing."""
+
+    effect: ClassVar[str] = "the link of one node has no carrier; nothing comes in or goes out"
+    evidence: ClassVar[str] = "echoes to the node are lost"
+    stands_for: ClassVar[str] = "network cards and cables"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.NIC, incidents.SWITCH)
+    impact: ClassVar[str] = "the lease of the node ends, and its workers are given up"
+    makes: ClassVar[type[Change]] = Unplug
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Unplug(station=target.node)
+
+    def shown(self, target: Target) -> str | None:
+        if "number" in target.notes and not target.cluster.round_trips_ms(COORDINATOR, target.node, 1, _ECHO_S):
+            target.notes["silent"] = True
+        return f"an echo from the coordinator to {target.node} was lost" if "silent" in target.notes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flap(LinkDown):
+    """Pull the cable and put it back, again and again.
+
+    Args:
+        down_s: for how long it is pulled.
+        up_s: for how long it is back.
+        times: how often.
+    """
+
+    down_s: float = 0.1
+    up_s: float = 0.2
+    times: int = 5
+
+    effect: ClassVar[str] = "the link of one node comes and goes"
+    evidence: ClassVar[str] = "echoes to the node are lost while the link is down"
+    impact: ClassVar[str] = "packets are lost and sent again; if its lease ends, its workers are given up"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_seconds("down_s", self.down_s, above_0=True)
+        require_seconds("up_s", self.up_s, above_0=True)
+        if self.times < 1:
+            raise BadInput("times", self.times, "use 1 or more")
+
+    def again(self, target: Target, message: Any) -> bool:
+        period_s = self.down_s + self.up_s
+        turn, within_s = divmod(target.seconds_since, period_s)
+        down = turn < self.times and within_s < self.down_s
+        if down and "number" not in target.notes:
+            self.impose(target)
+        elif not down:
+            self.lift(target)
+        return False

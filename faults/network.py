@@ -1,0 +1,192 @@
+"""The network between nodes goes wrong: it is cut, silently or loudly, wholly or one way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate import abilities
+from chaoskit.substrate.traffic import Block, Change, Way, between, towards
+from faults import incidents
+from faults.base import Fault, Target, require_seconds
+from faults.incidents import Incident
+
+#: The coordinator's place in the network, beside the nodes'.
+COORDINATOR = "coordinator"
+_FROM = ("all", "ranks", "coordinator")
+_STORE = "store"
+_DIRECTIONS = ("both", "in", "out")
+#: For the catalogue: networks are only cut where each node has one.
+EXAMPLE = """import pytest
+
+from faults import {name}
+
+
+@pytest.mark.chaos(substrate="netns")
+def test_{name}(chaos):
+    chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFault(Fault):
+    """Base of the faults that change what goes between the rank's node and others.
+
+    A role that stands for several ranks, such as ``minority``, gives one fault a rank: each of them is apart from all,
+    from each other too. ``side`` keeps several ranks together.
+
+    Args:
+        side: further ranks, whose nodes are on the same side as that of ``rank``.
+        apart_from: ``all`` others and the coordinator, the other ``ranks`` only, the ``coordinator`` only, or a tuple
+            of ranks. For :class:`Cut` and :class:`Reset` also the ``store`` only, in which the members of a new
+            membership find each other; agents and coordinator still hear of each other then.
+        direction: ``both``, only what comes ``in`` to this side, or only what goes ``out``.
+        heal_after_s: when it ends; None: with the run.
+    """
+
+    side: tuple[int, ...] = ()
+    apart_from: str | tuple[int, ...] = "all"
+    direction: str = "both"
+    heal_after_s: float | None = None
+
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
+    undo: ClassVar[str] = "the rule is removed; the network vanishes with the run"
+    example: ClassVar[str] = EXAMPLE
+    #: The kind of change that it makes.
+    makes: ClassVar[type[Change]] = Block
+    #: What ``apart_from`` may say beside ranks.
+    others: ClassVar[tuple[str, ...]] = _FROM
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return abilities.unavailable(cls.makes)
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset({"node lost", "unreachable", "hung"})
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        self._validate_ranks("side", self.side, nodes)
+        if isinstance(self.apart_from, tuple):
+            self._validate_ranks("apart_from", self.apart_from, nodes)
+            if both := {self.rank, *self.side}.intersection(self.apart_from):
+                raise BadInput("apart_from", self.apart_from, f"leave out {sorted(both)}: on this side already")
+        elif self.apart_from not in self.others:
+            raise BadInput("apart_from", self.apart_from, f"use one of {', '.join(self.others)}, or a tuple of ranks")
+        if self.direction not in _DIRECTIONS:
+            raise BadInput("direction", self.direction, f"use one of {', '.join(_DIRECTIONS)}")
+        if self.heal_after_s is not None:
+            require_seconds("heal_after_s", self.heal_after_s, above_0=True)
+
+    def _validate_ranks(self, field: str, ranks: Sequence[int], nodes: int) -> None:
+        for rank in ranks:
+            if not 0 <= rank < nodes:
+                raise BadInput(field, ranks, f"use ranks from 0 to {nodes - 1}: the run has {nodes} nodes")
+
+    def near(self, target: Target) -> list[str]:
+        """The nodes on the rank's side."""
+        return [target.node, *(target.places[rank] for rank in self.side if rank in target.places)]
+
+    def ways(self, target: Target) -> tuple[Way, ...]:
+        """What is struck, by the nodes that have the ranks now."""
+        near = self.near(target)
+        if isinstance(self.apart_from, tuple):
+            far = [target.places[rank] for rank in self.apart_from if rank in target.places]
+        else:
+            nodes = [node for node in target.cluster.nodes if node not in near]
+            far = {"all": [*nodes, COORDINATOR], "ranks": nodes}.get(self.apart_from, [COORDINATOR])
+        if self.direction == "both":
+            return between(near, far)
+        return towards(near, far) if self.direction == "out" else towards(far, near)
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        """What is done to these ways."""
+        raise NotImplementedError
+
+    def inject(self, target: Target) -> None:
+        ways = self.ways(target)
+        stations = {station for way in ways for station in way}
+        # whoever cannot reach the coordinator is lost; of nodes that cannot reach each other either side may be
+        target.struck_nodes = set(self.near(target)) if COORDINATOR in stations else stations
+        target.notes["ways"] = ways
+        self.prepare(target)
+        self.impose(target)
+        target.pull("none")
+
+    def prepare(self, target: Target) -> None:
+        """Measure what evidence will be compared with."""
+
+    def impose(self, target: Target) -> None:
+        """Have the network changed."""
+        target.notes["number"] = target.cluster.impose(self.change(target, target.notes["ways"]))
+
+    def lift(self, target: Target) -> None:
+        """Have it changed back."""
+        number = target.notes.pop("number", None)
+        if number is not None:
+            target.notes["lifted"] = target.notes.get("lifted", 0) + target.cluster.lift(number)
+            target.lifted_ns = time.monotonic_ns()
+
+    def again(self, target: Target, message: Any) -> bool:
+        if self.heal_after_s is not None and target.seconds_since >= self.heal_after_s:
+            self.lift(target)
+        return False
+
+    def packets(self, target: Target) -> int:
+        """How many packets have met the change so far."""
+        now = target.cluster.packets(target.notes["number"]) if "number" in target.notes else 0
+        return int(target.notes.get("lifted", 0)) + now
+
+    def observe(self, target: Target) -> str | None:
+        if target.exited is not None:
+            return None  # the run is over, and its network is gone
+        return self.shown(target)
+
+    def shown(self, target: Target) -> str | None:
+        """What the network shows of the fault while it is there, in words."""
+        packets = self.packets(target)
+        return f"the kernel has counted {packets} packets that met it" if packets else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Partition(NetworkFault):
+    """Nothing gets through."""
+
+    others: ClassVar[tuple[str, ...]] = (*_FROM, _STORE)
+    loud: ClassVar[bool] = False
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        port = target.cluster.store_port if self.apart_from == _STORE else 0
+        return Block(ways=ways, loud=self.loud, port=port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(_Partition):
+    """Lose everything between two sides, in silence: nobody hears that the other one is gone."""
+
+    effect: ClassVar[str] = "what is sent between two sides never arrives, and nobody is told"
+    evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
+    stands_for: ClassVar[str] = "switches and cables that fail without a reset"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SWITCH, incidents.NIC)
+    impact: ClassVar[str] = "leases end without a word, and the workers of the silent nodes are given up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reset(_Partition):
+    """Answer every TCP segment between two sides with a reset: connections break loudly, and none can be made."""
+
+    effect: ClassVar[str] = "connections between two sides break, and new ones are refused"
+    evidence: ClassVar[str] = "the kernel counts segments that it answered with a reset"
+    stands_for: ClassVar[str] = "firewalls and load balancers that lose their state"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.INFINIBAND,)
+    impact: ClassVar[str] = "connections end at once, and the workers of the nodes behind them are given up"
+    loud: ClassVar[bool] = True

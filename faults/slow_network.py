@@ -1,0 +1,206 @@
+"""A network that works badly: late, lossy, out of order, damaged, narrow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
+from chaoskit.substrate.traffic import Duplicate as Twice
+from faults import incidents
+from faults.base import Target
+from faults.incidents import Incident
+from faults.network import NetworkFault
+
+_ECHOES = 3
+_ECHO_S = 1.0
+_SEEN = 0.8  # share of the delay that an echo must show: timers of the kernel are not exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadNetwork(NetworkFault):
+    """Base of the faults that let packets through, but not well."""
+
+    impact: ClassVar[str] = "steps take longer; if a lease ends, the workers of its node are given up"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SLOW,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay(BadNetwork):
+    """Hold up each packet.
+
+    Args:
+        delay_ms: on each way that is struck.
+        jitter_ms: drawn evenly for each packet, up to so much more or less.
+    """
+
+    delay_ms: float = 20.0
+    jitter_ms: float = 0.0
+
+    effect: ClassVar[str] = "packets between two sides arrive later"
+    evidence: ClassVar[str] = "echoes between the nodes take longer by the delay"
+    stands_for: ClassVar[str] = "congested links, and links between data centres"
+    makes: ClassVar[type[Change]] = Degrade
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 < self.delay_ms < math.inf:
+            raise BadInput("delay_ms", self.delay_ms, "use a number of milliseconds above 0")
+        if not 0 <= self.jitter_ms <= self.delay_ms:
+            raise BadInput("jitter_ms", self.jitter_ms, f"use 0 to delay_ms={self.delay_ms:g}")
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Degrade(ways=ways, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms)
+
+    def prepare(self, target: Target) -> None:
+        target.notes["before_ms"] = self._round_trip_ms(target)
+
+    def _round_trip_ms(self, target: Target) -> float | None:
+        source, other = target.notes["ways"][0]
+        found = target.cluster.round_trips_ms(source, other, _ECHOES, _ECHO_S)
+        return median(found) if found else None
+
+    def shown(self, target: Target) -> str | None:
+        if "seen" not in target.notes and "number" in target.notes:
+            before_ms, after_ms = target.notes["before_ms"], self._round_trip_ms(target)
+            added_ms = self.delay_ms * (2 if self.direction == "both" else 1)
+            if before_ms is not None and after_ms is not None and after_ms - before_ms >= _SEEN * added_ms:
+                target.notes["seen"] = f"an echo takes {after_ms:.1f} ms, {before_ms:.1f} ms before"
+        if "seen" not in target.notes:
+            return None
+        return f"{target.notes['seen']}; {self.packets(target)} packets were held up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(BadNetwork):
+    """Lose some packets, drawn for each.
+
+    Args:
+        share: of the packets on each way that is struck.
+    """
+
+    share: float = 0.05
+
+    effect: ClassVar[str] = "some packets between two sides are lost"
+    evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
+    stands_for: ClassVar[str] = "dirty fibres, and switches whose buffers overflow"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.SWITCH, incidents.NIC)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_share("share", self.share)
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Block(ways=ways, share=self.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicate(BadNetwork):
+    """Deliver some packets twice.
+
+    Args:
+        share: of the packets on each way that is struck.
+    """
+
+    share: float = 0.05
+
+    effect: ClassVar[str] = "some packets between two sides arrive twice"
+    evidence: ClassVar[str] = "the kernel counts packets that it sent twice by the rule"
+    stands_for: ClassVar[str] = "switches that flood what they do not know, and routes that change"
+    makes: ClassVar[type[Change]] = Twice
+    impact: ClassVar[str] = "none, if the protocols above are sound"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_share("share", self.share)
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Twice(ways=ways, share=self.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reorder(BadNetwork):
+    """Let some packets overtake the others, which are held up.
+
+    Args:
+        share: of the packets that overtake.
+        delay_ms: by which the others are held up.
+    """
+
+    share: float = 0.25
+    delay_ms: float = 5.0
+
+    effect: ClassVar[str] = "packets between two sides arrive in another order than they were sent"
+    evidence: ClassVar[str] = "packets are counted that were held up while others passed"
+    stands_for: ClassVar[str] = "traffic that is spread over several paths"
+    makes: ClassVar[type[Change]] = Degrade
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_share("share", self.share)
+        if not 0 < self.delay_ms < math.inf:
+            raise BadInput("delay_ms", self.delay_ms, "use a number of milliseconds above 0")
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Degrade(ways=ways, delay_ms=self.delay_ms, overtaking=self.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrupt(BadNetwork):
+    """Flip a bit in some packets. TCP's checksum finds it, and they are sent again.
+
+    Args:
+        share: of the packets on each way that is struck.
+    """
+
+    share: float = 0.02
+
+    effect: ClassVar[str] = "some packets between two sides arrive with a flipped bit"
+    evidence: ClassVar[str] = "packets are counted in which a bit was flipped"
+    stands_for: ClassVar[str] = "network cards and cables that are about to fail"
+    makes: ClassVar[type[Change]] = Degrade
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.NIC, incidents.SWITCH)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_share("share", self.share)
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        return Degrade(ways=ways, corrupted=self.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth(BadNetwork):
+    """Let fewer bits pass.
+
+    Args:
+        bits_per_s: that still pass.
+        per_peer: on each way that is struck; else from each node of this side in all, and to it.
+    """
+
+    bits_per_s: float = 100e6
+    per_peer: bool = False
+
+    effect: ClassVar[str] = "the link of one node, or what goes between two, carries fewer bits"
+    evidence: ClassVar[str] = "the kernel counts how often it held packets back"
+    stands_for: ClassVar[str] = "links that fall back to a lower rate, and neighbours that use them up"
+    makes: ClassVar[type[Change]] = Narrow
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not 0 < self.bits_per_s < math.inf:
+            raise BadInput("bits_per_s", self.bits_per_s, "use a number of bits a second above 0")
+
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        if self.per_peer:
+            return Narrow(bits_per_s=self.bits_per_s, ways=ways)
+        return Narrow(bits_per_s=self.bits_per_s, stations=tuple(self.near(target)))
+
+
+def require_share(field: str, value: float) -> None:
+    """Refuse what is no share, or one that is never drawn. Raises BadInput."""
+    if not 1 / SHARE_OF <= value <= 1:
+        raise BadInput(field, value, f"use a share from one in {SHARE_OF:,} to 1")

@@ -1,0 +1,39 @@
+"""Links that work, but badly: whatever arrives, the numbers are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, survives
+from faults import Bandwidth, Corrupt, Delay, Duplicate, Fault, Kill, Loss, Reorder
+
+pytestmark = pytest.mark.chaos(substrate="netns")
+
+FAULTS: list[Fault] = [
+    Delay(rank=1, at_step=AT, delay_ms=5),
+    Delay(rank=1, at_step=AT, delay_ms=10, jitter_ms=5, apart_from=(2,)),
+    Loss(rank=1, at_step=AT, share=0.01),
+    Duplicate(rank=1, at_step=AT, share=0.2),
+    Reorder(rank=1, at_step=AT),
+    Corrupt(rank=1, at_step=AT, share=0.01),
+]
+NARROW = [  # struck beside a job that sends more
+    Bandwidth(rank=1, at_step=AT, bits_per_s=5e6, heal_after_s=0.5),
+    Bandwidth(rank=1, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_bad_link(chaos: Chaos, fault: Fault) -> None:
+    survives(chaos, fault, nodes=3)
+
+
+@pytest.mark.parametrize("fault", NARROW, ids=str)
+def test_a_narrow_link(chaos: Chaos, fault: Fault) -> None:
+    survives(chaos, fault, job="gpt", nodes=4, options={"size": "tiny"})
+
+
+@pytest.mark.parametrize("fault", FAULTS[:3], ids=str)
+def test_a_rank_is_lost_beside_a_bad_link(chaos: Chaos, fault: Fault) -> None:
+    survives(chaos, fault, Kill(rank=2, at_step=AT + 8), nodes=3, steps=50)

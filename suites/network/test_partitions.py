@@ -1,0 +1,110 @@
+"""Parts of the world cannot reach each other, or the coordinator."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, given_up, heals, journal
+from chaoskit.vocabulary import Event, Verdict
+from faults import Cut, Flap, Kill, KillCoordinator, LinkDown, Reset
+
+pytestmark = pytest.mark.chaos(substrate="netns")
+
+HEAL_S = 1.0
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fault", [Cut, Reset])
+def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset], phase: str) -> None:
+    outcome = heals(chaos, fault(rank=2, at_step=AT, phase=phase, heal_after_s=HEAL_S))
+    assert given_up(outcome) == {"node lost"}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_without_a_spare_the_world_is_smaller_until_the_network_heals(chaos: Chaos, nodes: int) -> None:
+    outcome = heals(chaos, Cut(rank=nodes - 1, at_step=AT, heal_after_s=HEAL_S), nodes=nodes, spares=0)
+    assert min(len(record["members"]) for record in journal(outcome, Event.PLAN)) == nodes - 1
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("apart_from", ["all", "coordinator"])
+def test_one_way(chaos: Chaos, apart_from: str, direction: str) -> None:
+    heals(chaos, Cut(rank=3, at_step=AT, apart_from=apart_from, direction=direction, heal_after_s=HEAL_S))
+
+
+def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
+    """Its rank could train on with the others; but nobody could say so."""
+    heals(chaos, Cut(rank=1, at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S))
+
+
+@pytest.mark.parametrize("fault", [Cut, Reset])
+def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
+    """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
+    cut = fault(rank=1, at_step=AT - 2, apart_from="store", heal_after_s=2.0)
+    outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), steps=120)
+    assert {record["worker"].partition(".")[0] for record in journal(outcome, Event.DETECTED)} <= {"node1", "node2"}
+
+
+def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
+    """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
+    cut = Cut(rank=1, at_step=AT, apart_from="store", heal_after_s=0.3)
+    outcome = chaos.run(STEADY, nodes=3, steps=60, faults=[cut], check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert given_up(outcome) == set()
+    (lifted,) = journal(outcome, Event.LIFTED)
+    assert lifted["what"] == str(cut)
+
+
+@pytest.mark.parametrize("fault", [Cut, Reset])
+def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | Reset]) -> None:
+    """The coordinator reaches both: it has to be told."""
+    outcome = heals(chaos, fault(rank=1, at_step=AT, apart_from=(2,), heal_after_s=2.0))
+    assert given_up(outcome) == {"unreachable"}
+    (left_out,) = journal(outcome, Event.LEFT_OUT)
+    assert left_out["nodes"] in (["node1"], ["node2"])
+
+
+def test_two_halves_that_both_reach_the_coordinator(chaos: Chaos) -> None:
+    outcome = heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from="ranks", heal_after_s=2.0))
+    assert given_up(outcome) == {"unreachable"}
+    assert len(journal(outcome, Event.DETECTED)) == 2
+
+
+def test_a_bridge(chaos: Chaos) -> None:
+    """Rank 2 reaches everybody, the others do not reach each other."""
+    heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from=(3,), heal_after_s=2.0))
+
+
+@pytest.mark.parametrize("side", [(), (2,), (2, 3)])
+def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, side: tuple[int, ...]) -> None:
+    outcome = heals(chaos, Cut(rank=1, side=side, at_step=AT, heal_after_s=1.5))
+    assert len(journal(outcome, Event.DETECTED)) == 1 + len(side)
+
+
+@pytest.mark.parametrize("fault", [Cut, Reset])
+def test_a_coordinator_that_nobody_reaches_gives_nobody_up(chaos: Chaos, fault: type[Cut | Reset]) -> None:
+    """It cannot know whether they train on. They do."""
+    outcome = heals(
+        chaos, fault(rank=0, side=(1, 2, 3), at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S), steps=150
+    )
+    assert given_up(outcome) == set()
+    assert len(journal(outcome, Event.PLAN)) == 1
+
+
+def test_the_coordinator_is_killed_while_a_node_is_cut_off(chaos: Chaos) -> None:
+    faults = [Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), KillCoordinator(rank=0, at_step=AT + 4)]
+    heals(chaos, *faults)
+
+
+def test_one_cut_after_another(chaos: Chaos) -> None:
+    faults = [Cut(rank=1, at_step=AT, heal_after_s=0.5), Cut(rank=2, at_step=AT + 40, heal_after_s=0.5)]
+    heals(chaos, *faults, steps=120)
+
+
+def test_a_link_that_goes_down(chaos: Chaos) -> None:
+    heals(chaos, LinkDown(rank=1, at_step=AT, heal_after_s=HEAL_S))
+
+
+def test_a_link_that_comes_and_goes(chaos: Chaos) -> None:
+    heals(chaos, Flap(rank=1, at_step=AT))

@@ -1,0 +1,62 @@
+"""Nodes vanish, stand still and come back, each with a network of its own: nobody is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.cgroup import unavailable
+from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, journal, survives
+from chaoskit.vocabulary import Event
+from faults import FreezeNode, Kill, KillCoordinator, LoseNode, Rack, ReplaceNode
+
+pytestmark = pytest.mark.chaos(substrate="netns")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
+    """A spare on another node takes its place; its lease is how anybody knows."""
+    outcome = survives(chaos, LoseNode(rank=2, at_step=AT, phase=phase), nodes=4)
+    assert given_up(outcome) == {"node lost"}
+
+
+@pytest.mark.parametrize("role", ["any", "all_but_one"])
+def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
+    """The nodes that are left take over the ranks."""
+    outcome = survives(chaos, LoseNode(rank=role, at_step=AT), nodes=3, spares=0)
+    lost = 1 if role == "any" else 2
+    assert len({member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}) == 3 - lost
+
+
+@pytest.mark.parametrize("during", ["regroup", "restore"])
+def test_a_node_is_lost_in_a_recovery(chaos: Chaos, during: str) -> None:
+    survives(chaos, Kill(rank=1, at_step=AT), LoseNode(rank=1, during=during), nodes=4, spares=2)
+
+
+def test_a_node_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
+    survives(chaos, LoseNode(rank=1, at_step=AT), KillCoordinator(rank=0, at_step=AT), nodes=4)
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer"])
+def test_a_node_comes_back_empty(chaos: Chaos, phase: str) -> None:
+    heals(chaos, ReplaceNode(rank=1, at_step=AT, phase=phase, back_after_s=0.3), nodes=3, spares=0, steps=60)
+
+
+def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
+    faults = [ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), ReplaceNode(rank=2, at_step=AT + 12, back_after_s=0.1)]
+    heals(chaos, *faults, nodes=3, spares=1)
+
+
+@pytest.mark.parametrize("phase", ["backward", "reduce"])
+def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
+    if reason := unavailable("freezer"):
+        pytest.skip(reason)
+    outcome = heals(chaos, FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=0.6), nodes=3)
+    assert given_up(outcome) == {"node lost"}
+
+
+def test_a_rack_is_lost(chaos: Chaos) -> None:
+    """Two of four nodes at once."""
+    outcome = survives(chaos, Rack(rank=3, at_step=AT), nodes=4, spares=0, rack_nodes=2)
+    assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {"node2", "node3"}
+    assert len(outcome.recoveries) == 1

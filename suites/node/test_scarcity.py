@@ -1,0 +1,38 @@
+"""A node has less than it wants: the others wait for it, or go on without what it lost, until it is well again."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.device import device_of
+from chaoskit.suites.recovery.expect import AT, JOBS, heals, is_left_alone, survives
+from faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
+
+
+def require(fault: type[Fault]) -> None:
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+
+
+def test_a_node_with_little_cpu_time_is_waited_for(chaos: Chaos) -> None:
+    require(LimitCpu)
+    is_left_alone(chaos, LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5))
+
+
+def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
+    require(LimitMemory)
+    outcome = survives(chaos, LimitMemory(rank=1, at_step=AT, lift_after_s=0.5))
+    assert outcome.recoveries
+
+
+def test_a_node_that_can_start_no_process_has_a_rank_again_later(chaos: Chaos) -> None:
+    require(LimitPids)
+    heals(chaos, LimitPids(rank=1, at_step=AT), Kill(rank=1, at_step=AT + 2), nodes=3, spares=0)
+
+
+def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
+    require(LimitIo)
+    if device_of(chaos.harness.directory) is None:
+        pytest.skip(f"{chaos.harness.directory} lies on no disk")
+    is_left_alone(chaos, LimitIo(rank=1, at_step=AT), job=f"{JOBS}:writing", steps=24)

@@ -1,0 +1,27 @@
+"""Ranks that average a number in each step through torch.distributed, under torchrun: ``averaged.py STEPS STEP_S``."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from torch import distributed
+
+
+def main() -> None:
+    steps, step_s = int(sys.argv[1]), float(sys.argv[2])
+    distributed.init_process_group("gloo")
+    weight = torch.ones(1, dtype=torch.float64)
+    for step in range(steps):
+        time.sleep(step_s)
+        weight *= 1.0 + 0.01 * distributed.get_rank()
+        distributed.all_reduce(weight)
+        weight /= distributed.get_world_size()
+        if distributed.get_rank() == 0:
+            print(f"step {step} loss {weight.item()!r}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

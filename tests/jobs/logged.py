@@ -1,0 +1,38 @@
+"""A training that nobody has told of chaoskit: all that can be seen of it is its log.
+
+    python logged.py STEPS STEP_S EVERY
+
+Every rank prints the loss of each step; rank 0 writes a checkpoint after every EVERY steps (0: none) into the run's
+directory, from which each new attempt goes on. No torch: imports would be
+most of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    steps, step_s, every = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    rank, state = int(os.environ.get("RANK", "0")), Path(os.environ["CHAOSKIT_RUN_DIR"])
+    checkpoint = state / "checkpoint"
+    step, weight = 0, 1.0
+    if checkpoint.exists():
+        words = checkpoint.read_text().split()
+        step, weight = int(words[0]), float(words[1])
+    while step < steps:
+        time.sleep(step_s)
+        weight = weight * 0.9 + 0.001 * step
+        print(f"[rank{rank}] step {step} loss {weight:.6f}", flush=True)
+        step += 1
+        if every and step % every == 0 and rank == 0:
+            draft = checkpoint.with_suffix(".draft")
+            draft.write_text(f"{step} {weight!r}")
+            draft.replace(checkpoint)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""An agent that meets an error of its own ends, and its node is lost: nothing goes on half-way and unseen."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.agent import AgentSpec, _started_before
+from chaoskit.control.keeper import Keeper
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Journal, Record, read_journals
+from chaoskit.messages import Heartbeat, Message, Plan
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Verdict
+from faults import Kill
+
+CONFIG = RunConfig(job=JobSpec("job.py"))
+SETTINGS: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 60, "deadline_s": 60.0, "check": False}
+
+
+def run(chaos: Chaos, job: str, **plan: Any) -> Outcome:
+    """A run that passes every check but the one that nobody is lost unplanned."""
+    outcome = chaos.run(f"jobs/troubled.py:{job}", **SETTINGS, **plan)
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert [check.name for check in problems] == ["no false alarm"], outcome.directory
+    return outcome
+
+
+def journal(outcome: Outcome, event: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos: Chaos) -> None:
+    """What is missing from a journal is missing from every verdict."""
+    worker = struck = 0
+
+    def watch(message: Any) -> None:
+        nonlocal worker, struck
+        match message:
+            case Plan(generation=1):
+                worker = message.members[1].endpoint.pid
+            case Heartbeat(_, beats) if not struck and worker and any(beat.step >= 5 for beat in beats):
+                struck = _parent(_parent(worker))
+                resource.prlimit(struck, resource.RLIMIT_FSIZE, (0, 0))
+                os.kill(worker, signal.SIGKILL)  # how it ended is to be written down
+
+    outcome = run(chaos, "plain", options={"step_s": 0.02}, watch=watch)
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], outcome.directory
+    assert not Path(f"/proc/{struck}").exists()
+
+
+def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, tmp_path: Path) -> None:
+    options = {"step_s": 0.02, "marker": str(tmp_path / "babbled")}
+    outcome = run(chaos, "babbling", options=options, twin=False)  # the twin would babble, too
+    (lost,) = journal(outcome, Event.DETECTED)
+    assert (lost["rank"], lost["cause"]) == (1, "raised")
+    assert "no message" in lost["detail"]
+    assert not journal(outcome, Event.NODE_LOST)
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
+    """There is no room for its log, as there may be none for its process: no bug of the job, which would end."""
+
+    def watch(message: Any) -> None:
+        if isinstance(message, Plan) and message.generation == 1:
+            directory = max(chaos.harness.directory.iterdir(), key=lambda path: path.stat().st_mtime)
+            (directory / "log" / "node1.1.log").mkdir()
+
+    options, faults = {"step_s": 0.05}, [Kill(rank=1, at_step=6)]
+    outcome = chaos.run("jobs/troubled.py:plain", options=options, faults=faults, watch=watch, twin=False, **SETTINGS)
+    (refused,) = [record for record in journal(outcome, Event.DETECTED) if record["worker"] == "node1.1"]
+    assert refused["cause"] == "raised"
+    assert refused["detail"].startswith("could not be started: IsADirectoryError")
+    completed = {check.name: check.verdict for check in outcome.checks}["training completed"]
+    assert completed == Verdict.PASSED, outcome.directory
+
+
+TASK = """
+import asyncio, socket, sys
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.agent import Agent, AgentSpec
+from chaoskit.messages import Welcome
+
+async def live(how):
+    welcome = Welcome(RunConfig(job=JobSpec("job.py")), (), 1, 1)
+    spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
+    (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent = Agent(spec, line, welcome, mine, socket.create_server(("127.0.0.1", 0)))
+    life = asyncio.ensure_future(agent.run())
+    await asyncio.sleep(0)
+    if how == "report":
+        zygote.send(b"nonsense")  # read in a callback
+    elif how == "board":
+        agent._charges["node0.0"] = None  # read in the task that beats
+    await life
+
+asyncio.run(live(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("how", "error"), [("report", "DecodeError"), ("board", "AttributeError")])
+def test_an_error_in_a_callback_or_a_task_ends_the_agent_with_a_traceback(tmp_path: Path, how: str, error: str) -> None:
+    command = [sys.executable, "-c", TASK, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert error in ended.stderr
+
+
+def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -> None:
+    """Without it a node would be asked for copies, and never answer."""
+    failed, errors = threading.Event(), []
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        failed.set()
+
+    def tell(message: Message) -> None:
+        raise OSError(f"no room for {type(message).__name__}")
+
+    keeper = Keeper("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail)
+    keeper.recall()
+    assert failed.wait(10.0)
+    assert [str(error) for error in errors] == ["no room for Sealed"]
+
+
+def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: Path) -> None:
+    """Each has left a log; names of other nodes, and of other processes, are not theirs."""
+    (tmp_path / "log").mkdir()
+    spec = AgentSpec("node1", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", str(tmp_path))
+    assert _started_before(spec) == 0
+    for name in ("node1.0", "node1.11", "node1.9", "node10.50", "node1", "node1.zygote", "coordinator"):
+        (tmp_path / "log" / f"{name}.log").touch()
+    assert _started_before(spec) == 12

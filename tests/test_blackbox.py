@@ -1,0 +1,329 @@
+"""Commands as black boxes: started on every node, broken from outside, judged by their log. Real processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chaoskit.errors import HarnessError
+from chaoskit.experiment.blackbox.plan import plan_command
+from chaoskit.experiment.outcome import Check, Outcome
+from chaoskit.experiment.planfile import save
+from chaoskit.osprocess import is_ending
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.report.html import write_html
+from chaoskit.report.junit import write_junit
+from chaoskit.report.statistics import estimate_recovery
+from chaoskit.report.store import decode_outcome, encode_outcome
+from chaoskit.report.summary import render_summary
+from chaoskit.stacks import LogPatterns
+from chaoskit.vocabulary import Verdict
+from faults import (
+    Cut,
+    DiskFull,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    KillNode,
+)
+
+JOBS = Path(__file__).parent / "jobs"
+LOGGED = ["python", str(JOBS / "logged.py")]
+WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
+WAIT_S = 60.0
+START_S = 240.0  # a nursery imports torch
+LAUNCHED_S = 240.0  # torchrun and torch are imported first
+
+
+def plain(steps: int = 20, step_s: float = 0.02, every: int = 0) -> list[str]:
+    """The training, as rank n on node n."""
+    return ["sh", "-c", f"RANK={{node_rank}} exec {' '.join(LOGGED)} {steps} {step_s} {every}"]
+
+
+def torchrun(*options: str, job: str = "logged.py", arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *options, str(JOBS / job), *arguments]
+
+
+def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
+    settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": WAIT_S}
+    return chaos.run(command=command, faults=faults, **settings | plan)
+
+
+def check(outcome: Outcome, name: str) -> Check:
+    return next(check for check in outcome.checks if check.name.startswith(name))
+
+
+# -- one node, no launcher ----------------------------------------------------------------------------------------
+
+
+def test_an_unbroken_command_passes(chaos: Chaos) -> None:
+    outcome = run(chaos, plain())
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert [point.step for point in outcome.steps] == list(range(20))
+    assert check(outcome, "losses equal").detail == "20 of 20 losses, to the last digit"
+    assert (outcome.stack, outcome.lost_steps, outcome.false_alarms, outcome.ledger) == ("command", 0, None, None)
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
+    outcome = run(chaos, plain(), Kill(rank=0, at_step=5))
+    assert outcome.verdict is Verdict.FAILED
+    assert check(outcome, "training completed").detail == "the command on node0 was killed by SIGKILL"
+    assert re.fullmatch(r"pid \d+ was killed by SIGKILL", check(outcome, "evidence of Kill").detail)
+    (fault,) = outcome.faults
+    assert fault.moment == "as soon as the log showed step 5"
+    assert "where it stood is not known" in fault.evidence[0].observed
+    assert outcome.steps[-1].step < 19
+
+
+def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Chaos) -> None:
+    """And a command that ends well before its time has not completed its training."""
+    command = ["sh", "-c", f"RANK=0 {' '.join(LOGGED)} 20 0.02 0; exit 0"]
+    outcome = run(chaos, command, Kill(rank=0, after_s=0.1))
+    assert re.search(r"pid \d+ (is gone|was killed by SIGKILL)", check(outcome, "evidence of Kill").detail)
+    assert re.search(r"the log ends with step \d+, the unbroken run's with step 19", " ".join(outcome.reasons))
+
+
+def test_steps_that_are_shown_again_are_lost(chaos: Chaos, tmp_path: Path) -> None:
+    """A shell that starts its training again; a checkpoint every five steps."""
+    command = ["sh", "-c", f"until RANK=0 {' '.join(LOGGED)} 20 0.02 5; do :; done"]
+    outcome = run(chaos, command, Kill(rank=0, at_step=8))
+    assert check(outcome, "committed steps kept").verdict is Verdict.FAILED
+    lost = outcome.lost_steps
+    assert 0 < lost <= 5 + 3  # since the checkpoint, and what was shown until the kill
+    assert outcome.recovery.seconds > 0
+    assert "went back from step" in outcome.recovery.cause
+    outcome.assert_same_losses_as_twin()
+    allowed = run(chaos, command, Kill(rank=0, at_step=8), max_lost_steps=10)
+    assert allowed.verdict is Verdict.PASSED, allowed.reasons
+    reports_tell(outcome, tmp_path)
+
+
+def reports_tell(outcome: Outcome, directory: Path) -> None:
+    """What is known, and nothing else."""
+    assert decode_outcome(encode_outcome(outcome)) == outcome
+    write_html([outcome], directory / "report.html")
+    page = (directory / "report.html").read_text()
+    assert "went back from step" in page
+    assert all(word not in page for word in ("Ledger", "false alarms", "world size", "0 ranks", "batch skipped"))
+    write_junit([outcome], directory / "junit.xml")
+    report = (directory / "junit.xml").read_text()
+    assert "chaoskit.recovery_s" in report
+    assert "chaoskit.false_alarms" not in report
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_summary([outcome]))
+    text = console.export_text()
+    assert "went back from step" in text
+    assert "full strength" not in text
+    assert estimate_recovery([outcome]).total.runs == 1
+
+
+def test_a_rank_that_stands_still_is_continued_in_the_end(chaos: Chaos) -> None:
+    outcome = run(chaos, plain(), Hang(rank=0, at_step=5), deadline_s=3.0, twin=False)
+    assert check(outcome, "evidence of Hang").verdict is Verdict.PASSED
+    assert "deadline of 3 s" in check(outcome, "training completed").detail
+    assert check(outcome, "recovered").verdict is Verdict.FAILED
+
+
+def test_a_command_that_never_stops_talking_is_ended_in_time(chaos: Chaos) -> None:
+    outcome = run(chaos, ["sh", "-c", "echo step 1; yes"], twin=False, deadline_s=1.0)
+    assert "deadline of 1 s" in check(outcome, "training completed").detail
+    assert outcome.wall_s < WAIT_S
+
+
+def test_a_pattern_that_matches_nothing_proves_nothing(chaos: Chaos) -> None:
+    watch = LogPatterns(step=r"iteration (\d+)", loss=r"loss ([\d.]+)")
+    outcome = run(chaos, plain(5), Kill(rank=0, at_step=3), watch=watch)
+    assert outcome.verdict is Verdict.UNKNOWN
+    detail = check(outcome, "the log shows steps").detail
+    assert r"LogPatterns(step='iteration (\\d+)') matches none of 5 lines, such as '[rank0] step 0" in detail
+    assert "mend the pattern" in detail
+    assert "the log shows no step" in check(outcome, "evidence of Kill").detail
+    assert check(outcome, "losses equal").verdict is Verdict.UNKNOWN
+
+
+def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(chaos: Chaos) -> None:
+    outcome = run(chaos, plain(5), watch=LogPatterns(step=r"step (\d+)", loss=r"cost ([\d.]+)"))
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert "cost" in check(outcome, "losses equal").detail
+    silent = run(chaos, plain(5), watch=LogPatterns(step=r"step (\d+)"))
+    assert silent.verdict is Verdict.PASSED, silent.reasons
+    assert not any(check.name.startswith("losses") for check in silent.checks)
+
+
+def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(chaos: Chaos, tmp_path: Path) -> None:
+    counter = tmp_path / "runs"  # a number that is another one in each run
+    count = f"n=$(cat {counter} 2>/dev/null || echo 0); echo $((n + 1)) > {counter}; echo step 0 loss 1.$n"
+    outcome = run(chaos, ["sh", "-c", count])
+    assert outcome.verdict is Verdict.FAILED
+    assert check(outcome, "losses equal").detail == "step 0: 1.1 instead of 1.0"
+    close = run(
+        chaos, ["sh", "-c", f"{count} "], watch=LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)", tolerance=0.2)
+    )
+    assert close.verdict is Verdict.PASSED, close.reasons
+
+
+def test_a_command_that_fails_unbroken_is_no_verdict_on_recovery(chaos: Chaos) -> None:
+    with pytest.raises(HarnessError, match="did not complete: the command on node0 ended with status 3"):
+        run(chaos, ["sh", "-c", "exit 3"])
+
+
+def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_the_run(
+    chaos: Chaos, tmp_path: Path
+) -> None:
+    command = ["sh", "-c", f"CHAOSKIT_RUN_DIR={tmp_path} exec {' '.join(LOGGED)} 8 0.01 5"]
+    outcome = run(chaos, command)
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert "the log begins with step 5, the unbroken run's with step 0" in check(outcome, "losses equal").detail
+
+
+# -- several nodes ------------------------------------------------------------------------------------------------
+
+
+def test_every_node_is_told_its_place(chaos: Chaos) -> None:
+    shown = "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
+    told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd"
+    outcome = run(chaos, ["sh", "-c", f"{shown}; {told}"], nodes=2, seed=7, twin=False, working_directory="/tmp")
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    for number in range(2):
+        _, first, second, third = (Path(outcome.directory) / "log" / f"node{number}.log").read_text().splitlines()
+        rank, nodes, address, master, port, seed, other = first.split()
+        assert (rank, nodes, address, seed, other) == (str(number), "2", master, "7", "{other}")
+        assert second.split() == [str(number), "2", master, port, "1"]
+        assert int(port) > 0
+        assert third == "/tmp"
+
+
+def test_a_node_that_is_taken_away_need_not_end_well(chaos: Chaos) -> None:
+    outcome = run(chaos, plain(), KillNode(rank=1, at_step=5), nodes=2)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert check(outcome, "training completed").detail == "the command ended with status 0 on 1 of 2 nodes"
+    assert check(outcome, "evidence of KillNode").verdict is Verdict.PASSED
+
+
+def test_a_frozen_node_goes_on_later(chaos: Chaos) -> None:
+    outcome = run(chaos, plain(), FreezeNode(rank=0, at_step=3, thaw_after_s=0.3))
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert outcome.recovery.seconds >= 0.25
+    assert "no new step was shown for" in outcome.recovery.cause
+
+
+def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
+    fault = DiskFull(rank=0, at_step=5)
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+    command = ["sh", "-c", f"CHAOSKIT_RUN_DIR={{disk}} RANK=0 exec {' '.join(LOGGED)} 1000 0.02 2"]
+    outcome = run(chaos, command, fault, twin=False)
+    assert re.search(r"has refused [1-9]\d* writes with ENOSPC", check(outcome, "evidence of DiskFull").detail)
+    assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
+
+
+# -- torchrun -----------------------------------------------------------------------------------------------------
+
+
+def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
+    command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=0", arguments=("40", "0.05", "5"))
+    outcome = run(chaos, command, Kill(rank=1, at_step=8), twin=False, ranks=2, deadline_s=LAUNCHED_S)
+    assert outcome.verdict is Verdict.FAILED
+    assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
+    assert re.search(r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail)
+
+
+def test_torchrun_with_restarts_comes_back_and_repeats_steps(chaos: Chaos) -> None:
+    command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", arguments=("50", "0.05", "20"))
+    outcome = run(chaos, command, Kill(rank=1, at_step=24), max_lost_steps=40, ranks=2, deadline_s=LAUNCHED_S)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert outcome.lost_steps > 0
+    assert outcome.recovery.seconds > 0.05
+    outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.chaos(substrate="netns")
+def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
+    fault = Cut(rank=1, at_step=5, heal_after_s=0.8)
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+    nodes = (
+        "--nnodes={nodes}",
+        "--node-rank={node_rank}",
+        "--master-addr={master_addr}",
+        "--master-port={master_port}",
+    )
+    command = torchrun(*nodes, "--nproc-per-node=1", job="averaged.py", arguments=("20", "0.02"))
+    outcome = run(chaos, command, fault, nodes=2, twin=False, deadline_s=LAUNCHED_S)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert re.search(r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail)
+    assert outcome.recovery.seconds >= 0.7
+
+
+# -- as files -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
+    """By the command line, with the lines that it prints as it goes."""
+    experiment = plan_command(plain(10), watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine")
+    save(experiment, tmp_path / "plan.json")
+    replay = [sys.executable, "-m", "chaoskit.cli", "replay", str(tmp_path / "plan.json"), "--no-twin", "--json"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(
+        [*replay, "--report", str(tmp_path / "report")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == Verdict.FAILED.exit_code, done.stderr
+    (outcome,) = json.loads(done.stdout)["outcomes"]
+    assert outcome["faults"][0]["state"] == "confirmed"
+    assert "Kill(rank=0, at_step=3) strikes" in done.stderr
+
+
+# -- nothing is left ----------------------------------------------------------------------------------------------
+
+HARNESS = """
+import sys
+from pathlib import Path
+from chaoskit.experiment.harness import Harness
+from chaoskit.stacks import LogPatterns
+from chaoskit.substrate.local import LocalSubstrate
+
+harness = Harness(LocalSubstrate(), Path(sys.argv[1]))
+harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-9]+)"), twin=False, nodes=2)
+"""
+
+
+def wait_until(event: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not event():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.01)
+
+
+def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """Also not those that have run away from their parents."""
+    pids = tmp_path / "pids"
+    script = f"setsid sh -c 'sleep 600 & echo $! $$ >> {pids}; wait' & echo $$ $! >> {pids}; echo step 1; wait"
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    harness = subprocess.Popen([sys.executable, "-c", HARNESS, str(tmp_path / "run"), script], env=environment)
+    try:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 8, "the command did not start")
+        started = {int(pid) for pid in pids.read_text().split()}
+        assert not any(map(is_ending, started))
+    finally:
+        harness.kill()
+        harness.wait()
+    wait_until(lambda: all(map(is_ending, started)), "processes are left")
+
+
+def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path) -> None:
+    outcome = run(chaos, ["sh", "-c", f"echo step 0; setsid sleep 600 & echo $! > {tmp_path / 'pid'}"], twin=False)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert is_ending(int((tmp_path / "pid").read_text()))

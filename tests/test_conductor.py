@@ -1,0 +1,167 @@
+"""Whom the harness strikes, and whom it does not: what it hears is written by hand, who is struck is a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.conductor import Conductor
+from chaoskit.experiment.history import History
+from chaoskit.experiment.judge import judge
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.properties import Trace
+from chaoskit.experiment.run import RawRun
+from chaoskit.journal import Journal, Record
+from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
+from chaoskit.substrate.local import LocalCluster, LocalSubstrate, Loopback
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event, Verdict
+from faults import Fault, Kill
+
+END = EndJob(ok=True, reason="")
+
+
+class Script:
+    """A cluster of which everything that it will say is known."""
+
+    nodes = ("node0", "node1", "node2")
+
+    def __init__(self, messages: list[Message]) -> None:
+        self._messages = messages
+        self.released: list[str] = []
+
+    def receive(self, timeout_s: float) -> Message | None:
+        return self._messages.pop(0)
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Release):
+            self.released.append(message.worker)
+
+    def signal(self, pid: int, signum: int) -> None:
+        os.kill(pid, signum)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One a rank; they live until somebody ends them."""
+    found = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)]
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Its parent has not looked yet: it is a zombie."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def plan(generation: int, *pids: int) -> Plan:
+    """Worker ``node1.2`` has rank 1 in generation 2."""
+    names = [f"node{rank}.{generation}" for rank in range(len(pids))]
+    endpoints = [Endpoint("", "", 0, pid, -1) for pid in pids]
+    members = [
+        Member(rank, name, f"node{rank}", endpoint, (rank,))
+        for rank, (name, endpoint) in enumerate(zip(names, endpoints, strict=True))
+    ]
+    return Plan(generation, tuple(members), abort=generation > 1)
+
+
+def hook(worker: str, fault: str, pid: int, **more: Any) -> HookReached:
+    return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, **more)
+
+
+def conducted(tmp_path: Path, faults: list[Fault], messages: list[Message]) -> tuple[Conductor, Script]:
+    cluster: Any = Script([*messages, END])
+    journal, undo = Journal(tmp_path, "harness"), UndoLog(tmp_path)
+    experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
+    conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
+    assert conductor.conduct(time.monotonic() + 30) == END
+    journal.close()
+    undo.close()
+    return conductor, cluster
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_who_is_lost_already_is_not_struck_at_its_hook(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], heard: bool
+) -> None:
+    """Its death would be taken for the fault's doing. Whoever has the rank next is struck."""
+    _, old, new = processes
+    pids = [process.pid for process in processes]
+    lost = WorkerLost("node1.1", "node1", "hung", "", 1)
+    if not heard:
+        end(old)
+    stands = [hook("node1.1", "fault0", old.pid), plan(2, pids[0], new.pid), hook("node1.2", "fault0", new.pid)]
+    messages = [plan(1, pids[0], old.pid), *([lost] if heard else []), *stands]
+    conductor, cluster = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages)
+    (strike,) = conductor.strikes
+    assert strike.target is not None
+    assert (strike.target.worker, strike.missed) == ("node1.2", "")
+    assert new.wait() == -signal.SIGKILL
+    assert heard == (old.poll() is None)
+    assert cluster.released == ["node1.1", "node1.2"]
+
+
+def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """One death is no evidence of two faults."""
+    healer, joiner, _ = processes
+    end(healer)
+    faults: list[Fault] = [Kill(rank=0, at_step=8), Kill(rank="healer", during="restore")]
+    stands = hook("node1.1", "fault1", joiner.pid, peer="node0.1")
+    conductor, cluster = conducted(tmp_path, faults, [plan(1, healer.pid, joiner.pid), stands])
+    assert conductor.strikes[1].missed == "the healer node0.1 was lost before it could be struck"
+    assert cluster.released == ["node1.1"]
+
+
+def test_who_has_ended_takes_no_signal(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """The kernel takes one for a zombie without a word: a death that nobody caused would be a fault's doing."""
+    pids = [process.pid for process in processes[:2]]
+    nothing: Any = None
+    network = Loopback(0)
+    for listener in network.listeners:
+        listener.close()
+    substrate = LocalSubstrate()
+    cluster = LocalCluster(substrate, network, nothing, "", pids, ("node0",), tmp_path, nothing)
+    substrate.close()
+    for rank, pid in enumerate(pids):
+        cluster._note(WorkerReady(f"node{rank}.1", f"node{rank}", Endpoint("", "", 0, pid, -1)))
+    end(processes[0])
+    with pytest.raises(ProcessLookupError, match="not a worker of this run any more"):
+        cluster.signal(pids[0], signal.SIGKILL)
+    cluster.signal(pids[1], signal.SIGKILL)
+    assert processes[1].wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], late: bool
+) -> None:
+    """The process was killed, for all to see; but there was no training any more that could have felt it."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    conductor, _ = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages)
+    (strike,) = conductor.strikes
+    assert strike.target is not None
+    over_ns = strike.target.injected_ns + (-1 if late else 1)
+    died = {"worker": "node1.1", "pid": pids[1], "how": "killed", "status": "SIGKILL"}
+    records = [
+        Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
+        Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
+    ]
+    conductor.look_back(records)
+    experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[strike.fault])
+    run = RawRun(experiment, tmp_path, 0, over_ns, END, deadline_passed=False, strikes=[strike])
+    run.__dict__["records"] = records
+    check = next(check for check in judge(run, None, "local").checks if check.name.startswith("evidence of"))
+    assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
+    assert Trace(run, History(records), []).confirmed("Kill") == ([] if late else [strike])

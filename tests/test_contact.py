@@ -1,0 +1,84 @@
+"""Which silent nodes may be given up, and which may still train on where nobody can see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from chaoskit.control.contact import RETURN_S, Contact
+
+INTERVAL_S, BEATS, FENCE_S = 0.05, 3, 10.0
+FOUR = ("node0", "node1", "node2", "node3")
+
+
+class Clock:
+    """Feeds a contact with the beats of some nodes, and asks it as often as a coordinator does."""
+
+    def __init__(self, nodes: Collection[str] = FOUR) -> None:
+        self.now_s = 100.0
+        self.contact = Contact(INTERVAL_S, BEATS, FENCE_S)
+        self.contact.listen((), self.now_s)
+        for node in nodes:
+            self.contact.beat(node, self.now_s)
+
+    def run(self, seconds: float, heard: Collection[str], keepers: Collection[str]) -> list[tuple[str, str]]:
+        """Until somebody is given up, or the time has passed."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.01
+            if round(self.now_s * 100) % 5 == 0:
+                for node in heard:
+                    self.contact.beat(node, self.now_s)
+            self.contact.listen(keepers, self.now_s)
+            if lost := self.contact.lost(keepers, self.now_s):
+                return lost
+        return []
+
+
+def test_a_silent_node_is_given_up_when_its_lease_has_run_out() -> None:
+    clock = Clock()
+    began_s = clock.now_s
+    assert clock.run(1.0, heard=FOUR[:3], keepers=FOUR) == [("node3", "silent for 3 beats")]
+    assert 0.15 <= clock.now_s - began_s <= 0.2
+
+
+def test_when_nobody_is_heard_we_may_be_cut_off_ourselves() -> None:
+    clock = Clock()
+    assert clock.run(FENCE_S - 1, heard=(), keepers=FOUR) == []
+    assert clock.run(3.0, heard=(), keepers=FOUR) != []  # by then they have ended by themselves
+
+
+def test_who_returns_before_that_was_never_lost_and_the_others_are_given_up_now() -> None:
+    clock = Clock()
+    assert clock.run(2.0, heard=(), keepers=FOUR) == []
+    lost = clock.run(RETURN_S + 0.2, heard=("node2",), keepers=FOUR)
+    assert sorted(node for node, _ in lost) == ["node0", "node1", "node3"]
+
+
+def test_nodes_without_the_state_are_no_reason_to_give_up_those_that_have_it() -> None:
+    clock = Clock()
+    assert clock.run(5.0, heard=("node3",), keepers=FOUR[:3]) == []
+    clock = Clock()
+    assert clock.run(5.0, heard=("node2", "node3"), keepers=FOUR[:3]) != []
+
+
+def test_where_there_is_nothing_to_keep_silence_is_enough() -> None:
+    assert sorted(node for node, _ in Clock().run(1.0, heard=(), keepers=())) == list(FOUR)
+
+
+def test_whose_connection_has_ended_may_come_back_until_its_lease_has_run_out() -> None:
+    clock = Clock()
+    clock.contact.leave("node1", "the agent's connection ended")
+    assert clock.run(0.1, heard=("node0", "node2", "node3"), keepers=FOUR) == []
+    clock.contact.beat("node1", clock.now_s)
+    assert clock.run(1.0, heard=FOUR, keepers=FOUR) == []
+    clock.contact.leave("node1", "the agent's connection ended")
+    found = clock.run(1.0, heard=("node0", "node2", "node3"), keepers=FOUR)
+    assert found == [("node1", "the agent's connection ended")]
+
+
+def test_the_only_one_who_has_the_state_is_waited_for() -> None:
+    clock = Clock(nodes=("node0", "node1"))
+    clock.contact.leave("node0", "the agent's connection ended")
+    assert clock.run(5.0, heard=("node1",), keepers=("node0",)) == []
+    clock.contact.beat("node0", clock.now_s)  # it has connected again
+    assert clock.run(1.0, heard=("node0", "node1"), keepers=("node0",)) == []

@@ -1,0 +1,273 @@
+"""Disks that are full, slow, read-only or fail: what that means, a real file system, and jobs that meet it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate import abilities
+from chaoskit.substrate.disk import OPERATIONS, Ailments, Failing, Full, ReadOnly, Slow, Trouble
+from chaoskit.substrate.disks import Disk, Disks
+from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.vocabulary import Verdict
+from faults import DiskError, DiskFull, Fault, ReadOnlyDisk, SlowDisk
+from faults.disk import DiskFault
+
+JOBS = Path(__file__).parent / "jobs" / "saves.py"
+BEARS, ENDS = f"{JOBS}:bears_errors", f"{JOBS}:ends_with_errors"
+WAIT_S = 30.0
+
+needs_fuse = pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks() or "possible here")
+
+
+# -- what it means ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trouble", "refused", "number"),
+    [
+        (Full(), {"write"}, errno.ENOSPC),
+        (ReadOnly(), {"write", "change"}, errno.EROFS),
+        (Failing(), set(OPERATIONS), errno.EIO),
+        (Failing(("sync",)), {"sync"}, errno.EIO),
+        (Slow(5.0), set(), 0),
+    ],
+)
+def test_what_a_trouble_refuses(trouble: Trouble, refused: set[str], number: int) -> None:
+    ailments = Ailments()
+    imposed = ailments.impose(trouble)
+    rulings = {operation: ailments.rule(operation, 1) for operation in OPERATIONS}
+    assert {operation for operation, ruling in rulings.items() if ruling.errno} == refused
+    assert {ruling.errno for ruling in rulings.values()} <= {0, number}
+    slow = isinstance(trouble, Slow)
+    assert {ruling.delay_ms for ruling in rulings.values()} == {5.0 if slow else 0.0}
+    assert ailments.met(imposed) == (len(OPERATIONS) if slow else len(refused))
+    assert ailments.lift(imposed) == ailments.met(imposed)
+    assert ailments.rule("write", 1) == (0, 0.0), "it is over"
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 300), max_size=20))
+def test_a_disk_takes_what_it_has_room_for(room_bytes: int, sizes: list[int]) -> None:
+    ailments, written = Ailments(), 0
+    ailments.impose(Full(room_bytes))
+    for size in sizes:
+        fits = written + size <= room_bytes
+        assert (ailments.rule("write", size).errno == 0) == fits
+        written += size if fits else 0
+
+
+def test_troubles_add_up() -> None:
+    ailments = Ailments()
+    for trouble in (Slow(5.0), Slow(10.0, bytes_per_s=1000.0), ReadOnly(), Full()):
+        ailments.impose(trouble)
+    ruling = ailments.rule("write", 100)
+    assert ruling == (errno.EROFS, pytest.approx(115.0))
+
+
+def test_a_share_of_operations_fails() -> None:
+    ailments = Ailments(seed=3)
+    imposed = ailments.impose(Failing(share=0.25))
+    failed = sum(bool(ailments.rule("read", 1).errno) for _ in range(2000))
+    assert failed == ailments.met(imposed)
+    assert 400 < failed < 600
+
+
+@pytest.mark.parametrize(
+    ("fault", "field"),
+    [
+        (DiskFull(rank=1, at_step=2, room_bytes=-1), "room_bytes"),
+        (DiskFull(rank=1, at_step=2, directory="/nowhere/at/all"), "directory"),
+        (DiskFull(rank=1, at_step=2, directory="."), "directory"),
+        (DiskFull(rank=1, at_step=2, heal_after_s=0.0), "heal_after_s"),
+        (SlowDisk(rank=1, at_step=2, delay_ms=0.0), "delay_ms"),
+        (SlowDisk(rank=1, at_step=2, bytes_per_s=-1.0), "bytes_per_s"),
+        (DiskError(rank=1, at_step=2, share=0.0), "share"),
+        (DiskError(rank=1, at_step=2, operations=()), "operations"),
+    ],
+)
+def test_bad_input(fault: DiskFault, field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        fault.validate(nodes=2, steps=9)
+    assert refused.value.field == field
+
+
+# -- a real file system -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with mounts of its own."""
+    command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def undo(tmp_path: Path) -> Iterator[UndoLog]:
+    log = UndoLog(tmp_path / "undo")
+    yield log
+    log.close()
+
+
+def enter(pid: int) -> list[str]:
+    return ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
+
+
+def seen_by(process: subprocess.Popen[bytes], path: Path) -> Path:
+    return Path(f"/proc/{process.pid}/root{path}")
+
+
+@needs_fuse
+def test_a_directory_is_what_it_was_until_something_is_wrong(
+    node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
+) -> None:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    (directory / "old").write_text("from before")
+    disk = Disk(directory, enter(node.pid), undo)
+    inside = seen_by(node, directory)
+    assert os.path.ismount(inside)
+    assert not os.path.ismount(directory), "others do not see it"
+    assert (inside / "old").read_text() == "from before"
+    data = os.urandom(300_000)
+    (inside / "a").write_bytes(data)
+    with (inside / "a").open("ab") as file:
+        file.write(b"more")
+        os.fsync(file.fileno())
+    (inside / "a").rename(inside / "b")
+    (inside / "deep").mkdir()
+    (inside / "deep" / "link").symlink_to("../b")
+    os.truncate(inside / "old", 4)
+    (inside / "b").chmod(0o600)
+    assert (directory / "deep" / "link").read_bytes() == data + b"more"
+    assert (directory / "old").read_text() == "from"
+    assert sorted(path.name for path in inside.iterdir()) == ["b", "deep", "old"]
+    assert (directory / "b").stat().st_mode & 0o777 == 0o600
+    disk.close()
+
+
+@needs_fuse
+@pytest.mark.parametrize(
+    ("trouble", "number"), [(Full(1000), errno.ENOSPC), (ReadOnly(), errno.EROFS), (Failing(), errno.EIO)]
+)
+def test_errors_reach_whoever_writes(
+    node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path, trouble: Trouble, number: int
+) -> None:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    disks = Disks(undo, enter)
+    imposed = disks.impose(node.pid, directory, trouble)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
+    assert disks.met(imposed) >= 1
+    (directory / "b").write_bytes(b"others do not feel it")
+    assert disks.lift(imposed) >= 1
+    (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
+    disks.close()
+
+
+@needs_fuse
+def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path) -> None:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    disks = Disks(undo, enter)
+    imposed = disks.impose(node.pid, directory, Slow(100.0))
+    begin_s = time.monotonic()
+    (seen_by(node, directory) / "a").write_bytes(b"x")
+    assert time.monotonic() - begin_s > 0.2, "it was made, and written"
+    assert disks.met(imposed) >= 2
+    disks.close()
+
+
+@needs_fuse
+def test_nobody_elses_directory_is_troubled(undo: UndoLog, tmp_path: Path) -> None:
+    disks = Disks(undo, enter)
+    with pytest.raises(HarnessError, match="no mounts of its own"):
+        disks.impose(os.getpid(), tmp_path, ReadOnly())
+    disks.close()
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from chaoskit.substrate.disk import ReadOnly
+from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.undo import UndoLog
+
+pid = int(sys.argv[1])
+disks = Disks(UndoLog(Path(sys.argv[3])), lambda pid: ["nsenter", f"--mount=/proc/{pid}/ns/mnt"])
+disks.impose(pid, Path(sys.argv[2]), ReadOnly())
+(disk,) = disks._disks.values()
+print(disk.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@needs_fuse
+def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    command = [sys.executable, "-c", LAUNCHER, str(node.pid), str(directory), str(tmp_path / "undo")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        ticks = start_ticks(pid)
+        launcher.send_signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + WAIT_S
+    while start_ticks(pid) == ticks and not is_ending(pid):
+        assert time.monotonic() < deadline_s, "the process of the disk lives on"
+        time.sleep(0.01)
+    assert [repair.repaired for repair in sweep(tmp_path / "undo")] == [False], "nothing was left to do"
+
+
+# -- jobs that meet it --------------------------------------------------------------------------------------------
+
+TROUBLES: list[Fault] = [
+    DiskFull(rank=1, at_step=5),
+    DiskFull(rank=1, at_step=5, room_bytes=70_000, heal_after_s=0.5),
+    ReadOnlyDisk(rank=1, at_step=5, heal_after_s=0.5),
+    SlowDisk(rank=1, at_step=5, delay_ms=30),
+    DiskError(rank=1, at_step=5, share=0.5),
+    DiskError(rank=1, at_step=5, operations=("sync",)),
+]
+
+
+@needs_fuse
+@pytest.mark.parametrize("fault", TROUBLES, ids=str)
+def test_a_job_that_bears_errors_is_left_alone(chaos: Chaos, fault: Fault) -> None:
+    outcome = chaos.run(BEARS, nodes=2, steps=100, faults=[fault])
+    assert outcome.recoveries == []
+    outcome.assert_same_losses_as_twin()
+
+
+@needs_fuse
+def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
+    """Its worker ends with the error; the spare has another disk."""
+    outcome = chaos.run(ENDS, nodes=2, steps=40, spares=1, faults=[DiskFull(rank=1, at_step=5, heal_after_s=0.5)])
+    assert len(outcome.recoveries) >= 1
+    assert "No space left" in outcome.recovery.cause
+
+
+@needs_fuse
+def test_a_disk_that_nobody_uses_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
+    fault = DiskFull(rank=1, at_step=5, directory=str(tmp_path))
+    outcome = chaos.run(BEARS, nodes=2, steps=20, faults=[fault], check=False)
+    assert outcome.verdict == Verdict.UNKNOWN

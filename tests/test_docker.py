@@ -1,0 +1,504 @@
+"""The substrate docker, for real: nodes are containers, Docker's faults bite, and only what is ours is ever removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit import osprocess
+from chaoskit.config import RunConfig, resolve_job
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.harness import Harness
+from chaoskit.faces import probes
+from chaoskit.messages import WorkerReady
+from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.docker import DockerSubstrate
+from chaoskit.substrate.docker_container import Container
+from chaoskit.substrate.docker_image import Recipe, outermost, skeleton_archive
+from chaoskit.substrate.docker_janitor import HOST, OWNER, endpoint, labels, owner, remove_abandoned
+from chaoskit.substrate.local import COORDINATOR, LocalCluster
+from chaoskit.substrate.traffic import Degrade, between
+from chaoskit.substrate.undo import Repair, UndoLog, describe, left_behind, sweep
+from faults import Cut, Kill
+
+ROOT = Path(__file__).parent.parent
+TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'troubled.py'}:plain"
+WAIT_S = 120.0
+MIB = 2**20
+
+# A launcher in the middle of a run; one of its two nodes is paused.
+RUNNING = """
+import sys
+from pathlib import Path
+from chaoskit.config import RunConfig, resolve_job
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.docker import DockerSubstrate
+
+job = resolve_job(sys.argv[1], {"steps": 10**6, "step_s": 0.02})
+substrate = DockerSubstrate()
+cluster = substrate.launch(RunConfig(job=job, nodes=2, spares=0), (), Path(sys.argv[2]) / "001-run")
+paused = cluster.freeze("node1")
+assert paused.frozen()
+print(*(container.name for container in substrate._containers.values()), flush=True)
+print(*(process.pid for node in cluster.nodes for process in cluster.node(node)), flush=True)
+sys.stdin.read()
+"""
+
+# Takes memory, or starts processes, until it may not.
+HOG = """
+import sys
+open("/proc/self/oom_score_adj", "w").write("1000")
+hoard = [bytearray(b"x") * 2**20 for _ in range(int(sys.argv[1]))]
+"""
+BREED = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    try:
+        if os.fork() == 0: os._exit(0)
+    except OSError: sys.exit(7)
+"""
+
+needs_docker = pytest.mark.skipif(
+    bool(docker_daemon.unavailable()), reason=docker_daemon.unavailable() or "possible here"
+)
+
+
+def test_ci_has_docker() -> None:
+    """There, nothing of all this may be skipped unseen."""
+    if os.environ.get("CI") != "true" or os.geteuid() != 0:
+        pytest.skip("not on CI, or not as root")
+    assert docker_daemon.unavailable() == ""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    client = docker_daemon.connect()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def substrate() -> Iterator[DockerSubstrate]:
+    substrate = DockerSubstrate()
+    yield substrate
+    names = [container.name for container in substrate._containers.values()]
+    substrate.close()
+    assert not set(names) & set(all_names())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs lie beside each other, so that they share containers."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def start(substrate: DockerSubstrate, runs: Path) -> LocalCluster:
+    """Two nodes that train until they are stopped."""
+    job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
+    config = RunConfig(job=job, nodes=2, spares=0, startup_s=WAIT_S)
+    return substrate.launch(config, (), runs / f"cluster{len(list(runs.glob('cluster*')))}")
+
+
+@pytest.fixture
+def cluster(substrate: DockerSubstrate, runs: Path) -> Iterator[LocalCluster]:
+    cluster = start(substrate, runs)
+    yield cluster
+    cluster.end()
+
+
+def all_names() -> list[str]:
+    client = docker_daemon.connect()
+    try:
+        return [container.name for container in client.containers.list(all=True, ignore_removed=True)]
+    finally:
+        client.close()
+
+
+def container_of(substrate: DockerSubstrate, station: str) -> Container:
+    return substrate._containers[station]
+
+
+def receive(cluster: LocalCluster, wanted: Callable[[Any], bool]) -> Any:
+    """The first message that is wanted."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        message = cluster.receive(1.0)
+        if message is not None and wanted(message):
+            return message
+    raise AssertionError("the message did not come")
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for it, with a deadline."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def run_in(container: Container, code: str, *arguments: str) -> int:
+    """Status of a piece of Python, run inside a container."""
+    return int(container.handle.exec_run([container.recipe.python, "-c", code, *arguments]).exit_code)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+def first_process(cluster: LocalCluster, station: str) -> Process:
+    return cluster.coordinator() if station == COORDINATOR else cluster.node(station)[0]
+
+
+@needs_docker
+def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    """Labelled, with a network and a group of its own, and with few rights; its processes have the same pids here."""
+    namespaces, groups = set(), set()
+    for station in (COORDINATOR, *cluster.nodes):
+        container = container_of(substrate, station)
+        container.handle.reload()
+        assert container.handle.labels.items() >= labels().items()
+        assert container.handle.attrs["HostConfig"]["CapDrop"] == ["ALL"]
+        deadline_s = time.monotonic() + WAIT_S
+        while (process := first_process(cluster, station)).name != f"ck-{station}":  # it takes its name when it begins
+            assert time.monotonic() < deadline_s, process
+            time.sleep(0.01)
+        namespaces.add(os.readlink(f"/proc/{process.pid}/ns/net"))
+        groups.add(Path(f"/proc/{process.pid}/cgroup").read_text())
+        assert container.handle.id in Path(f"/proc/{process.pid}/cgroup").read_text()
+    assert len(namespaces) == len(groups) == 3
+    assert os.readlink("/proc/self/ns/net") not in namespaces
+    assert cluster.round_trips_ms("node0", "node1")
+    assert not run_in(container, f"open({str(ROOT / 'README.md')!r}).read()")
+    assert run_in(container, f"open({str(ROOT / 'README.md')!r}, 'a')")
+
+
+@needs_docker
+def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSubstrate, runs: Path) -> None:
+    harness = Harness(substrate, runs)
+
+    def run() -> dict[str, str]:
+        outcome = harness.run(
+            TROUBLED, nodes=2, steps=30, options={"step_s": 0.02}, faults=[Kill(rank=1, at_step=9)], twin=False
+        )
+        assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
+        return {name: container.handle.id for name, container in substrate._containers.items()}
+
+    first = run()
+    container_of(substrate, "node1").handle.kill()  # by somebody else
+    second = run()
+    harness.close()
+    assert {name for name in first if first[name] != second[name]} == {"node1"}
+    assert not container_of(substrate, "node1").cold
+
+
+@needs_docker
+def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerSubstrate, runs: Path) -> None:
+    """Neither its link, nor the rules of a change that nobody has lifted."""
+    if reason := abilities.delays():
+        pytest.skip(reason)
+    cluster = start(substrate, runs)
+    cluster.impose(Degrade(ways=between(["node0"], ["node1"]), delay_ms=20))
+    assert min(cluster.round_trips_ms("node0", "node1", 3)) > 30
+    cluster.end()
+    inside = ["nsenter", f"--net=/proc/{container_of(substrate, 'node1').pid}/ns/net"]
+    shown = commands.call([*inside, "ip", "-o", "link"]).stdout.decode()
+    assert len(shown.splitlines()) == 1, shown
+    rules = commands.call([*inside, "iptables", "--table", "mangle", "--list-rules", "PREROUTING"]).stdout.decode()
+    assert "NFQUEUE" not in rules
+
+
+# -- levers -------------------------------------------------------------------------------------------------------
+
+
+@needs_docker
+def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
+    substrate: DockerSubstrate, cluster: LocalCluster
+) -> None:
+    receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
+    lost, processes = container_of(substrate, "node1"), cluster.node("node1")
+    assert len(processes) >= 3
+    cluster.lose("node1")
+    assert cluster.node("node1") == []
+    assert all(osprocess.is_ending(process.pid) for process in processes)
+    assert (lost.state()["Status"], lost.state()["ExitCode"]) == ("exited", 128 + signal.SIGKILL)
+    assert not cluster.round_trips_ms("node0", "node1", 1, 0.2)
+    cluster.replace("node1")
+    assert container_of(substrate, "node1").handle.id != lost.handle.id
+    assert lost.name not in all_names()
+    assert cluster.round_trips_ms("node0", "node1", 3)
+    pid = cluster.node("node1")[0].pid
+    assert pid != processes[0].pid
+    record = cluster._run_directory / "coordinator.record"
+    until(lambda: record.read_text().count('"NodeJoined","node":"node1"') == 2)
+
+
+@needs_docker
+def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    container = container_of(substrate, "node1")
+    frozen = cluster.freeze("node1")
+    assert frozen.frozen()
+    assert container.state()["Paused"]
+    agent = cluster.node("node1")[0]
+    before = osprocess.switches(agent.pid, agent.pid)
+    assert not container.is_usable()
+    assert osprocess.switches(agent.pid, agent.pid) == before
+    assert frozen.thaw()
+    assert not frozen.frozen()
+    until(lambda: osprocess.switches(agent.pid, agent.pid) != before)
+    assert container.is_usable()
+
+
+@needs_docker
+def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
+    frozen = cluster.freeze("node0")
+    cluster.lose("node0")
+    assert not frozen.frozen()
+    assert frozen.thaw()
+
+
+@needs_docker
+def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    container = container_of(substrate, "node0")
+    cpu = cluster.limit("node0", "cpu", 0.05)
+    until(lambda: cpu.events() >= 3)
+    assert cpu.lift()
+    memory = cluster.limit("node0", "memory", 64 * MIB)
+    pids = cluster.limit("node1", "pids", 32)  # runc itself needs some
+    assert (memory.events(), pids.events()) == (0, 0)
+    assert run_in(container, HOG, "256") == 128 + signal.SIGKILL
+    assert memory.events() >= 1
+    assert run_in(container_of(substrate, "node1"), BREED, "64") == 7
+    assert pids.events() >= 1
+    assert not container.is_usable(), "a node under a limit is good for no other run"
+    assert memory.lift()
+    assert pids.lift()
+    counted = memory.events()
+    assert run_in(container, HOG, "256") == 0
+    assert memory.events() == counted
+    assert run_in(container_of(substrate, "node1"), BREED, "64") == 0
+    assert container.is_usable()
+
+
+@needs_docker
+def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    """When the kernel ends the nursery, its whole container ends, and the kernel's count with it."""
+    container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
+    receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
+    Path(f"/proc/{container.pid}/oom_score_adj").write_text("1000")
+    limit = cluster.limit("node1", "memory", 64 * MIB)
+    container.handle.exec_run([container.recipe.python, "-c", HOG.replace("1000", "0"), "256"], detach=True)
+    until(lambda: not container.lives())
+    until(lambda: container.state()["Status"] == "exited")
+    assert container.state()["OOMKilled"]
+    assert limit.events() >= 1
+    assert limit.lift()
+    assert osprocess.is_ending(agent.pid)
+
+
+# -- what launchers leave behind ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(client: Any) -> Iterator[Callable[..., Any]]:
+    """Makes containers that never run, with the labels that are given."""
+    image, made = docker_image.host_recipe(client).image, []
+
+    def make(name: str = "", **marks: str) -> Any:
+        named = {"name": name} if name else {}
+        made.append(client.containers.create(image, ["true"], labels=marks, network_mode="none", **named))
+        return made[-1]
+
+    yield make
+    from docker.errors import NotFound
+
+    for container in made:
+        try:
+            container.remove(force=True)
+        except NotFound:
+            pass
+
+
+@needs_docker
+def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[..., Any]) -> None:
+    gone = subprocess.Popen(["true"])
+    ticks = osprocess.start_ticks(gone.pid)
+    gone.wait()
+    dead = f"{gone.pid}-{ticks}"
+    ours = {**labels(), HOST: f"of {owner()}"}  # which no other test looks after
+    abandoned = idle(f"chaoskit-{dead}-1-node0", **{**ours, OWNER: dead})
+    kept = [
+        idle(**ours),  # its launcher lives
+        idle(f"chaoskit-{dead}-2-node0"),  # only the name is like ours
+        idle(**{OWNER: dead, HOST: ours[HOST]}),  # without our label
+        idle(**{**ours, OWNER: dead, HOST: "another machine"}),
+        idle(**{**ours, OWNER: "somebody"}),
+    ]
+    assert remove_abandoned(endpoint(), ours[HOST]) == [abandoned.name]
+    assert abandoned.name not in all_names()
+    assert {container.name for container in kept} <= set(all_names())
+
+
+@needs_docker
+def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Callable[..., Any]) -> None:
+    """A container that somebody else has made under the same name stays."""
+    foreign, other = idle(), idle(**{**labels(), OWNER: "1-1"})
+    undo = UndoLog(tmp_path)
+    for container in (foreign, other):
+        undo.plan("container", name=container.name, owner=owner(), daemon=endpoint())
+    undo.plan("container", name="chaoskit-never-made", owner=owner(), daemon=endpoint())
+    undo.plan("container", name=foreign.name, owner=owner(), daemon="/nowhere/docker.sock")
+    (path,) = (tmp_path / "undo").iterdir()
+    path.rename(path.with_name("1-0-0.jsonl"))  # of a launcher that is gone
+    repairs = sweep(tmp_path)
+    assert [(repair.act, repair.repaired) for repair in repairs] == [("container", False)] * 4
+    assert {foreign.name, other.name} <= set(all_names())
+    undo.close()
+
+
+@needs_docker
+def test_nothing_is_left_of_a_launcher_that_is_killed(
+    tmp_path: Path, idle: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a run with a paused node. What is not ours stays: a container, a table of rules, a group."""
+    foreign = idle()
+    commands.call(["nft", "add", "table", "inet", "not_chaoskit"])
+    group = Path("/sys/fs/cgroup/freezer/not-chaoskit")
+    group.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", RUNNING, TROUBLED, str(tmp_path / "runs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert launcher.stdout is not None
+        names = set(launcher.stdout.readline().split())
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        assert len(names) == 4  # of the coordinator, of two nodes, and one that stands by
+        assert names <= set(all_names())
+        assert sweep() == [], "its launcher lives"
+        launcher.kill()
+        launcher.wait()
+        assert {said.split()[1] for said in left_behind() if said.startswith("container ")} == names
+        repairs = sweep()
+        found = {repair.target for repair in repairs if repair.act == "container" and repair.repaired}
+        assert found <= names  # a test beside this one may have started a launcher, which does the same
+        assert describe(Repair("container", "x", True)) == "removed container x, left behind"
+        assert not names & set(all_names())
+        until(lambda: all(osprocess.is_ending(pid) for pid in pids))
+        assert sweep() == []
+        assert foreign.name in all_names()
+        assert "not_chaoskit" in commands.call(["nft", "list", "tables"]).stdout.decode()
+        assert group.is_dir()
+    finally:
+        launcher.kill()
+        launcher.communicate()
+        commands.call(["nft", "delete", "table", "inet", "not_chaoskit"])
+        group.rmdir()
+
+
+# -- images -------------------------------------------------------------------------------------------------------
+
+
+@needs_docker
+def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> None:
+    skeleton = docker_image.host_recipe(client).image
+    for image, remedy in (("chaoskit-no-such:image", "build or pull it first"), (skeleton, "use one with python3")):
+        substrate = DockerSubstrate(image)
+        try:
+            with pytest.raises(BadInput, match=remedy):
+                substrate.launch(RunConfig(job=resolve_job("gpt")), (), tmp_path / "run")
+        finally:
+            substrate.close()
+
+
+@needs_docker
+def test_a_container_that_does_not_start_is_told(tmp_path: Path, client: Any) -> None:
+    """With what its nursery said. Nothing of it stays."""
+    undo = UndoLog(tmp_path)
+    recipe = docker_image.host_recipe(client)
+    recipe.environment["PYTHONPATH"] = str(tmp_path)
+    recipe = recipe.with_directories([tmp_path], [])
+    (tmp_path / "msgspec.py").write_text("raise ImportError('no such luck')")
+    container = Container(client, recipe, "node0", tmp_path, undo, cold=True)
+    with pytest.raises(HarnessError, match="no such luck"):
+        container.start()
+    container.remove()
+    assert container.name not in all_names()
+    undo.close()
+
+
+def test_the_same_skeleton_every_time() -> None:
+    assert skeleton_archive() == skeleton_archive()
+
+
+def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
+    assert outermost([Path("/a/b"), Path("/a"), Path("/ab"), Path("/a/b/c")]) == [Path("/a"), Path("/ab")]
+    recipe = Recipe("image", "python", {}, read_only=frozenset({Path("/usr"), tmp_path}))
+    assert recipe.with_directories([tmp_path / "job"], []) is recipe
+    writing = recipe.with_directories([], [tmp_path / "runs"])
+    assert writing.with_directories([tmp_path / "runs" / "001"], [tmp_path / "runs" / "002"]) is writing
+    assert {(mount["Target"], mount["ReadOnly"]) for mount in writing.mounts()} == {
+        ("/usr", True),
+        (str(tmp_path), True),
+        (str(tmp_path / "runs"), False),
+    }
+
+
+# -- a test asks for it -------------------------------------------------------------------------------------------
+
+
+@needs_docker
+@pytest.mark.chaos(substrate="docker")
+def test_a_node_is_cut_off_and_comes_back(chaos: Any) -> None:
+    outcome = chaos.run(
+        TROUBLED,
+        nodes=3,
+        steps=60,
+        options={"step_s": 0.02},
+        faults=[Cut(rank=1, at_step=10, heal_after_s=1.0)],
+    )
+    assert outcome.substrate == "docker"
+
+
+def test_where_there_is_no_daemon_a_test_is_skipped_visibly(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.chaos(substrate="docker")
+        def test_it(chaos):
+            pass
+        """
+    )
+    result = pytester.runpytest_inprocess("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*substrate docker: no Docker daemon at /nowhere/docker.sock*"])
+    assert pytester.runpytest_inprocess("--chaos-substrate=docker").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_the_doctor_says_whether_there_is_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = probes.containers()
+    assert finding.state == ("limited" if docker_daemon.unavailable() else "ok")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    finding = probes.containers()
+    assert (finding.state, bool(finding.remedy)) == ("limited", True)
+    assert "/nowhere/docker.sock" in finding.found
+
+
+@pytest.mark.parametrize("host", ["tcp://10.0.0.1:2375", "ssh://somewhere"])
+def test_a_daemon_elsewhere_is_not_used(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert docker_daemon.unavailable() == f"DOCKER_HOST={host}: the daemon must be on this machine, behind unix://"

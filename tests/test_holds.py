@@ -1,0 +1,311 @@
+"""Whole nodes that are frozen or limited: every process of theirs, also those that they start, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaoskit import osprocess
+from chaoskit.errors import HarnessError
+from chaoskit.substrate import cgroup
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.cgroup import unavailable
+from chaoskit.substrate.device import device_of
+from chaoskit.substrate.holds import Holds, Saturation
+from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, sweep
+
+WAIT_S = 60.0
+MIB = 2**20
+
+# A node: forks a child at every line that it reads, says its pid, and counts what it could not fork.
+NODE = """
+import os, sys, time
+for line in sys.stdin:
+    word = line.strip()
+    if word == "fork":
+        try:
+            pid = os.fork()
+        except OSError:
+            print("refused", flush=True)
+            continue
+        if pid == 0:
+            while True: time.sleep(0.005)
+        print(pid, flush=True)
+    elif word == "burn":
+        if os.fork() == 0:
+            while True: pass
+        print("burning", flush=True)
+    elif word == "eat":
+        if os.fork() == 0:
+            hoard = [bytearray(b"x") * 2**20 for _ in range(256)]
+        print(os.wait()[1], flush=True)
+    elif word == "write":
+        file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+        for _ in range(4):
+            os.pwrite(file, os.urandom(2**18), 0)
+            os.fsync(file)
+        print("written", flush=True)
+"""
+
+# A launcher that freezes a node which somebody else has started, says where, and waits to be killed.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate import cgroup
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.undo import UndoLog
+
+if sys.argv[3] == "1":
+    cgroup._FREEZER = ""  # version 1 comes first then
+pid = int(sys.argv[2])
+node = [Process(pid, start_ticks(pid), "node")]
+holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]))
+hold = holds.freeze("node0")
+while not hold.frozen(): pass
+print(hold._group.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def needs(controller: str) -> pytest.MarkDecorator:
+    """Skips, and says why, where this machine has no such controller."""
+    reason = unavailable(controller)
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for it, with a deadline."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        select.select([], [], [], 0.005)
+
+
+class Node:
+    """A process tree that does what it is told."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-c", NODE, str(directory / "file")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+
+    def send(self, word: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, word: str) -> str:
+        self.send(word)
+        return self.answer()
+
+    def processes(self, name: str = "") -> list[Process]:
+        pids = [self.pid, *osprocess.descendants(self.pid)]
+        return [Process(pid, osprocess.start_ticks(pid), "") for pid in pids if not osprocess.is_ending(pid)]
+
+    def end(self) -> None:
+        for one in self.processes():
+            osprocess.kill_if_same(one.pid, one.ticks, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def holds(tmp_path: Path, node: Node) -> Iterator[Holds]:
+    undo = UndoLog(tmp_path)
+    holds = Holds(undo, node.processes, tmp_path)
+    yield holds
+    holds.release()
+    undo.close()
+    assert list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*")) == []
+
+
+def group_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cgroup").read_text()
+
+
+# -- the freezer --------------------------------------------------------------------------------------------------
+
+
+@needs("freezer")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_node_stands_still_and_goes_on(
+    node: Node, holds: Holds, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version == 1:
+        monkeypatch.setattr(cgroup, "_FREEZER", "")
+    if cgroup.version("freezer") != version:
+        pytest.skip(f"the freezer is not in cgroup v{version}")
+    child = int(node.ask("fork"))
+    home = group_of(child)
+    frozen = holds.freeze("node0")
+    until(frozen.frozen)
+    switches = osprocess.switches(child, child)
+    node.send("fork")  # it is not even heard
+    assert not select.select([node.process.stdout], [], [], 0.2)[0]
+    assert osprocess.switches(child, child) == switches
+    assert frozen.thaw()
+    assert not frozen.frozen()
+    assert int(node.answer()) > 0
+    assert group_of(child) == home
+
+
+@needs("freezer")
+def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
+    frozen = holds.freeze("node0")
+    until(frozen.frozen)
+    frozen._undo()  # goes on, within the group
+    child = int(node.ask("fork"))
+    assert group_of(child) == group_of(node.pid)
+    assert CGROUP_PREFIX in group_of(child)
+
+
+@needs("freezer")
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_janitor_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: Node, version: int) -> None:
+    """Its launcher was killed while the node stood still: it goes on, in the group from which it came."""
+    home = group_of(node.pid)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(node.pid), str(version)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    path = Path(launcher.stdout.readline().strip())
+    if not (path / ("freezer.state" if version == 1 else "cgroup.freeze")).is_file():
+        launcher.communicate()
+        sweep(tmp_path)
+        pytest.skip(f"the freezer is not in cgroup v{version}")
+    node.send("fork")
+    assert not select.select([node.process.stdout], [], [], 0.2)[0]
+    assert sweep(tmp_path) == [], "its launcher lives"
+    launcher.kill()
+    launcher.communicate()
+    assert sweep(tmp_path) == [Repair("cgroup", str(path), True)]
+    assert not path.exists()
+    assert int(node.answer()) > 0
+    assert group_of(node.pid) == home
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+@needs("cpu")
+def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
+    limit = holds.limit("node0", "cpu", 0.2)
+    node.ask("burn")
+    node.ask("burn")
+    until(lambda: limit.events() >= 3)
+    assert limit.lift()
+    counted = limit.events()
+    assert counted >= 3
+    assert limit.lift()
+    assert limit.events() == counted
+
+
+@needs("memory")
+def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds) -> None:
+    limit = holds.limit("node0", "memory", 8 * MIB)
+    assert limit.events() == 0
+    assert node.ask("eat") == str(signal.SIGKILL.value)
+    assert limit.events() == 1
+    assert limit.lift()
+
+
+@needs("pids")
+def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
+    node.ask("fork")
+    limit = holds.limit("node0", "pids", 1)
+    assert node.ask("fork").isdecimal()
+    assert limit.events() == 0
+    assert node.ask("fork") == "refused"
+    assert node.ask("fork") == "refused"
+    assert limit.events() == 2
+    assert limit.lift()
+    assert node.ask("fork").isdecimal()
+
+
+@needs("io")
+def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds) -> None:
+    if device_of(tmp_path) is None:
+        with pytest.raises(HarnessError, match="lies on no disk"):
+            holds.limit("node0", "io", 1e6)
+        pytest.skip("temporary files lie on no disk")
+    limit = holds.limit("node0", "io", 2 * MIB)
+    assert limit.events() == 0
+    began_s = time.monotonic()
+    node.send("write")
+    until(limit.events)
+    assert node.answer() == "written"
+    assert time.monotonic() - began_s > 0.3  # a MiB at two of them a second
+    assert limit.lift()
+
+
+@needs("pids")
+@needs("cpu")
+def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) -> None:
+    """Under version 2 one group bears both."""
+    burning, full = holds.limit("node0", "cpu", 0.5), holds.limit("node0", "pids", 0)
+    assert burning.lift()
+    assert node.ask("fork") == "refused"
+    assert full.lift()
+    assert node.ask("fork").isdecimal()
+    assert CGROUP_PREFIX not in group_of(node.pid)
+
+
+@needs("cpu")
+def test_what_the_kernel_refuses_is_told(node: Node, holds: Holds) -> None:
+    with pytest.raises(HarnessError, match="refused to limit the cpu of node0"):
+        holds.limit("node0", "cpu", 1e12)
+
+
+def test_a_node_that_is_gone_is_not_held(tmp_path: Path) -> None:
+    undo = UndoLog(tmp_path)
+    with pytest.raises(ProcessLookupError, match="node0 has no process any more"):
+        Holds(undo, lambda name: [], tmp_path).freeze("node0")
+    undo.close()
+
+
+# -- counting writes ----------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_used_up_counts_by_windows() -> None:
+    seen = Saturation(1000.0, 5000, 10.0)
+    seen.note(5000, 11.0)  # idle
+    seen.note(5240, 11.01)  # the first window
+    assert seen.windows == 0  # too early to say
+    seen.note(5250, 11.25)
+    assert seen.windows == 1
+    seen.note(5250, 14.0)  # idle again
+    seen.note(5260, 14.1)
+    seen.note(5350, 14.3)  # a third of what may pass
+    assert seen.windows == 1
+    seen.note(5360, 14.4)
+    seen.note(5700, 14.6)
+    assert seen.windows == 2
+
+
+def test_a_file_system_without_a_disk_has_no_device() -> None:
+    assert device_of(Path("/proc")) is None
+    device = device_of(Path("/"))
+    assert device is None or Path(f"/sys/dev/block/{device}").exists()

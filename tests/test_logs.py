@@ -1,0 +1,227 @@
+"""Steps and losses from logs: whatever the pieces in which they come, and however many ranks print."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaoskit.errors import BadInput
+from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.course import Course, Usual, differs
+from chaoskit.stacks.felt import Felt, look, usual_step_s
+from chaoskit.stacks.log import Line, LogReader, Splitter
+
+PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
+
+# -- patterns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "remedy"),
+    [
+        ({"step": r"step \d+"}, "step", "one group"),
+        ({"step": r"(step) (\d+)"}, "step", "this has 2"),
+        ({"step": r"step (\d+"}, "step", "mend the regular expression"),
+        ({"step": None}, "step", "regular expression"),
+        ({"step": r"(\d+)", "loss": "loss"}, "loss", "one group"),
+        ({"step": r"(\d+)", "tolerance": -1.0}, "tolerance", "0 or more"),
+        ({"step": r"(\d+)", "tolerance": math.nan}, "tolerance", "0 or more"),
+        ({"step": r"(\d+)", "tolerance": True}, "tolerance", "use a number"),
+    ],
+)
+def test_patterns_that_cannot_work_are_refused(wrong: dict[str, object], field: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(remedy)) as caught:
+        LogPatterns(**wrong)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "loss"),
+    [
+        ("[rank0] step 12 loss 0.25", 12, "0.25"),
+        ("step 7", 7, None),
+        ("loss 1e-3", None, "1e-3"),
+        ("step 3 loss nan", 3, "nan"),
+        ("step 3 loss ...", 3, None),  # no number
+        (f"step {'9' * 40}", None, None),  # no number of a step
+        ("the first epoch", None, None),
+    ],
+)
+def test_a_line_may_hold_both_or_one(line: str, step: int | None, loss: str | None) -> None:
+    found = PATTERNS.read(line)
+    assert (found and found.step, found and found.loss) == (step, loss)
+
+
+def test_what_is_no_whole_number_is_remembered() -> None:
+    reader = LogReader(LogPatterns(step=r"step (\S+)"))
+    assert reader.feed("node0", b"step 1.5\n", 1) == []
+    assert (reader.odd, reader.highest) == ("1.5", None)
+
+
+# -- bytes to lines -----------------------------------------------------------------------------------------------
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=9)),
+    ends=st.lists(st.sampled_from(["\n", "\r", "\r\n"]), min_size=1),
+    torn=st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=5),
+    cuts=st.lists(st.integers(0, 200)),
+)
+@settings(deadline=None)
+def test_lines_do_not_depend_on_how_they_are_cut(texts: list[str], ends: list[str], torn: str, cuts: list[int]) -> None:
+    data = "".join(text + ends[place % len(ends)] for place, text in enumerate(texts)) + torn
+    raw, splitter = data.encode(), Splitter()
+    places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    lines = [line for start, stop in pairwise(places) for line in splitter.feed(raw[start:stop])]
+    assert lines == texts
+
+
+def test_a_torn_number_waits_for_its_end() -> None:
+    reader = LogReader(PATTERNS)
+    assert reader.feed("node0", b"step 1 loss 0.5\nstep 1", 1) == [Line(1, "node0", 1, "0.5")]
+    assert reader.feed("node1", b"7 loss 3\n", 2) == [Line(2, "node1", None, "3")]  # a log of its own
+    assert reader.feed("node0", b"2 loss 0.25\n", 3) == [Line(3, "node0", 12, "0.25")]
+
+
+def test_an_endless_line_takes_no_more_memory_than_a_long_one() -> None:
+    splitter = Splitter()
+    for _ in range(64):
+        assert splitter.feed(b"x" * 65_536) == []
+    assert len(splitter.feed(b"\nstep 1\n")) == 2
+
+
+# -- the course ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
+    """How many ranks print, and the first and last step of each attempt, which begins where something was kept."""
+    ranks, spans, first, reached = draw(st.integers(1, 4)), [], 0, -1
+    for _ in range(draw(st.integers(1, 4))):
+        last = draw(st.integers(max(first, reached + 1), reached + 6))
+        spans.append((first, last))
+        reached, first = last, draw(st.integers(0, last + 1))
+    return ranks, spans
+
+
+def shown(ranks: int, spans: list[tuple[int, int]]) -> list[Line]:
+    """What such a training prints: every rank each step, with a loss that depends on the step alone."""
+    steps = [step for first, last in spans for step in range(first, last + 1)]
+    prints = [(step, rank) for step in steps for rank in range(ranks)]
+    return [Line(t_ns, f"node{rank % 2}", step, f"{1 / (1 + step)!r}") for t_ns, (step, rank) in enumerate(prints)]
+
+
+@given(attempts())
+@settings(deadline=None)
+def test_steps_that_are_shown_again_were_lost(training: tuple[int, list[tuple[int, int]]]) -> None:
+    ranks, spans = training
+    whole = shown(ranks, [(0, spans[-1][1])])
+    course = Course(shown(ranks, spans), Usual(Course(whole).counts()))
+    assert course.lost_steps() == sum(last + 1 - first for first, last in spans) - (spans[-1][1] + 1)
+    assert course.losses() == Course(whole, Usual(Course(whole).counts())).losses()
+    assert course.highest == spans[-1][1]
+
+
+@given(ranks=st.integers(1, 4), last=st.integers(3, 20), kept=st.integers(0, 3))
+@settings(deadline=None)
+def test_without_a_twin_the_steps_before_the_first_fault_tell_how_many_ranks_print(
+    ranks: int, last: int, kept: int
+) -> None:
+    before = len(shown(ranks, [(0, last)])) - 1
+    lines = shown(ranks, [(0, last), (kept, last + 4)])
+    assert Course(lines, Usual.before(lines, before)).lost_steps() == last + 1 - kept
+    assert Course(lines[: before + 1], Usual.before(lines, math.inf)).lost_steps() == 0
+
+
+def test_a_rank_that_prints_late_has_lost_nothing() -> None:
+    lines = [Line(t, "node0", step, None) for t, step in enumerate([0, 0, 1, 1, 2, 2, 3, 4, 3, 4])]
+    assert Course(lines, Usual({0: 2, 1: 2, 2: 2, 3: 2, 4: 2})).lost_steps() == 0
+
+
+def test_a_loss_on_its_own_line_belongs_to_the_last_step_of_its_node() -> None:
+    lines = [
+        Line(0, "node0", None, "9"),  # of no step
+        Line(1, "node0", 4, None),
+        Line(2, "node1", 5, None),
+        Line(3, "node0", None, "0.5"),
+        Line(4, "node1", None, "0.25"),
+    ]
+    assert Course(lines).losses() == {4: (0.5,), 5: (0.25,)}
+
+
+def test_a_recovery_ends_with_a_step_that_is_new() -> None:
+    lines = [Line(t, "node0", step, None) for t, step in enumerate([0, 1, 2, 3, 1, 2, 3, 4])]
+    course = Course(lines)
+    assert course.next_record(3) == (7, 4)
+    assert course.went_back(3, 7) == 1
+    assert course.highest_before(3) == 3
+    assert course.next_record(7) is None
+    assert [one.attempt for one in course.steps.values()] == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "tolerance", "other"),
+    [
+        ((0.5,), (0.5,), 0.0, False),
+        ((0.5,), (0.5000000001,), 0.0, True),
+        ((0.5,), (0.5000000001,), 1e-9, False),
+        ((1000.0,), (1001.0,), 1e-2, False),
+        ((math.nan,), (math.nan,), 0.0, False),
+        ((math.nan,), (0.5,), 1.0, True),
+        ((0.5, 0.7), (0.5,), 0.0, True),  # one rank printed another loss
+        ((0.5,), (0.5, 0.7), 0.0, True),
+        ((-0.0,), (0.0,), 0.0, True),
+    ],
+)
+def test_losses_are_equal_unless_a_tolerance_is_given(
+    mine: tuple[float, ...], theirs: tuple[float, ...], tolerance: float, other: bool
+) -> None:
+    assert differs(mine, theirs, tolerance) is other
+
+
+# -- how a fault was felt -----------------------------------------------------------------------------------------
+
+SECOND = 1_000_000_000
+
+
+def course(*shown: tuple[float, int]) -> Course:
+    """Of steps that are shown at these seconds, after ten that take a second each."""
+    usual = [(float(step), step) for step in range(10)]
+    return Course([Line(int(at_s * SECOND), "node0", step, None) for at_s, step in (*usual, *shown)])
+
+
+@pytest.mark.parametrize(
+    ("after", "felt"),
+    [
+        ([(10.0, 10), (11.0, 11), (12.0, 12)], None),
+        ([], None),
+        ([(10.0, 10)], None),  # in flight, and then nothing
+        ([(16.0, 10)], Felt(9, None, 6.7, (16 * SECOND, 10))),
+        ([(10.0, 10), (20.0, 11)], Felt(10, None, 10.0, (20 * SECOND, 11))),  # one was in flight
+        ([(12.0, 7), (13.0, 8), (14.0, 9), (15.0, 10)], Felt(9, 7, 5.7, (15 * SECOND, 10))),
+        (
+            [(10.0, 10), (11.0, 11), (12.0, 12), (13.0, 13), (14.0, 12), (15.0, 13), (16.0, 14)],
+            Felt(13, 12, 3.0, (16 * SECOND, 14)),
+        ),
+        ([(10.0, 10), (12.0, 7)], Felt(10, 7, 0.0, None)),  # it went back, and never came further
+        ([*((10.0 + step, 10 + step) for step in range(10)), (40.0, 20)], None),  # a pause long after it
+    ],
+)
+def test_a_recovery_begins_where_the_fault_was_felt(after: list[tuple[float, int]], felt: Felt | None) -> None:
+    assert look(course(*after), int(9.3 * SECOND), math.inf) == felt
+
+
+def test_what_another_fault_did_is_not_the_first_ones() -> None:
+    log = course((10.0, 10), (11.0, 11), (12.0, 12), (13.0, 8), (14.0, 9), (20.0, 13))
+    assert look(log, int(9.3 * SECOND), 11.5 * SECOND) is None
+    felt = look(log, int(12.5 * SECOND), math.inf)
+    assert felt is not None
+    assert felt.back == 8
+    assert usual_step_s(log, 9.3 * SECOND) == 1.0
+    assert usual_step_s(course(), 0) == 1.0
+    assert usual_step_s(Course([]), 0) == 0.0

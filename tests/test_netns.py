@@ -1,0 +1,297 @@
+"""The substrate netns, for real: networks come quickly, reach what they should, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaoskit.osprocess import descendants
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate import abilities, commands
+from chaoskit.substrate.local import COORDINATOR
+from chaoskit.substrate.netns import NamespaceNetwork
+from chaoskit.substrate.switch import Switch
+from chaoskit.substrate.traffic import Block, Unplug, between
+from chaoskit.substrate.undo import UndoLog
+
+ROOT = Path(__file__).parent.parent
+TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'troubled.py'}:plain"
+NODES = ("node0", "node1", "node2", "node3")
+WAIT_S = 60.0
+NOBODY = 65534
+
+# A launcher in the middle of a run whose rank 1 is cut off from all.
+RUNNING = """
+import sys
+from pathlib import Path
+from chaoskit.experiment.harness import Harness
+from chaoskit.substrate.choice import make
+from faults import Cut
+
+substrate = make("netns")
+steps = int(sys.argv[3])
+outcome = Harness(substrate, Path(sys.argv[2])).run(
+    sys.argv[1], nodes=2, spares=0, steps=steps, options={"step_s": 0.02}, faults=[Cut(rank=1, at_step=5)], twin=False
+)
+substrate.close()
+print(outcome.verdict, outcome.reasons, outcome.faults[0].state)
+"""
+
+needs_networks = pytest.mark.skipif(bool(abilities.namespaces()), reason=abilities.namespaces() or "possible here")
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[Switch]:
+    undo = UndoLog()
+    switch = Switch(undo, privileged=abilities.privileged())
+    yield switch
+    switch.close()
+    undo.close()
+
+
+@pytest.fixture
+def network(switch: Switch) -> Iterator[NamespaceNetwork]:
+    network = NamespaceNetwork(switch, NODES, 0)
+    yield network
+    for listener in network.listeners:
+        listener.close()
+    network.close()
+
+
+def test_ci_can_make_networks() -> None:
+    """There, nothing of all this may be skipped unseen."""
+    if os.environ.get("CI") != "true" or os.geteuid() != 0:
+        pytest.skip("not on CI, or not as root")
+    assert abilities.namespaces() == abilities.rules() == abilities.delays() == abilities.rates() == ""
+
+
+# -- networks -----------------------------------------------------------------------------------------------------
+
+
+@needs_networks
+def test_four_nodes_are_made_in_a_second(switch: Switch) -> None:
+    begun_s = time.monotonic()
+    network = NamespaceNetwork(switch, NODES, 0)
+    took_s = time.monotonic() - begun_s
+    for listener in network.listeners:
+        listener.close()
+    network.close()
+    assert took_s < 1.0
+
+
+@needs_networks
+def test_everybody_reaches_everybody(network: NamespaceNetwork) -> None:
+    stations = (COORDINATOR, *NODES)
+    assert len({network.host(name) for name in stations}) == len(stations)
+    for source in stations:
+        for target in stations:
+            assert network.round_trips_ms(source, target, 1, 1.0), (source, target)
+    with network.connect() as connection:
+        assert connection.getpeername() == network.address
+
+
+@needs_networks
+def test_changes_strike_where_they_should_and_are_lifted(network: NamespaceNetwork) -> None:
+    if reason := abilities.rules():
+        pytest.skip(reason)
+    cut = network.impose(Block(ways=between(["node1"], ["node2"])))
+    assert not network.round_trips_ms("node1", "node2", 1, 0.1)
+    assert network.round_trips_ms("node1", "node3", 1, 1.0)
+    pulled = network.impose(Unplug(station="node0"))
+    assert not network.round_trips_ms("node3", "node0", 1, 0.1)
+    assert network.lift(cut) >= 1
+    network.lift(pulled)
+    assert network.round_trips_ms("node1", "node2", 3, 1.0)
+    assert network.round_trips_ms("node3", "node0", 3, 1.0)
+
+
+@needs_networks
+def test_two_networks_do_not_see_each_other(switch: Switch, network: NamespaceNetwork) -> None:
+    other = NamespaceNetwork(switch, NODES, 0)
+    try:
+        other.impose(Unplug(station="node1"))
+        assert not other.round_trips_ms("node0", "node1", 1, 0.1)
+        assert network.round_trips_ms("node0", "node1", 1, 1.0)
+    finally:
+        for listener in other.listeners:
+            listener.close()
+        other.close()
+
+
+# -- nothing is left ----------------------------------------------------------------------------------------------
+
+
+def namespace_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def holders(names: Iterable[str]) -> list[int]:
+    """Processes that are in one of these namespaces, or have it open."""
+    wanted, found = set(names), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        held = {namespace_of(pid)}
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    held.add(os.readlink(link))
+        if held & wanted:
+            found.append(pid)
+    return found
+
+
+def other_namespaces(pids: Iterable[int]) -> set[str]:
+    return {namespace_of(pid) for pid in pids} - {namespace_of(os.getpid()), ""}
+
+
+@needs_networks
+def test_a_closed_network_is_gone(switch: Switch) -> None:
+    network = NamespaceNetwork(switch, NODES, 0)
+    names = {f"net:[{os.fstat(descriptor).st_ino}]" for descriptor in network._namespaces.values()}
+    assert len(names) == len(NODES) + 1
+    assert holders(names)
+    for listener in network.listeners:
+        listener.close()
+    network.close()
+    assert holders(names) == []
+
+
+@needs_networks
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """In the middle of a run with a cut: no process, and no namespace."""
+    arguments = [TROUBLED, str(tmp_path / "runs"), str(10**6)]
+    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, *arguments], cwd=tmp_path)
+    try:
+        deadline_s = time.monotonic() + WAIT_S
+        while not any("injected" in path.read_text() for path in tmp_path.glob("runs/*/journal/harness*")):
+            assert launcher.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        pids = descendants(launcher.pid)
+        names = other_namespaces(pids)
+        assert len(names) >= 3  # of the coordinator and of two nodes
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    deadline_s = time.monotonic() + WAIT_S
+    while left := [*holders(names), *filter(_is_ours, pids)]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.02)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process of that number still lives, and is one of chaoskit's."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("ck-")
+    except OSError:
+        return False
+
+
+# -- without root -------------------------------------------------------------------------------------------------
+
+
+def is_closed(path: Path) -> bool:
+    """Whether others may not pass through this directory."""
+    return path.stat().st_mode & 0o001 == 0
+
+
+def opening(paths: Iterable[Path], store: Path) -> str:
+    """Shell commands that let everybody reach these directories, in a mount namespace of their own."""
+    lines: list[str] = []
+    closed: dict[Path, list[tuple[Path, Path]]] = {}
+    for number, path in enumerate(dict.fromkeys(paths)):
+        for parent in reversed(path.parents):
+            if is_closed(parent):
+                kept = store / str(number)
+                lines += [f"mkdir -p {kept}", f"mount --bind '{path}' {kept}"]
+                closed.setdefault(parent, []).append((path, kept))
+                break
+    for parent, within in closed.items():
+        lines.append(f"mount -t tmpfs -o mode=755 none '{parent}'")
+        lines += [f"mkdir -p '{path}' && mount --bind {kept} '{path}'" for path, kept in within]
+    return "\n".join(["set -e", *lines])
+
+
+@needs_networks
+def test_an_ordinary_user_runs_it_in_a_user_namespace() -> None:
+    """As nobody, who has no rights at all; everything that Python needs is made readable for that."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    if commands.find("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    home = Path(tempfile.mkdtemp(prefix="chaoskit-nobody-", dir="/tmp"))
+    try:
+        os.chown(home, NOBODY, NOBODY)
+        ran = subprocess.run(
+            [*as_nobody(home), sys.executable, "-c", RUNNING, TROUBLED, str(home / "runs"), "60"],
+            env={**os.environ, "HOME": str(home), "TMPDIR": str(home), "XDG_STATE_HOME": str(home / "state")},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        shutil.rmtree(home)
+    if "use 'local':" in ran.stderr or "mount:" in ran.stderr:
+        pytest.skip(ran.stderr.strip().splitlines()[-1])
+    assert ran.stdout.split() == ["passed", "[]", "confirmed"], ran.stderr
+
+
+def as_nobody(home: Path) -> list[str]:
+    needed = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
+    become = f"exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups " + '"$@"'
+    return ["unshare", "--mount", "sh", "-c", f"{opening(needed, home / 'mounts')}\n{become}", "sh"]
+
+
+# -- a test asks for it -------------------------------------------------------------------------------------------
+
+ASKING = """
+import pytest
+
+@pytest.mark.chaos(substrate="netns")
+def test_it(chaos):
+    assert chaos.harness._substrate.name == "netns"
+"""
+
+
+@needs_networks
+@pytest.mark.chaos(substrate="netns")
+def test_a_marker_gives_a_test_its_substrate(chaos: Chaos) -> None:
+    outcome = chaos.run(TROUBLED, nodes=2, steps=4, twin=False)
+    assert outcome.substrate == "netns"
+
+
+def test_where_there_is_none_a_test_is_skipped_visibly(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abilities, "namespaces", lambda: "the kernel is from 1999")
+    pytester.makepyfile(ASKING)
+    result = pytester.runpytest_inprocess("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*substrate netns: the kernel is from 1999*"])
+    assert pytester.runpytest_inprocess("--chaos-substrate=netns").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_the_command_line_decides_over_the_marker(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(ASKING.replace('== "netns"', '== "local"'))
+    pytester.runpytest_inprocess("--chaos-substrate=local").assert_outcomes(passed=1)
+
+
+@needs_networks
+def test_a_setting_decides_where_there_is_no_marker(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nchaos_substrate = netns")
+    pytester.makepyfile(ASKING.replace("@pytest.mark", "#"))
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)

@@ -1,0 +1,214 @@
+"""Every fault of the network, for real: each node has a network of its own, and the evidence comes from the kernel."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.planfile import encode, load
+from chaoskit.journal import read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate import choice
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.vocabulary import Event, Verdict
+from faults import (
+    CATALOGUE,
+    Bandwidth,
+    Corrupt,
+    Cut,
+    Delay,
+    Duplicate,
+    Fault,
+    Flap,
+    FreezeNode,
+    Kill,
+    KillCoordinator,
+    KillNode,
+    LinkDown,
+    Loss,
+    Preempt,
+    Reorder,
+    Reset,
+)
+
+pytestmark = pytest.mark.chaos(substrate="netns")
+TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+AT = 10
+
+
+def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outcome:
+    for fault in faults:
+        if reason := fault.unavailable():
+            pytest.skip(reason)
+    settings = {"nodes": 4, "steps": 45, "options": {"step_s": 0.02}, "deadline_s": 60.0} | plan
+    return chaos.run(job, faults=faults, **settings)
+
+
+def evidence(outcome: Outcome) -> str:
+    (fault,) = outcome.faults
+    assert fault.state == "confirmed"
+    return next(check.detail for check in outcome.checks if check.name.startswith("evidence of "))
+
+
+# -- each of them -------------------------------------------------------------------------------------------------
+
+BROKEN = [
+    (Cut(rank=2, at_step=AT, heal_after_s=0.6), r"the kernel has counted [1-9]\d* packets"),
+    (Cut(rank=1, side=(2,), at_step=AT, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Cut(rank=2, at_step=AT), r"[1-9]\d* packets"),
+    (Reset(rank=2, at_step=AT, heal_after_s=0.6), r"[1-9]\d* packets"),
+    (LinkDown(rank=2, at_step=AT, heal_after_s=0.6), r"an echo from the coordinator to node\d was lost"),
+]
+WORSE = [
+    (Flap(rank=2, at_step=AT, down_s=0.1, up_s=0.2, times=2), r"an echo from the coordinator to node\d was lost"),
+    (Delay(rank=2, at_step=AT, delay_ms=5.0, heal_after_s=0.5), r"takes \d+\.\d ms, .* [1-9]\d* packets were held up"),
+    (Loss(rank=2, at_step=AT, share=0.02, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Duplicate(rank=2, at_step=AT, share=0.1), r"[1-9]\d* packets"),
+    (Reorder(rank=2, at_step=AT, delay_ms=2.0, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Corrupt(rank=2, at_step=AT, share=0.02, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Bandwidth(rank=2, at_step=AT, bits_per_s=5e6, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Bandwidth(rank=2, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5), r"[1-9]\d* packets"),
+]
+
+
+def _id(value: object) -> str:
+    return value.kind if isinstance(value, Fault) else ""
+
+
+@pytest.mark.parametrize(("fault", "words"), BROKEN, ids=_id)
+def test_a_node_that_nobody_reaches_is_given_up(chaos: Chaos, fault: Fault, words: str) -> None:
+    """And nothing is lost: no step, no sample, no bit."""
+    outcome = run(chaos, fault)
+    assert re.search(words, evidence(outcome))
+    assert outcome.recoveries
+    assert outcome.false_alarms == outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize(("fault", "words"), WORSE, ids=_id)
+def test_a_bad_network_costs_time_at_most(chaos: Chaos, fault: Fault, words: str) -> None:
+    """Whether somebody is given up or not."""
+    narrow = {"job": "gpt", "options": {"size": "tiny"}} if isinstance(fault, Bandwidth) else {}  # it sends more
+    outcome = run(chaos, fault, **narrow)
+    assert re.search(words, evidence(outcome))
+    assert outcome.false_alarms == outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+def test_every_fault_of_the_network_is_put_to_the_test() -> None:
+    assert {type(fault) for fault, _ in BROKEN + WORSE} == {kind for kind in CATALOGUE if kind.family == "network"}
+
+
+# -- healing, and what was not there ------------------------------------------------------------------------------
+
+
+def test_a_cut_off_node_is_heard_again_after_the_healing(chaos: Chaos) -> None:
+    """And not before: then it is told to end the worker that was given up meanwhile."""
+    outcome = run(chaos, Cut(rank=2, at_step=AT, heal_after_s=1.0), steps=150)
+    records = list(read_journals(Path(outcome.directory) / "journal"))
+    (struck,) = [record for record in records if record.event == Event.INJECTED]
+    exits = [one for one in records if one.event == Event.WORKER_EXITED and one["worker"] == struck["worker"]]
+    (job_ended,) = [record for record in records if record.event == Event.JOB_ENDED]
+    assert struck.t_ns + 1.0e9 < exits[0].t_ns < job_ended.t_ns
+    assert exits[0]["status"] == "SIGKILL"
+
+
+@pytest.mark.parametrize(
+    "fault", [Bandwidth(rank=1, at_step=AT, bits_per_s=8e10), Cut(rank=1, at_step=AT, apart_from=(), direction="in")]
+)
+def test_a_change_that_meets_nothing_leaves_the_run_unknown(chaos: Chaos, fault: Fault) -> None:
+    """No packet ever waits at such a rate; between a node and nobody there is nothing to cut."""
+    outcome = run(chaos, fault, check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert outcome.faults[0].state != "confirmed"
+
+
+# -- other faults strike there as they do elsewhere ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Kill(rank=2, at_step=AT),
+        KillNode(rank=2, at_step=AT),
+        KillCoordinator(rank=0, at_step=AT),
+        FreezeNode(rank=2, at_step=AT, thaw_after_s=0.6),
+        Preempt(rank=2, at_step=AT, grace_s=0.2),
+    ],
+    ids=_id,
+)
+def test_a_fault_that_needs_no_network_strikes_here_too(chaos: Chaos, fault: Fault) -> None:
+    outcome = run(chaos, fault)
+    assert evidence(outcome)
+    assert outcome.substrate == "netns"
+    assert outcome.false_alarms == outcome.lost_steps == 0
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "field"),
+    [
+        (Cut(rank=1, at_step=2, side=(4,)), "side"),
+        (Cut(rank=1, at_step=2, apart_from=(4,)), "apart_from"),
+        (Cut(rank=1, at_step=2, apart_from=(1, 2)), "apart_from"),
+        (Cut(rank=1, at_step=2, side=(2,), apart_from=(2,)), "apart_from"),
+        (Cut(rank=1, at_step=2, apart_from="nobody"), "apart_from"),
+        (Reset(rank=1, at_step=2, direction="sideways"), "direction"),
+        (LinkDown(rank=1, at_step=2, heal_after_s=0.0), "heal_after_s"),
+        (Flap(rank=1, at_step=2, times=0), "times"),
+        (Flap(rank=1, at_step=2, down_s=0.0), "down_s"),
+        (Delay(rank=1, at_step=2, delay_ms=0.0), "delay_ms"),
+        (Delay(rank=1, at_step=2, delay_ms=5.0, jitter_ms=6.0), "jitter_ms"),
+        (Loss(rank=1, at_step=2, share=0.0), "share"),
+        (Loss(rank=1, at_step=2, share=1.1), "share"),
+        (Duplicate(rank=1, at_step=2, share=4e-7), "share"),
+        (Reorder(rank=1, at_step=2, delay_ms=-1.0), "delay_ms"),
+        (Corrupt(rank=1, at_step=2, share=float("nan")), "share"),
+        (Bandwidth(rank=1, at_step=2, bits_per_s=0.0), "bits_per_s"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(fault: Fault, field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        fault.validate(nodes=4, steps=20)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in CATALOGUE if kind.family == "network"], ids=lambda kind: kind.__name__
+)
+def test_a_substrate_that_cannot_do_it_refuses_it(
+    kind: type[Fault], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is started, on any machine."""
+    monkeypatch.setattr(kind, "unavailable", classmethod(lambda cls: ""))
+    substrate = LocalSubstrate()
+    harness = Harness(substrate, tmp_path)
+    try:
+        experiment = plan_experiment(TROUBLED, nodes=4, steps=20, faults=[kind(rank=1, at_step=2)])
+        with pytest.raises(BadInput, match="use the substrate netns or docker: local cannot do it"):
+            harness.run_planned(experiment)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        harness.close()
+        substrate.close()
+
+
+def test_a_plan_file_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cut, "unavailable", classmethod(lambda cls: ""))
+    faults = [Cut(rank=1, at_step=2, side=(2,), apart_from=(0, 3)), Cut(rank=1, at_step=2, apart_from="coordinator")]
+    planned = plan_experiment(TROUBLED, nodes=4, steps=20, faults=faults)
+    (tmp_path / "plan.json").write_bytes(encode(planned))
+    read = load(tmp_path / "plan.json")
+    assert read.faults == tuple(faults)
+    assert choice.for_all(fault.substrates for fault in read.faults) == "netns"
+    assert choice.for_all([Kill(rank=1, at_step=2).substrates]) == choice.for_all([]) == "local"

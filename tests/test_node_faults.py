@@ -1,0 +1,238 @@
+"""Nodes that are lost as machines are, come back empty, stand still or have less than they want: for real."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.journal import Record, read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.device import device_of
+from chaoskit.substrate.undo import CGROUP_PREFIX
+from chaoskit.vocabulary import Event, Verdict
+from faults import (
+    Fault,
+    FreezeNode,
+    Kill,
+    KillNode,
+    LimitCpu,
+    LimitIo,
+    LimitMemory,
+    LimitPids,
+    LoseNode,
+    Rack,
+    ReplaceNode,
+)
+
+TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+DOOMED = str(Path(__file__).parent / "jobs" / "doomed.py")
+JOBS = Path(__file__).parent.parent / "suites" / "recovery" / "jobs.py"
+AT = 8
+
+netns = pytest.mark.chaos(substrate="netns")
+
+
+def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outcome:
+    """A run that must pass, where the machine can do all of it."""
+    for fault in faults:
+        try:
+            fault.validate(nodes=4, steps=10**6)
+        except BadInput as refused:
+            pytest.skip(str(refused))
+        if reason := fault.unavailable():
+            pytest.skip(reason)
+    settings = {"nodes": 4, "steps": 45, "options": {"step_s": 0.02}, "deadline_s": 90.0} | plan
+    return chaos.run(job, faults=faults, **settings)
+
+
+def evidence(outcome: Outcome, number: int = 0) -> str:
+    assert outcome.faults[number].state == "confirmed"
+    details = [check.detail for check in outcome.checks if check.name.startswith("evidence of ")]
+    return details[number]
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def full_again(outcome: Outcome, nodes: int) -> bool:
+    """Whether the last membership is the full world, on whichever nodes."""
+    return len(journal(outcome, Event.PLAN)[-1]["members"]) == nodes
+
+
+def steady(nodes: int) -> dict[str, Any]:
+    """A job that trains slowly while the world is smaller: it is to grow again before the end."""
+    return {"job": f"{JOBS}:steady", "options": {"full": nodes}, "nodes": nodes, "steps": 60}
+
+
+# -- a node that is lost ------------------------------------------------------------------------------------------
+
+
+@netns
+@pytest.mark.parametrize("phase", ["forward", "reduce"])
+def test_a_node_is_lost_in_silence(chaos: Chaos, phase: str) -> None:
+    """Nobody hears that its connections end: its lease does."""
+    outcome = run(chaos, LoseNode(rank=2, at_step=AT, phase=phase))
+    assert re.search(r"its [1-9]\d* other processes are gone; [1-9]\d* packets from and to it", evidence(outcome))
+    (lost,) = journal(outcome, Event.NODE_LOST)
+    assert lost["detail"] == "silent for 3 beats"
+    assert outcome.false_alarms == outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+def test_the_silence_of_a_node_needs_a_network() -> None:
+    assert set(KillNode.substrates) - set(LoseNode.substrates) == {"local"}
+
+
+@pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
+def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, substrate: str) -> None:
+    """The same name, another incarnation: it counts as fresh capacity, and the world is whole again."""
+    outcome = run(chaos, ReplaceNode(rank=2, at_step=AT, back_after_s=0.3), **steady(3), spares=0)
+    seen = re.search(
+        r"agent of node2 \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)", evidence(outcome)
+    )
+    assert seen
+    assert seen[1] != seen[2]
+    assert full_again(outcome, 3)
+    assert outcome.false_alarms == outcome.lost_steps == 0
+
+
+@netns
+def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> None:
+    """The coordinator still counts on the one before: the new agent is refused until that one's lease is over."""
+    outcome = run(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.0), **steady(3), spares=0, heartbeat_ms=200)
+    assert evidence(outcome)
+    assert full_again(outcome, 3)
+
+
+# -- racks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
+def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
+    outcome = run(chaos, Rack(rank=3, at_step=AT), rack_nodes=2)
+    assert re.fullmatch(r"the agent of node2 .* are gone; the agent of node3 .* are gone", evidence(outcome))
+    assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {"node2", "node3"}
+    assert len(outcome.recoveries) == 1
+    assert outcome.false_alarms == outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
+    """After its loss all other workers tear their state: only the copies in the other rack can bring it back."""
+    doom = {"fatal": {"14": [0, 1, 2, 3]}, "marker": str(tmp_path / "ended"), "step_s": 0.05}
+    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 24, "rack_nodes": 2, "memory_copies": 2}
+    outcome = chaos.run(
+        DOOMED, faults=[Rack(rank=0, at_step=AT)], options=doom, twin=False, check=False, deadline_s=90.0, **settings
+    )
+    problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert problems == ["no false alarm"], outcome.directory  # that the job kills itself is planned by nobody
+    assert {record["source"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("memory")}
+    same = {"nodes": 4, "steps": 24}
+    twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **same))
+    assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
+    assert outcome.lost_steps == 0
+
+
+def test_a_rack_must_be_known() -> None:
+    with pytest.raises(BadInput, match="rack_nodes=0: say how many nodes a rack has"):
+        plan_experiment(TROUBLED, nodes=4, steps=20, faults=[Rack(rank=1, at_step=2)])
+    planned = plan_experiment(TROUBLED, nodes=4, steps=20, rack_nodes=2, faults=[Rack(rank=1, at_step=2)])
+    assert [planned.config.rack(f"node{number}") for number in range(4)] == ["noderack0"] * 2 + ["noderack1"] * 2
+    assert planned.config.rack("left") == "left"
+
+
+# -- a node that stands still -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
+def test_the_freezer_makes_a_zombie(chaos: Chaos, substrate: str) -> None:
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=0.8), steps=120)
+    assert re.fullmatch(r"the kernel's freezer says that all \d+ processes of node1 stand still", evidence(outcome))
+    assert next(record for record in journal(outcome, Event.DETECTED))["cause"] == "node lost"
+    zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node1.0"]
+    assert {record["generation"] for record in zombie} == {1}
+    assert outcome.false_alarms == outcome.lost_steps == 0
+    assert not list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*"))
+
+
+def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=3600.0))
+    assert outcome.faults[0].undone
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_little_cpu_time_is_slow_and_nobody_is_blamed(chaos: Chaos) -> None:
+    outcome = run(chaos, LimitCpu(rank=2, at_step=AT, cores=0.1, lift_after_s=0.5))
+    assert re.fullmatch(r"the kernel held node2 back in [1-9]\d* periods", evidence(outcome))
+    assert outcome.recoveries == []
+    assert journal(outcome, Event.DETECTED) == []
+
+
+def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
+    outcome = run(chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), steps=80)
+    assert re.fullmatch(r"the kernel killed [1-9]\d* processes of node2 for want of memory", evidence(outcome))
+    assert outcome.recoveries
+    assert outcome.false_alarms == outcome.lost_steps == 0
+
+
+def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
+    """A refused fork is the trouble of one node, and no bug of the job; nor do the others wait for a rank that has no
+    thread for its group, again and again."""
+    faults = [LimitPids(rank=2, at_step=AT, lift_after_s=1.0), Kill(rank=2, at_step=AT + 2)]
+    outcome = run(chaos, *faults, **steady(3), spares=0)
+    assert re.fullmatch(r"the kernel refused node2 [1-9]\d* processes or threads", evidence(outcome))
+    worlds = [[member["worker"] for member in record["members"]] for record in journal(outcome, Event.PLAN)]
+    assert all(one != next_one for one, next_one in pairwise(worlds))
+    assert full_again(outcome, 3)
+    assert outcome.false_alarms == outcome.lost_steps == 0
+
+
+def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
+    if device_of(chaos.harness.directory) is None:
+        pytest.skip(f"{chaos.harness.directory} lies on no disk")
+    outcome = run(chaos, LimitIo(rank=2, at_step=AT), job=f"{JOBS}:writing", options={}, nodes=3, steps=30)
+    assert evidence(outcome).startswith("node2 used up what it may write for ")
+    assert journal(outcome, Event.DETECTED) == []
+
+
+@pytest.mark.parametrize(
+    "fault", [LimitCpu(rank=2, at_step=AT, cores=64.0), LimitPids(rank=2, at_step=AT, further=10**4)], ids=str
+)
+def test_a_limit_that_never_bites_leaves_the_run_unknown(chaos: Chaos, fault: Fault) -> None:
+    outcome = run(chaos, fault, check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert outcome.faults[0].state == "not observed"
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "field"),
+    [
+        (ReplaceNode(rank=1, at_step=2, back_after_s=-1.0), "back_after_s"),
+        (FreezeNode(rank=1, at_step=2, how="ice"), "how"),
+        (Rack(rank="minority", at_step=2), "rank"),
+        (LimitCpu(rank=1, at_step=2, cores=0.0), "cores"),
+        (LimitCpu(rank=1, at_step=2, lift_after_s=0.0), "lift_after_s"),
+        (LimitMemory(rank=1, at_step=2, headroom_mib=0.5), "headroom_mib"),
+        (LimitPids(rank=1, at_step=2, further=-1), "further"),
+        (LimitIo(rank=1, at_step=2, bytes_per_s=float("nan")), "bytes_per_s"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(fault: Fault, field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        fault.validate(nodes=4, steps=20)
+    assert refused.value.field == field
