@@ -59,7 +59,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         max_failures: workers that may be lost before the run is given up.
         strikes_max: losses of workers within ``strike_window_s`` after which a node is given no more of them; 0: never.
         strike_window_s: how long such a loss counts.
-        heartbeat_ms: interval of the agents' reports.
+        heartbeat_ms: interval within which agents report; they do so every 0.8 of it.
         lease_beats: missed reports after which a node is lost.
         hang_steps: a phase is a hang when it is this many times longer than the recent step time.
         hang_floor_ms: no phase is called a hang before this age.

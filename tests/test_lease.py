@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.control.lease import Leases
+from chaoskit.control.lease import REPORT_SHARE, Leases
 
 INTERVAL_S = 0.05
 BEATS = 3
-LEASE_S = INTERVAL_S * BEATS
+LEASE_S = Leases(INTERVAL_S, BEATS).lease_s
 TICK_S = 0.02
 
 
@@ -27,6 +29,22 @@ def run(leases: Leases, beats: dict[str, list[float]], ticks: list[float]) -> di
 
 def every(step_s: float, start_s: float, stop_s: float) -> list[float]:
     return [start_s + number * step_s for number in range(int((stop_s - start_s) / step_s) + 1)]
+
+
+def test_as_many_reports_are_missing_as_a_lease_has_beats() -> None:
+    """And it has run out within as many intervals of the moment at which the node fell silent."""
+    assert BEATS * INTERVAL_S * REPORT_SHARE < LEASE_S < BEATS * INTERVAL_S
+
+
+def test_it_is_known_when_the_next_lease_runs_out() -> None:
+    leases = Leases(INTERVAL_S, BEATS)
+    assert leases.first_expiry_s() == math.inf
+    leases.beat("a", 1.0)
+    leases.beat("b", 1.01)
+    first_s = leases.first_expiry_s()
+    assert leases.expired(first_s - 1e-6) == []
+    assert leases.expired(first_s + 1e-6) == ["a"]
+    assert leases.first_expiry_s() > first_s
 
 
 def test_a_silent_node_is_lost_and_the_others_are_not() -> None:
@@ -97,9 +115,9 @@ def test_silence_before_the_deafness_still_counts() -> None:
     """A lease that had nearly run out when the coordinator fell deaf is not a whole one afterwards."""
     leases = Leases(INTERVAL_S, BEATS)
     leases.beat("a", 0)
-    assert leases.expired(0.14) == []
-    lost = run(leases, {}, every(0.001, 5.14, 6))
-    assert lost["a"] < 5.14 + 0.1
+    assert leases.expired(LEASE_S - 0.01) == []
+    lost = run(leases, {}, every(0.001, 5 + LEASE_S - 0.01, 6))
+    assert lost["a"] < 5 + LEASE_S + 0.1
 
 
 def test_a_tick_that_is_only_a_little_late_is_no_deafness() -> None:
@@ -115,7 +133,7 @@ def test_a_node_can_be_given_more_time() -> None:
     leases.extend("a", 2)
     leases.extend("never heard", 2)
     lost = run(leases, {}, every(TICK_S, 0, 3))
-    assert 2 + LEASE_S < lost["a"] <= 2 + LEASE_S + 2 * TICK_S
+    assert 2 + LEASE_S - 1e-6 < lost["a"] <= 2 + LEASE_S + 2 * TICK_S
     leases.beat("a", 10)
     leases.extend("a", 5)
     lost = run(leases, {}, [*every(TICK_S, 10, 11), *every(TICK_S, 12, 20)])

@@ -26,6 +26,7 @@ from chaoskit import messages, wire
 from chaoskit.config import disk_directory
 from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper import Keeper
+from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
@@ -366,7 +367,7 @@ class Agent:
         self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns))
 
     async def _beat(self) -> None:
-        interval_s = self._config.heartbeat_ms / 1000
+        interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
             beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
             self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns()))

@@ -32,7 +32,7 @@ class Contact:
 
     def __init__(self, interval_s: float, beats: int, fence_s: float) -> None:
         self._leases = Leases(interval_s, beats)
-        self._lease_s, self._contact_s = interval_s * beats, interval_s * _CONTACT_BEATS
+        self._contact_s = interval_s * _CONTACT_BEATS
         self._detail = f"silent for {beats} beats"
         self._fence_s = fence_s * _FENCE_MARGIN
         self._silent: dict[str, tuple[float, str]] = {}  # since when, and how that shows
@@ -73,6 +73,10 @@ class Contact:
         for table in (self._silent, self._left, self._heard_s, self._returned_s):
             table.pop(node, None)
 
+    def next_look_s(self) -> float:
+        """When :meth:`listen` should be called, at the latest, to notice the next silence at once."""
+        return self._leases.first_expiry_s()
+
     def listen(self, keepers: Collection[str], now_s: float) -> None:
         """To be called a few times an interval, when all input was read: whose lease has run out?
 
@@ -80,7 +84,7 @@ class Contact:
             keepers: nodes with somebody who has the state of the training; none, if there is nothing to keep.
         """
         for node in self._leases.expired(now_s):
-            self._silent[node] = (now_s - self._lease_s, self._left.pop(node, self._detail))
+            self._silent[node] = (now_s - self._leases.lease_s, self._left.pop(node, self._detail))
         if keepers and not self._is_kept(keepers, now_s):
             self._cut_off |= bool(self._silent)
         elif self._cut_off:  # those who come back do not all come at once

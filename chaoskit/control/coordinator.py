@@ -39,6 +39,7 @@ EXIT_OVER = 0
 _EXIT_GONE = 1
 
 _TICK_S = 0.02
+_TICK_MIN_S = 0.001
 _FAREWELL_S = 1.0
 
 
@@ -175,7 +176,8 @@ class Coordinator:
     async def _tick(self) -> None:
         try:
             while True:
-                await asyncio.sleep(_TICK_S)
+                until_due_s = self._plane.next_tick_s() - time.monotonic()
+                await asyncio.sleep(min(_TICK_S, max(_TICK_MIN_S, until_due_s)))
                 self._hold(self._record.check)
                 if time.monotonic() > self._alone_until_s:
                     self._say_resumed()  # no node has come that could know better

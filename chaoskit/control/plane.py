@@ -440,6 +440,10 @@ class ControlPlane:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
+    def next_tick_s(self) -> float:
+        """When the next node is given up, if nothing is heard until then."""
+        return self._contact.next_look_s()
+
     def tick(self, now_s: float, starved_s: Mapping[str, float]) -> list[Output]:
         """To be called every few milliseconds, when all input was read.
 

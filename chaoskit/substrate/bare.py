@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,23 +12,17 @@ from chaoskit.messages import Message
 from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.disks import Disks
-from chaoskit.substrate.levers import Levers, MakeHolds, live_tree, signal_same
+from chaoskit.substrate.levers import Levers, live_tree, signal_same
 from chaoskit.substrate.warden import WardenSpec
 
 if TYPE_CHECKING:
-    from chaoskit.substrate.local import Network
+    from chaoskit.substrate.local import LocalSubstrate, Network
 
 _FAREWELL_S = 3.0  # in which a warden ends what is below it
-
-Start = Callable[[WardenSpec, tuple[int, ...]], int]
-End = Callable[[list[int], float], None]
 
 
 class BareCluster(Levers):
     """The nodes of one run of a command. What faults can do to them is the same as in every cluster.
-
-    Args:
-        start: has the nursery fork a warden, in a network namespace if one is given. end: has it end some.
 
     Attributes:
         port: free on every node.
@@ -40,21 +34,24 @@ class BareCluster(Levers):
 
     def __init__(
         self,
+        substrate: LocalSubstrate,
         network: Network,
         nodes: tuple[str, ...],
         run_directory: Path,
         disks: Disks,
-        holds: MakeHolds,
-        start: Start,
-        end: End,
     ) -> None:
-        super().__init__(network, nodes, run_directory, disks, holds)
-        self._start, self._end = start, end
+        super().__init__(network, nodes, run_directory, disks, substrate.holds)
+        self._substrate = substrate
         self.interface = network.interface
         self.port = network.address[1]
         for listener in network.listeners:
             listener.close()  # nobody coordinates: the ports are free again
         self._wardens: dict[str, tuple[int, int | None]] = {}  # node -> pid and start time
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a command finds on a node, if nobody tells it more."""
+        return self._substrate.environment()
 
     def host(self, node: str) -> str:
         """The address of a node."""
@@ -64,7 +61,7 @@ class BareCluster(Levers):
         """Run ``command`` on ``node``; what it prints goes to the node's log."""
         self.disk(node).mkdir(parents=True, exist_ok=True)
         spec = WardenSpec(node, command, environment, directory, str(self._run_directory))
-        pid = self._start(spec, self._network.namespace(node))
+        pid = self._substrate.start_command(spec, self._network.namespace(node))
         self._wardens[node] = (pid, start_ticks(pid))
 
     def is_over(self, node: str) -> bool:
@@ -96,7 +93,7 @@ class BareCluster(Levers):
         for pid, ticks in self._wardens.values():
             kill_if_same(pid, ticks, signal.SIGTERM)
         try:
-            self._end([pid for pid, _ in self._wardens.values()], _FAREWELL_S)
+            self._substrate.end([pid for pid, _ in self._wardens.values()], _FAREWELL_S)
         finally:
             self._network.close()
             self._disks.close()

@@ -131,6 +131,17 @@ class Cluster(Protocol):
         """End every process of the cluster, and wait until they are gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Directories of this host that somebody must find on a node."""
+
+    read: tuple[Path, ...] = ()
+    written: tuple[Path, ...] = ()
+
+
+NOTHING = Needs()
+
+
 class Substrate(Protocol):
     """Makes clusters. Kept over many experiments."""
 
@@ -141,8 +152,11 @@ class Substrate(Protocol):
     ) -> Cluster:
         """Start coordinator and agents of a run. Journals and logs go below ``run_directory``."""
 
-    def bare(self, nodes: int, run_directory: Path) -> BareCluster:
-        """Nodes on which commands can be started, without coordinator and agents."""
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        """Nodes on which commands can be started, without coordinator and agents.
+
+        ``needs``: directories of this host that the command must find there, besides Python's and the run's.
+        """
 
     def close(self) -> None:
         """End everything that this substrate started."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,17 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.messages import Trigger
 from chaoskit.substrate import docker_daemon
 from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disk import Trouble
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
 from chaoskit.substrate.docker_levers import ContainerHolds
 from chaoskit.substrate.holds import Holds
-from chaoskit.substrate.local import COORDINATOR, LocalCluster, LocalSubstrate, Network
+from chaoskit.substrate.levers import Levers
+from chaoskit.substrate.local import COORDINATOR, LocalCluster, LocalSubstrate, Network, node_names
 from chaoskit.substrate.netns import NamespaceNetwork
-from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCoordinator
+from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
 from chaoskit.substrate.switch import Move, Switch
 
 #: A warm container that takes the place of the first one that is lost: starting one costs seconds of imports.
@@ -124,12 +125,27 @@ class DockerSubstrate(LocalSubstrate):
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
-        self._stand_ready([COORDINATOR, *(f"node{number}" for number in range(config.nodes)), _STANDBY])
+        self._stand_ready([COORDINATOR, *node_names(config.nodes), _STANDBY])
         return super().launch(config, triggers, run_directory, port=port)
 
-    def bare(self, nodes: int, run_directory: Path) -> BareCluster:
-        """Nothing says which files a command needs in its container. Raises BadInput."""
-        raise BadInput("substrate", self.name, "use local or netns: commands are not run in containers yet")
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        """Nodes on which commands can be started.
+
+        Raises:
+            BadInput: if the image cannot be used. HarnessError: if Docker cannot do it.
+        """
+        if Path("/") in (*needs.read, *needs.written):
+            raise BadInput("working_directory", "/", "use another one: a container has a root of its own")
+        self._see(*needs.read, writable=[run_directory.parent, *needs.written])
+        self._stand_ready([COORDINATOR, *node_names(nodes)])
+        return super().bare(nodes, run_directory)
+
+    def _bare_cluster(self, *arguments: Any) -> BareCluster:
+        return DockerBareCluster(self, *arguments)
+
+    def environment(self) -> Mapping[str, str]:
+        assert self._recipe is not None
+        return self._recipe.environment
 
     def _network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
@@ -142,8 +158,8 @@ class DockerSubstrate(LocalSubstrate):
         return ContainerHolds(self._undo, processes, directory, self._containers)
 
     def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
-        assert isinstance(request, StartAgent | StartCoordinator)
-        container = self._containers[request.spec.node if isinstance(request, StartAgent) else COORDINATOR]
+        assert isinstance(request, StartAgent | StartCommand | StartCoordinator)
+        container = self._containers[COORDINATOR if isinstance(request, StartCoordinator) else request.spec.node]
         pid = container.ask(request, *descriptors)
         self._homes[pid] = container
         return pid
@@ -195,8 +211,8 @@ class DockerSubstrate(LocalSubstrate):
         super().close()
 
 
-class DockerCluster(LocalCluster):
-    """One run's processes, in their containers."""
+class _InContainers(Levers):
+    """What is done to nodes otherwise where they are containers."""
 
     _substrate: DockerSubstrate
 
@@ -209,6 +225,18 @@ class DockerCluster(LocalCluster):
     def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
         self._substrate.spend(node)  # its mounts are those of the container
         return super().trouble(node, directory, trouble)
+
+
+class DockerCluster(_InContainers, LocalCluster):
+    """One run's processes, in their containers."""
+
+    _substrate: DockerSubstrate
+
+
+class DockerBareCluster(_InContainers, BareCluster):
+    """One run's commands, in their containers."""
+
+    _substrate: DockerSubstrate
 
 
 class ContainerNetwork(NamespaceNetwork):

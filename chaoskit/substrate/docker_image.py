@@ -158,8 +158,9 @@ def image_recipe(client: Any, image: str) -> Recipe:
         raise BadInput("docker image", image, f"use one in which `python3 -c 'import chaoskit'` works: {last}")
     if said != ours:
         raise BadInput("docker image", image, f"use one with chaoskit {ours}, as it is here: it has {said}")
+    own = client.images.get(image).attrs["Config"]["Env"] or []
     settings = {name: value for name, value in os.environ.items() if name.startswith("CHAOSKIT_")}
-    return Recipe(image, "python3", {**settings, **_THREADS})
+    return Recipe(image, "python3", {**dict(entry.split("=", 1) for entry in own), **settings, **_THREADS})
 
 
 def _version_in(client: Any, image: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from chaoskit.errors import HarnessError, Refused
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
 from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
@@ -179,7 +179,7 @@ class LocalSubstrate:
             BadInput: if ``port`` is in use.
         """
         self.warm_up()
-        nodes = [f"node{number}" for number in range(config.nodes)]
+        nodes = node_names(config.nodes)
         network = self._network(nodes, port)
         token = secrets.token_hex(16)
         coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
@@ -195,7 +195,7 @@ class LocalSubstrate:
             network.close()
             raise
         disks = Disks(self._undo, self._enter_mounts)
-        return self._cluster(network, observer, token, pids, tuple(nodes), run_directory, disks)
+        return self._cluster(network, observer, token, pids, nodes, run_directory, disks)
 
     def _cluster(self, *arguments: Any) -> LocalCluster:
         return LocalCluster(self, *arguments)
@@ -209,16 +209,23 @@ class LocalSubstrate:
         agent = AgentSpec(node, network.host(node), network.address, network.store, token, str(run_directory))
         return self._start(StartAgent(agent), *network.namespace(node))
 
-    def bare(self, nodes: int, run_directory: Path) -> BareCluster:
-        """Nodes on which commands can be started, and nothing runs yet."""
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        """Nodes on which commands can be started, and nothing runs yet. They see all directories of this host."""
         self.warm_up()
-        names = tuple(f"node{number}" for number in range(nodes))
-
-        def start(spec: WardenSpec, namespace: tuple[int, ...]) -> int:
-            return self._start(StartCommand(spec), *namespace)
-
+        names = node_names(nodes)
         disks = Disks(self._undo, self._enter_mounts)
-        return BareCluster(self._network(names, 0), names, run_directory, disks, self.holds, start, self.end)
+        return self._bare_cluster(self._network(names, 0), names, run_directory, disks)
+
+    def _bare_cluster(self, *arguments: Any) -> BareCluster:
+        return BareCluster(self, *arguments)
+
+    def start_command(self, spec: WardenSpec, namespace: tuple[int, ...]) -> int:
+        """Start a node's command, in a network namespace if one is given. Gives the pid of its warden."""
+        return self._start(StartCommand(spec), *namespace)
+
+    def environment(self) -> Mapping[str, str]:
+        """What a command finds there, if nobody tells it more."""
+        return os.environ
 
     def end(self, pids: list[int], patience_s: float) -> None:
         """SIGKILL these processes of the nursery, if they do not end by themselves, and everything below them."""
@@ -235,6 +242,11 @@ class LocalSubstrate:
                 self._nursery.wait()
             self._nursery = None
         self._undo.close()
+
+
+def node_names(count: int) -> tuple[str, ...]:
+    """Of a run's nodes."""
+    return tuple(f"node{number}" for number in range(count))
 
 
 def attach(network: Network, token: str) -> socket.socket:

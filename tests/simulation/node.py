@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.control.facts import Facts
-from chaoskit.control.lease import Leases
+from chaoskit.control.lease import REPORT_SHARE, Leases
 from chaoskit.messages import (
     AgentHello,
     Beat,
@@ -262,7 +262,7 @@ class Agent(Process):
         if self._leases.expired(self.engine.now_s):
             self._seek()
         self.lease_until_s = self._acknowledged_s + self.outage_s
-        self.after(self.world.config.heartbeat_ms / 1000, self._beat)
+        self.after(self.world.config.heartbeat_ms / 1000 * REPORT_SHARE, self._beat)
 
     def _read_board(self, worker: Worker) -> Beat:
         board = worker.board

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from chaoskit.journal import Journal, read_journals
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.base import Needs, Substrate
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
@@ -76,7 +75,7 @@ def execute_command(
     directory = directory.resolve()
     (directory / STATE).mkdir(parents=True, exist_ok=True)
     journal = Journal(directory / "journal", "harness")
-    cluster = substrate.bare(experiment.nodes, directory)
+    cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
     try:
@@ -105,6 +104,12 @@ def execute_command(
     )
 
 
+def _needs(experiment: CommandExperiment) -> Needs:
+    """The working directory, and those of the files that the command names."""
+    named = [Path(argument) for argument in experiment.command if argument.startswith("/")]
+    return Needs(tuple(path.parent for path in named if path.is_file()), (Path(experiment.working_directory),))
+
+
 def _start(experiment: CommandExperiment, cluster: BareCluster, state: Path) -> None:
     for number, node in enumerate(cluster.nodes):
         place = Place(
@@ -119,4 +124,4 @@ def _start(experiment: CommandExperiment, cluster: BareCluster, state: Path) -> 
             interface=cluster.interface,
         )
         command = arguments(experiment.command, place)
-        cluster.start(node, command, environment(os.environ, place), experiment.working_directory)
+        cluster.start(node, command, environment(cluster.environment, place), experiment.working_directory)
