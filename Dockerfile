@@ -10,11 +10,11 @@ FROM python:${PYTHON}-slim
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 
-# Torch first: it is large and changes seldom. Another index gives another build of it.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Torch first: it is large and changes seldom. Its builds for CPUs only are much smaller; say where pip finds them, as in
+# `--build-arg TORCH_OPTIONS="--index-url URL"`.
+ARG TORCH_OPTIONS=""
 COPY constraints.txt /tmp/
-RUN python3 -m pip install --constraint /tmp/constraints.txt --index-url "${TORCH_INDEX}" \
-        --extra-index-url https://pypi.org/simple torch
+RUN python3 -m pip install --constraint /tmp/constraints.txt ${TORCH_OPTIONS} torch
 
 COPY . /tmp/chaoskit
 RUN python3 -m pip install --constraint /tmp/constraints.txt '/tmp/chaoskit[jobs]' \

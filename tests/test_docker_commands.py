@@ -1,0 +1,81 @@
+"""Commands as black boxes in containers: they find what they name, write where they may, and break as on any substrate."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Check, Outcome
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.stacks import LogPatterns
+from chaoskit.vocabulary import Verdict
+from faults import Cut, Fault, FreezeNode, LoseNode
+
+JOBS = Path(__file__).parent / "jobs"
+WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
+DEADLINE_S = 240.0
+
+pytestmark = pytest.mark.chaos(substrate="docker")
+
+
+def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
+    settings: dict[str, Any] = {"watch": WATCH, "check": False, "twin": False, "nodes": 2, "deadline_s": DEADLINE_S}
+    return chaos.run(command=command, faults=faults, **settings | plan)
+
+
+def plain(steps: int = 40) -> list[str]:
+    """The training, as rank n on node n."""
+    return ["sh", "-c", f"RANK={{node_rank}} exec {sys.executable} {JOBS / 'logged.py'} {steps} 0.02 0"]
+
+
+def check(outcome: Outcome, name: str) -> Check:
+    return next(check for check in outcome.checks if check.name.startswith(name))
+
+
+def test_every_node_is_a_container_that_finds_what_the_command_names(chaos: Chaos, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("found it")
+    shown = "cat /proc/sys/kernel/hostname given; echo; pwd; echo $NODE_RANK $MASTER_ADDR {address}; echo step 0"
+    kept = "echo kept > {run_dir}/$NODE_RANK; echo written > written-$NODE_RANK"
+    outcome = run(chaos, ["sh", "-c", f"{shown}; {kept}"], working_directory=tmp_path)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    directory = Path(outcome.directory)
+    addresses = []
+    for number in range(2):
+        host, given, where, place, _ = (directory / "log" / f"node{number}.log").read_text().splitlines()
+        assert (host, given, where) == (f"node{number}", "found it", str(tmp_path))
+        rank, master, address = place.split()
+        addresses.append(address)
+        assert (rank, master) == (str(number), addresses[0])
+        assert (directory / "state" / str(number)).read_text() == "kept\n"
+        assert (tmp_path / f"written-{number}").read_text() == "written\n"
+    assert len(set(addresses)) == 2
+
+
+def test_the_root_of_this_host_is_no_place_for_a_command(chaos: Chaos) -> None:
+    with pytest.raises(BadInput, match="working_directory"):
+        run(chaos, ["sh", "-c", "echo step 0"], working_directory="/")
+
+
+def test_a_container_stands_still_and_another_one_is_lost(chaos: Chaos) -> None:
+    faults = FreezeNode(rank=0, at_step=5, thaw_after_s=0.3), LoseNode(rank=1, at_step=15)
+    outcome = run(chaos, plain(), *faults)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert check(outcome, "training completed").detail == "the command ended with status 0 on 1 of 2 nodes"
+    assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
+    again = run(chaos, plain(5), twin=True)  # in another container where one was lost
+    assert again.verdict is Verdict.PASSED, again.reasons
+
+
+def test_torchrun_in_two_containers_waits_out_a_cut(chaos: Chaos) -> None:
+    where = "--nnodes={nodes} --node-rank={node_rank} --master-addr={master_addr} --master-port={master_port}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", *where.split(), "--nproc-per-node=1"]
+    fault = Cut(rank=1, at_step=5, heal_after_s=0.8)
+    outcome = run(chaos, [*launcher, str(JOBS / "averaged.py"), "20", "0.02"], fault)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert re.search(r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail)
+    assert outcome.recovery.seconds >= 0.7
