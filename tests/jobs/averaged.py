@@ -1,9 +1,10 @@
-"""Ranks that average a number in each step through torch.distributed, under torchrun: ``averaged.py STEPS STEP_S``."""
+"""Ranks that average a number in each step through torch.distributed: ``averaged.py STEPS STEP_S [TIMEOUT_S]``."""
 
 from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 
 import torch
 from torch import distributed
@@ -11,7 +12,8 @@ from torch import distributed
 
 def main() -> None:
     steps, step_s = int(sys.argv[1]), float(sys.argv[2])
-    distributed.init_process_group("gloo")
+    timeout_s = float(sys.argv[3]) if len(sys.argv) > 3 else 1800.0
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     weight = torch.ones(1, dtype=torch.float64)
     for step in range(steps):
         time.sleep(step_s)
