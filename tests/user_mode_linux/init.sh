@@ -4,6 +4,7 @@
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t tmpfs none /run
+mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /run/kernel/lib
 ln -s "$CK_MODULES" /run/kernel/lib/modules
 for module in veth bridge sch_netem sch_htb cls_u32; do
