@@ -86,7 +86,8 @@ class Target:
         beat: the newest reading of its progress board, with the time it came in.
         pongs: answers of its control thread, by number.
         exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run. Of a
-            command's process at once, or ("gone", "") where only its parent was told.
+            command's process at once. ("gone", "") where only its parent was told, and cannot tell any more.
+        gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
         notes: what the fault wants to remember.
     """
 
@@ -114,6 +115,7 @@ class Target:
     node_heard_s: float = 0.0
     pongs: set[int] = field(default_factory=set)
     exited: tuple[str, str] | None = None
+    gone_ns: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
     places: Mapping[int, str] = field(default_factory=dict)
     rack: tuple[str, ...] = ()

@@ -300,10 +300,10 @@ def test_the_load_is_there_and_then_it_is_gone() -> None:
         deadline_s = time.monotonic() + 20
         started: set[int] = set()
         while len(started) < 2 and time.monotonic() < deadline_s:
-            started = {child.pid for child in me.children()} - before
+            new = {child.pid for child in me.children()} - before
+            started = {pid for pid in new if os.getsid(pid) == pid}  # a moment ago it was a copy of us
             time.sleep(0.01)
         assert len(started) == 2
-        assert all(os.getsid(pid) == pid for pid in started)
     assert all(is_ending(pid) for pid in started)
     assert (wind.bursts, wind.problem) == (1, "")
 

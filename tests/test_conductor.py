@@ -47,6 +47,7 @@ class Script:
 
     def signal(self, pid: int, signum: int) -> None:
         os.kill(pid, signum)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.fixture
@@ -110,6 +111,22 @@ def test_who_is_lost_already_is_not_struck_at_its_hook(
     assert new.wait() == -signal.SIGKILL
     assert heard == (old.poll() is None)
     assert cluster.released == ["node1.1", "node1.2"]
+
+
+def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Even where the second one takes everybody with it who could tell how it ended."""
+    pids = [process.pid for process in processes[:2]]
+    stands = [hook("node1.1", "fault0", pids[1]), hook("node0.1", "fault1", pids[0])]
+    faults: list[Fault] = [Kill(rank=1, at_step=3), Kill(rank=0, at_step=4)]
+    conductor, _ = conducted(tmp_path, faults, [plan(1, *pids), *stands])
+    conductor.look_back([])
+    first, second = conductor.strikes
+    assert first.observed == f"pid {pids[1]} is gone"
+    assert first.target is not None
+    assert first.effective_ns == first.target.gone_ns > 0
+    assert second.effective_ns is None, "nobody has looked after it"
 
 
 def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:

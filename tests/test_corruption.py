@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,9 @@ def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Fl
     kill: list[Fault] = [Kill(rank=2, at_step=5)]
     plan = {"nodes": 4, "spares": 2, "rank": 3, "at_step": 3, "state_hash_steps": 8, "steps": 30, "faults": kill}
     outcome = corrupted("weight", **plan)
-    sources = {record.source: record["source"] for record in journal(outcome, Event.RESTORED)[:2]}
+    found_ns = min((record.t_ns for record in journal(outcome, Event.CORRUPT)), default=math.inf)
+    copies = [record for record in journal(outcome, Event.RESTORED) if record.t_ns < found_ns]
+    sources = {record.source: record["source"] for record in copies}
     guilty = {culprit(outcome, 3)} - sources.keys()
     guilty |= {heir for heir, source in sources.items() if source in guilty}
     if len(guilty) == 3:

@@ -302,7 +302,6 @@ def test_the_budget_ends_the_run(chaos: Chaos) -> None:
     assert "the failure budget is spent: 2 workers were lost, max_failures=1" in outcome.reasons[0]
 
 
-@pytest.mark.slow
 def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
     run(chaos, nodes=2, spares=0, fork=False, faults=[Kill(rank=1, at_step=6)], steps=12, twin=False, deadline_s=120.0)
 

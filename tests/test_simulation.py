@@ -44,7 +44,6 @@ def first_broken(seeds: Iterable[int]) -> History | None:
 # -- the machines as they are -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_10000_histories() -> None:
     """None breaks a law; and they are not all the same, nor all harmless."""
     ends: Counter[str] = Counter()

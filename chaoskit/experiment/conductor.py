@@ -11,7 +11,7 @@ from typing import Any
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.aim import Holder, Roster
 from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.strike import Strike, Striker
+from chaoskit.experiment.strike import GONE, Strike, Striker
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Arm,
@@ -250,13 +250,18 @@ class Conductor(Striker):
                 continue
             if strike.target.injected_ns > ended_ns:
                 strike.missed = "the job had ended"
-            if strike.missed or strike.effective_ns is not None or strike.target.worker not in exits:
+            if strike.missed or strike.effective_ns is not None:
                 continue
-            record = exits[strike.target.worker]
-            strike.target.exited = (record["how"], record["status"])
+            record, seen_ns = exits.get(strike.target.worker), strike.target.gone_ns
+            if record is not None:
+                strike.target.exited, seen_ns = (record["how"], record["status"]), record.t_ns
+            elif seen_ns:
+                strike.target.exited = GONE
+            else:
+                continue
             observed = strike.fault.observe(strike.target)
             if observed is not None:
-                strike.effective_ns, strike.observed = record.t_ns, observed
+                strike.effective_ns, strike.observed = seen_ns, observed
 
 
 class _Literal(str):

@@ -10,8 +10,12 @@ from typing import Any
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
 from chaoskit.messages import HookReached
+from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.vocabulary import Event
 from faults.base import Fault, Target
+
+#: How a process has ended of which nobody tells.
+GONE = ("gone", "")
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Striker:
         self.strikes = [Strike(fault_id(number), fault) for number, fault in enumerate(faults)]
 
     def _inject(self, strike: Strike, target: Target) -> bool:
+        self._note_gone()
         strike.target = target
         target.claim(target.worker)
         target.injected_ns = target.acted_ns
@@ -61,6 +66,15 @@ class Striker:
             target.pull("none")
             return False
         return True
+
+    def _note_gone(self) -> None:
+        """Who is gone before a fault strikes is not gone by that one, even if it takes all with it who could tell."""
+        for strike in self.strikes:
+            target = strike.target
+            if target is None or strike.missed or target.gone_ns:
+                continue
+            if is_ending(target.pid) or start_ticks(target.pid) != target.ticks:
+                target.gone_ns = time.monotonic_ns()
 
     def _write_down(self, strike: Strike) -> None:
         target = strike.target

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
-from chaoskit.experiment.strike import Strike, Striker
+from chaoskit.experiment.strike import GONE, Strike, Striker
 from chaoskit.journal import Journal, read_journals
 from chaoskit.osprocess import describe_status, ended_by, is_ending, start_ticks
 from chaoskit.stacks.log import LogFile, LogReader
@@ -149,7 +149,7 @@ class CommandConductor(Striker):
         elif target.pid in self._roots:
             target.exited = self._roots[target.pid]
         elif target.exited is None and (over or target.seconds_since > _FRESH_S):
-            target.exited = ("gone", "") if start_ticks(target.pid) != target.ticks else None
+            target.exited = GONE if start_ticks(target.pid) != target.ticks else None
 
     # -- the moment -------------------------------------------------------------------------------------------------
 
