@@ -14,7 +14,8 @@ from collections.abc import Collection
 from chaoskit.control.lease import Leases
 
 #: Who was heard within so many intervals is in contact. The last words of nodes that fall silent together may be one
-#: interval apart, and a little more: by the time that the lease of the first has run out, nobody is in contact.
+#: interval apart, and a little more: by the time that the lease of the first has run out, nobody is in contact, and until
+#: somebody is heard again or all leases have run out, nobody is given up.
 _CONTACT_BEATS = 1.5
 #: Once the first node is heard again after a time in which nobody was, the others have so long to return, too.
 RETURN_S = 1.0
@@ -39,7 +40,7 @@ class Contact:
         self._left: dict[str, str] = {}  # whose connection has ended, and how
         self._heard_s: dict[str, float] = {}
         self._returned_s: dict[str, float] = {}
-        self._cut_off = False  # leases ran out while nobody who has the state was in contact
+        self._cut_off = False  # the leases of all who have the state have run out
         self._patient_until_s = -math.inf
 
     def beat(self, node: str, now_s: float) -> None:
@@ -85,9 +86,9 @@ class Contact:
         """
         for node in self._leases.expired(now_s):
             self._silent[node] = (now_s - self._leases.lease_s, self._left.pop(node, self._detail))
-        if keepers and not self._is_kept(keepers, now_s):
-            self._cut_off |= bool(self._silent)
-        elif self._cut_off:  # those who come back do not all come at once
+        if keepers and all(node in self._silent for node in keepers):
+            self._cut_off = True
+        elif self._cut_off and (not keepers or self._is_kept(keepers, now_s)):  # not all come back at once
             self._cut_off, self._patient_until_s = False, now_s + RETURN_S
 
     def lost(self, keepers: Collection[str], now_s: float) -> list[tuple[str, str]]:
