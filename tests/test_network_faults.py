@@ -41,6 +41,7 @@ from faults import (
 pytestmark = pytest.mark.chaos(substrate="netns")
 TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 AT = 10
+IMPOSED_S = 0.2  # until a cut that was injected is in force
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outcome:
@@ -107,6 +108,21 @@ def test_every_fault_of_the_network_is_put_to_the_test() -> None:
 
 
 # -- healing, and what was not there ------------------------------------------------------------------------------
+
+
+def test_a_world_that_nobody_coordinates_fences_itself(chaos: Chaos) -> None:
+    """Its ranks reach each other and train on, but commit nothing once the lease of their nodes has run out."""
+    outage_s = 1.0
+    cuts = [Cut(rank=rank, after_s=0.5, apart_from="coordinator") for rank in range(3)]
+    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 10**4, "coordinator_outage_s": outage_s}
+    outcome = run(chaos, *cuts, twin=False, check=False, **settings)
+    records = read_journals(Path(outcome.directory) / "journal")
+    cut_ns = max(record.t_ns for record in records if record.event == Event.INJECTED)
+    committed_s = (max(record.t_ns for record in records if record.event == Event.COMMIT) - cut_ns) / 1e9
+    assert 0.4 * outage_s < committed_s < outage_s + IMPOSED_S
+    stopped = [record for record in records if record.event == Event.QUIESCED]
+    assert any("lease of this node has run out" in record["error"] for record in stopped)
+    assert any("every replica was lost" in reason for reason in outcome.reasons), "by then they were given up, too"
 
 
 def test_a_cut_off_node_is_heard_again_after_the_healing(chaos: Chaos) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Collection
 from chaoskit.control.lease import Leases
 
 #: Who was heard within so many intervals is in contact. The last words of nodes that fall silent together may be one
-#: interval apart, and a little more: by the time that the lease of the first has run out, nobody is in contact, and until
-#: somebody is heard again or all leases have run out, nobody is given up.
+#: interval apart, and a little more: by the time that the lease of the first has run out, nobody is in contact. Then
+#: nobody is given up until somebody is heard again, or all leases have run out.
 _CONTACT_BEATS = 1.5
 #: Once the first node is heard again after a time in which nobody was, the others have so long to return, too.
 RETURN_S = 1.0
