@@ -71,7 +71,7 @@ class Coordinator(Process):
         self.world, self.record = world, world.record
         self.term, self._holder = self.record.take_over()
         super().__init__(world.engine, f"coordinator {self.term}")
-        self.began_s = self.engine.now_s
+        self.began_s = self.awake_since_s = self.engine.now_s
         self.plane = ControlPlane(world.config, tuple(self.record.entries), self.engine.now_s)
         #: The last generation of the coordinators before.
         self.inherited = self.plane.membership.generation
@@ -81,6 +81,10 @@ class Coordinator(Process):
         self._agents: dict[str, Line] = {}
         self.after(TICK_S, self._tick)
         self.carry_out(self.plane.retell())
+
+    def thaw(self) -> None:
+        self.awake_since_s = self.engine.now_s
+        super().thaw()
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -163,6 +163,8 @@ class Laws:
 
     def _no_strays(self, coordinator: Coordinator) -> None:
         world, now_s = self._world, self._world.engine.now_s
+        if coordinator.awake_since_s > now_s - STRAY_S:
+            return  # it could tell nobody
         for name, process in world.workers.items():
             agent = process.agent
             calm = agent.line is not None and not agent.frozen and agent.quiet_since_s < now_s - STRAY_S
