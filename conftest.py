@@ -1,13 +1,14 @@
-"""How much of the tests is run: on each commit, a share of the cases of those that train; at night, all of them."""
+"""How much of the tests is run: on each commit, a share of those that train; at night, all of them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-_OPTION = "--one-case-in"
+_OPTION = "--one-in"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of the cases of each test that starts trainings, run one in N, always the same ones; default: all",
+        help="of the tests of each file that start trainings, run one in N, always the same ones; default: all",
     )
 
 
@@ -24,12 +25,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share: int = config.getoption(_OPTION)
     if share < 1:
         raise pytest.UsageError(f"{_OPTION} {share}: use a whole number, 1 or more")
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    training: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if "chaos" in getattr(item, "fixturenames", ()):
-            cases[item.nodeid.partition("[")[0]].append(item)
+        if "chaos" in getattr(item, "fixturenames", ()) and item.get_closest_marker("each_commit") is None:
+            training[item.path].append(item)
     left_out: set[pytest.Item] = set()
-    for group in cases.values():
+    for group in training.values():
         group.sort(key=_draw)
         left_out.update(group[-(-len(group) // share) :])
     items[:] = [item for item in items if item not in left_out]
@@ -37,5 +38,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _draw(item: pytest.Item) -> str:
-    """An order that has nothing to do with that of the parameters."""
+    """An order that has nothing to do with where a test stands, and what its parameters are."""
     return hashlib.sha256(item.nodeid.encode()).hexdigest()

@@ -146,15 +146,17 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
+@pytest.mark.each_commit
 def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos) -> None:
     """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
     _campaign(chaos, experiments(), examples=50)
 
 
+@pytest.mark.each_commit
 @pytest.mark.chaos(substrate="netns")
 def test_any_plan_in_which_the_network_is_parted(chaos: Chaos) -> None:
     """Whoever cannot be reached, from where and for how long, with deaths in between: one history is committed."""
-    _campaign(chaos, experiments(kinds=PARTING, most=3), examples=15)
+    _campaign(chaos, experiments(kinds=PARTING, most=3), examples=6)
 
 
 def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], examples: int) -> None:

@@ -457,6 +457,7 @@ def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
 # -- a test asks for it -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_docker
 @pytest.mark.chaos(substrate="docker")
 def test_a_node_is_cut_off_and_comes_back(chaos: Any) -> None:

@@ -56,6 +56,7 @@ def test_the_root_of_this_host_is_no_place_for_a_command(chaos: Chaos) -> None:
         run(chaos, ["sh", "-c", "echo step 0"], working_directory="/")
 
 
+@pytest.mark.slow
 def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chaos) -> None:
     """The rank that is left waits for it in vain."""
     faults = FreezeNode(rank=0, at_step=5, thaw_after_s=0.3), LoseNode(rank=1, at_step=15)
@@ -68,6 +69,7 @@ def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chao
     assert again.verdict is Verdict.PASSED, again.reasons
 
 
+@pytest.mark.slow
 def test_torchrun_in_two_containers_waits_out_a_cut(chaos: Chaos) -> None:
     where = "--nnodes={nodes} --node-rank={node_rank} --master-addr={master_addr} --master-port={master_port}"
     launcher = [sys.executable, "-m", "torch.distributed.run", *where.split(), "--nproc-per-node=1"]

@@ -41,6 +41,7 @@ def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> 
     assert outcome.lost_steps == 0
 
 
+@pytest.mark.slow
 def test_a_compiled_model_survives_a_resize(chaos: Chaos) -> None:
     """``aot_eager`` traces forward and backward as ``inductor`` does, without the half minute of a C++ compiler."""
     resized(chaos, "compiled", options={"backend": "aot_eager"})

@@ -50,10 +50,10 @@ def test_error(chaos):
 @pytest.mark.parametrize(
     ("tests", "status", "verdicts"),
     [
-        ("passes", 0, ["passed"] * 4),
-        ("passes or unknown", 10, ["passed"] * 4 + ["unknown"]),
+        pytest.param("passes", 0, ["passed"] * 4, marks=pytest.mark.slow),
+        pytest.param("passes or unknown", 10, ["passed"] * 4 + ["unknown"], marks=pytest.mark.slow),
         ("unknown or fails", 1, ["failed", "unknown"]),
-        ("passes or error", 11, ["passed"] * 4),
+        pytest.param("passes or error", 11, ["passed"] * 4, marks=pytest.mark.slow),
     ],
 )
 def test_two_workers_make_one_report_and_one_status(
