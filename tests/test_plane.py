@@ -539,6 +539,17 @@ def test_who_was_left_out_returns_when_it_reaches_the_others_also_to_the_next_co
     assert heir.plane.membership.left_out == ()
 
 
+def test_after_the_end_no_links_are_tried() -> None:
+    """A node that was left out when the job ended answers the next coordinator, which has only the end to tell."""
+    bench = Bench().begin()
+    left_out(bench, "b")
+    bench.hear(messages.EndJob(False, "enough"))
+    heir = bench.successor()
+    end = EndJob(False, "enough")
+    assert heir.attach(back("a"), back("b", workers=())) == [("a", end), ("b", end)]
+    assert heir.plane.hear(messages.LinksTested("a", 1, ()), heir.now_s) == []
+
+
 def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() -> None:
     """A single node has nobody to try a link to."""
     bench = Bench().begin()

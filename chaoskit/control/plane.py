@@ -427,6 +427,8 @@ class ControlPlane:
     def _look_at_links(self, now_s: float) -> list[Output]:
         """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
         membership, attached = self._membership, self._attendance.attached
+        if membership.finished:  # a node may still answer the coordinator before this one
+            return []
         stuck = now_s < self._suspicious_until_s or self._watch.waiting_s(membership.members) > SUSPECT_S
         outputs: list[Output] = []
         for event in self._links.judge(membership, attached, now_s, stuck=stuck):
