@@ -15,6 +15,7 @@ from simulation.world import World
 from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
+from chaoskit.control.deferral import PATIENCE_S
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
 from chaoskit.errors import Refused
@@ -228,6 +229,16 @@ def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
     assert ("b", StartWorker("b.1")) in heir.attach(back("b", workers=(), ended=("b.0",)))
     heir = bench.successor()
     assert not [one for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1"))) if "Start" in str(one)]
+
+
+def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> None:
+    """Its node connects again meanwhile. A second order may come when the worker has ended already."""
+    bench = Bench().begin()
+    bench.hear(lost("b.0"))
+    sent = bench.attach(back("b", workers=(), ended=("b.0",)))
+    assert ("b", StartWorker("b.1")) not in sent, "the others are about to repeat the step"
+    sent += bench.go_on(PATIENCE_S + 0.2, "a", "b")
+    assert sent.count(("b", StartWorker("b.1"))) == 1
 
 
 def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> None:

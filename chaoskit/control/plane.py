@@ -217,7 +217,7 @@ class ControlPlane:
         node, mine = hello.node, self._membership.workers_on(hello.node)
         self._contact.beat(node, now_s)
         strangers = sorted(set(hello.workers) - mine)
-        unstarted = sorted(mine - {*hello.workers, *hello.ended})
+        unstarted = sorted(mine - {*hello.workers, *hello.ended, *self._deferral.held})  # those held have their time
         plan = self._membership.plan
         missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
