@@ -241,6 +241,16 @@ def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> Non
     assert sent.count(("b", StartWorker("b.1"))) == 1
 
 
+def test_a_replacement_without_which_no_step_can_be_repeated_is_started_at_once() -> None:
+    """Who is left with a state that it cannot bring up to date waits for a plan, and not for long."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1, min_world=2)).begin()
+    bench.hear(ready("a.1"))
+    sent = bench.hear(lost("b.0"))
+    assert plans(sent) == [2]
+    assert ("b", StartWorker("b.1")) not in sent
+    assert ("b", StartWorker("b.1")) in bench.hear(lost("a.1"))
+
+
 def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> None:
     """The node was started again while there was no coordinator: what lived there is gone, with its state."""
     heir = Bench().begin().successor()

@@ -509,6 +509,8 @@ class ControlPlane:
                     outputs.append(Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max}))
                 case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
+        if self._membership.is_short:
+            outputs += self._start(self._deferral.release())  # no step is repeated without replacements
         return outputs
 
     def _start(self, workers: list[str]) -> list[Output]:
