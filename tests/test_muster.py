@@ -69,6 +69,18 @@ def test_who_is_new_does_not_wait_for_a_step_boundary() -> None:
     assert missed(beat("a", Phase.REGROUP), *joiners, arrived={"a", "c"}, abort=False) == ["d"]
 
 
+def test_who_is_new_and_does_not_follow_is_missed_once_all_have_arrived() -> None:
+    """The others may be done: they wait for it, and no step boundary will come."""
+    endpoint = Endpoint("host", "", 0, 0, 0)
+    members = tuple(Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ac"))
+    muster, beats = Muster(), [beat("a", Phase.DONE), beat("c", Phase.REGROUP, 0)]
+    plan = Plan(2, members, abort=False)
+    assert not any(muster.observe(plan, beats, {"c"}, number * POLL_S) for number in range(60))
+    seen = [muster.observe(plan, beats, {"a", "c"}, number * POLL_S) for number in range(60, 120)]
+    assert [hang.worker for hang in seen[-1]] == ["c"]
+    assert seen[round(FOLLOW_S / POLL_S) - 5] == []
+
+
 def test_time_without_a_cpu_does_not_count() -> None:
     late = beat("b", Phase.REDUCE, age_s=10.0, starved_s=9.0)
     assert missed(beat("a", Phase.REGROUP), late, arrived={"a"}) == []

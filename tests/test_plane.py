@@ -15,6 +15,7 @@ from simulation.world import World
 from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
+from chaoskit.control.deferral import PATIENCE_S
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
 from chaoskit.errors import Refused
@@ -228,6 +229,26 @@ def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
     assert ("b", StartWorker("b.1")) in heir.attach(back("b", workers=(), ended=("b.0",)))
     heir = bench.successor()
     assert not [one for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1"))) if "Start" in str(one)]
+
+
+def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> None:
+    """Its node connects again meanwhile. A second order may come when the worker has ended already."""
+    bench = Bench().begin()
+    bench.hear(lost("b.0"))
+    sent = bench.attach(back("b", workers=(), ended=("b.0",)))
+    assert ("b", StartWorker("b.1")) not in sent, "the others are about to repeat the step"
+    sent += bench.go_on(PATIENCE_S + 0.2, "a", "b")
+    assert sent.count(("b", StartWorker("b.1"))) == 1
+
+
+def test_a_replacement_without_which_no_step_can_be_repeated_is_started_at_once() -> None:
+    """Who is left with a state that it cannot bring up to date waits for a plan, and not for long."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1, min_world=2)).begin()
+    bench.hear(ready("a.1"))
+    sent = bench.hear(lost("b.0"))
+    assert plans(sent) == [2]
+    assert ("b", StartWorker("b.1")) not in sent
+    assert ("b", StartWorker("b.1")) in bench.hear(lost("a.1"))
 
 
 def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> None:
@@ -537,6 +558,17 @@ def test_who_was_left_out_returns_when_it_reaches_the_others_also_to_the_next_co
     assert sorted(to for to, _ in orders) == ["a", "b"]
     heir.hear(*(messages.LinksTested(to, order.number, ()) for to, order in orders))
     assert heir.plane.membership.left_out == ()
+
+
+def test_after_the_end_no_links_are_tried() -> None:
+    """A node that was left out when the job ended answers the next coordinator, which has only the end to tell."""
+    bench = Bench().begin()
+    left_out(bench, "b")
+    bench.hear(messages.EndJob(False, "enough"))
+    heir = bench.successor()
+    end = EndJob(False, "enough")
+    assert heir.attach(back("a"), back("b", workers=())) == [("a", end), ("b", end)]
+    assert heir.plane.hear(messages.LinksTested("a", 1, ()), heir.now_s) == []
 
 
 def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() -> None:

@@ -29,6 +29,11 @@ class Deferral(Generic[Start]):
         self._recovered: set[str] = set()
         self._held: list[Start] = []
 
+    @property
+    def held(self) -> tuple[Start, ...]:
+        """The starts that wait."""
+        return tuple(self._held)
+
     def recover(self, generation: int, world: int, now_s: float) -> None:
         """A generation of ``world`` ranks was published that repeats a step."""
         self._generation, self._world = generation, world

@@ -148,6 +148,11 @@ class Membership:
         return self._settled
 
     @property
+    def is_short(self) -> bool:
+        """Whether a rank is missing, and there is no new generation: too few are left, or nobody has the state."""
+        return not self._finished and len(self.members) < self.world
+
+    @property
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self._finished

@@ -42,7 +42,7 @@ class Muster:
             self._generation, self._published_s, self._complete_s = plan.generation, 0.0, 0.0
             self._observed_s = now_s
         if not plan.abort:  # the generation before goes on until a step boundary, but who is new comes at once
-            beats = [beat for beat in beats if not beat.generation and beat.worker not in arrived]
+            beats = [beat for beat in beats if not beat.generation]
         piece_s = min(_PIECE_S, now_s - self._observed_s)
         self._observed_s = now_s
         self._published_s += piece_s

@@ -217,7 +217,7 @@ class ControlPlane:
         node, mine = hello.node, self._membership.workers_on(hello.node)
         self._contact.beat(node, now_s)
         strangers = sorted(set(hello.workers) - mine)
-        unstarted = sorted(mine - {*hello.workers, *hello.ended})
+        unstarted = sorted(mine - {*hello.workers, *hello.ended, *self._deferral.held})  # those held have their time
         plan = self._membership.plan
         missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
@@ -427,6 +427,8 @@ class ControlPlane:
     def _look_at_links(self, now_s: float) -> list[Output]:
         """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
         membership, attached = self._membership, self._attendance.attached
+        if membership.finished:  # a node may still answer the coordinator before this one
+            return []
         stuck = now_s < self._suspicious_until_s or self._watch.waiting_s(membership.members) > SUSPECT_S
         outputs: list[Output] = []
         for event in self._links.judge(membership, attached, now_s, stuck=stuck):
@@ -507,6 +509,8 @@ class ControlPlane:
                     outputs.append(Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max}))
                 case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
+        if self._membership.is_short:
+            outputs += self._start(self._deferral.release())  # no step is repeated without replacements
         return outputs
 
     def _start(self, workers: list[str]) -> list[Output]:
