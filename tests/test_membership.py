@@ -214,9 +214,10 @@ class Cluster:
         members = self.live(self.members())
         for process in self.processes.values():
             process.reported |= process.node == node
-        if not self.trained and (left := self.live(self.members())) != members:
+        if not self.trained and self.live(self.members()) != members:
+            first = {member.worker for member in self.plans[0].members}
             self.doubted = True
-            self.holders.update(left)
+            self.holders.update(first.intersection(members) or members)
         return self.tell(NodeLost(node))
 
     def build(self, *workers: str) -> None:
@@ -494,6 +495,14 @@ def test_nobody_begins_anew_when_all_nodes_of_the_first_generation_are_lost() ->
     (finish,) = cluster.lose_node("b")
     assert isinstance(finish, Finish)
     assert finish.reason.startswith("every replica was lost")
+
+
+def test_ranks_that_never_met_may_all_be_replaced() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    for node in "ab":
+        assert not any(isinstance(action, Finish) for action in cluster.machine.handle(NodeLost(node, met=False), 0.0))
 
 
 def test_a_node_without_a_rank_knows_nothing_of_the_first_generation() -> None:
