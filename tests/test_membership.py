@@ -68,6 +68,7 @@ class Cluster:
         self.processes: dict[str, Process] = {}
         self.plans: list[Plan] = []
         self.settled: list[int] = []
+        self.doubted = False  # the first generation may have settled, and a node was lost that could have said so
         self.holders: set[str] = set()
         self.done: set[str] = set()
         self.committed = 0
@@ -116,7 +117,7 @@ class Cluster:
             assert process.ready
             assert not process.reported, "published a worker that was reported lost"
             assert (process.node, endpoint(member.worker)) == (member.node, member.endpoint)
-        if self.settled:
+        if self.trained:
             if not self.live(self.holders):
                 assert plan.restore, "published a plan in which nobody has the state"
                 assert plan.restore[0].step == max(snapshot.step for snapshot in plan.restore)
@@ -160,6 +161,10 @@ class Cluster:
         assert isinstance(workers, (set, list, dict))
         return [worker for worker in sorted(workers) if not self.processes[worker].reported]
 
+    @property
+    def trained(self) -> bool:
+        return bool(self.settled) or self.doubted
+
     def members(self) -> list[str]:
         return [member.worker for member in self.plans[-1].members] if self.plans else []
 
@@ -185,7 +190,7 @@ class Cluster:
         actions = []
         for worker in workers:
             self.processes[worker].reported = True
-            self.failed_starts += bool(self.settled) and not self.processes[worker].ready
+            self.failed_starts += self.trained and not self.processes[worker].ready
             actions += self.tell(WorkerLost(worker))
         return actions
 
@@ -206,8 +211,13 @@ class Cluster:
         self.nodes.remove(node)
         self.kept.pop(node, None)
         self.asked = [one for one in self.asked if one != node]
+        members = self.live(self.members())
         for process in self.processes.values():
             process.reported |= process.node == node
+        if not self.trained and self.live(self.members()) != members:
+            first = {member.worker for member in self.plans[0].members}
+            self.doubted = True
+            self.holders.update(first.intersection(members) or members)
         return self.tell(NodeLost(node))
 
     def build(self, *workers: str) -> None:
@@ -218,7 +228,7 @@ class Cluster:
                 continue
             process.generation = generation
             if all(self.processes[member].generation == generation for member in self.members()):
-                if not self.settled:
+                if not self.trained:
                     self.holders.update(self.live(self.members()))
                 self.settled.append(generation)
                 self.tell(Settled(generation))
@@ -455,6 +465,57 @@ def test_before_any_generation_settled_fresh_workers_may_replace_all() -> None:
     cluster.build()
     assert not cluster.finish
     assert set(cluster.members()) == {"a.2", "b.1"}
+
+
+def test_a_node_that_is_lost_may_have_known_that_the_first_generation_settled() -> None:
+    """It was cut off: the ranks may have trained, and no fresh worker has what they have."""
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    cluster.join("c")
+    cluster.lose_node("b")
+    cluster.become_ready()
+    cluster.build("a.0")
+    assert set(cluster.members()) == {"a.0", "c.0"}
+    cluster.build()
+    assert cluster.machine.keepers == {"a"}, "a joiner has the state once it says so"
+    cluster.lose_node("a")
+    assert cluster.answer("c") == []
+    cluster.now_s += 1.01 * HEALING_S
+    (finish,) = cluster.tell(Tick())
+    assert isinstance(finish, Finish)
+    assert finish.reason.startswith("every replica was lost")
+
+
+def test_nobody_begins_anew_when_all_nodes_of_the_first_generation_are_lost() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    assert not any(isinstance(action, Finish) for action in cluster.lose_node("a"))
+    (finish,) = cluster.lose_node("b")
+    assert isinstance(finish, Finish)
+    assert finish.reason.startswith("every replica was lost")
+
+
+def test_ranks_that_never_met_may_all_be_replaced() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    for node in "ab":
+        assert not any(isinstance(action, Finish) for action in cluster.machine.handle(NodeLost(node, met=False), 0.0))
+
+
+def test_a_node_without_a_rank_knows_nothing_of_the_first_generation() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0))
+    cluster.join("a", "b")
+    cluster.become_ready()
+    cluster.join("c")
+    cluster.lose_node("c")
+    cluster.lose("a.0", "b.0")
+    cluster.become_ready()
+    cluster.build()
+    assert not cluster.finish
+    assert set(cluster.members()) == {"a.1", "b.1"}
 
 
 def test_the_job_is_lost_with_its_last_holder_of_state() -> None:

@@ -20,10 +20,12 @@ from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
 from chaoskit.errors import Refused
 from chaoskit.messages import (
+    STANDING,
     AgentHello,
     Arm,
     EndJob,
     Endpoint,
+    Exchange,
     Formed,
     GroupBroken,
     Healed,
@@ -592,3 +594,17 @@ def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:
     assert not bench.plane.ended, "others may come"
     bench.wait(2.0)
     assert bench.plane.ended
+
+
+def test_when_all_nodes_are_lost_whose_ranks_have_met_nobody_begins_anew() -> None:
+    """They may have trained, though that they had built their group was never heard."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    for rank in range(2):
+        bench.do(bench.plane.ask(object(), Exchange(1, STANDING, rank, b"")))
+    for node in NODES:
+        bench.do(bench.plane.detach(node, "its agent ended", bench.now_s, dead=True))
+    assert bench.plane.ended
+    (end,) = [message for message in bench.plane.picture() if isinstance(message, EndJob)]
+    assert end.reason.startswith("every replica was lost")

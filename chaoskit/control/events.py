@@ -27,10 +27,14 @@ class NodeJoined(Event, frozen=True):
 
 
 class NodeLost(Event, frozen=True):
-    """A node and all its workers are gone."""
+    """A node and all its workers are gone.
+
+    ``met``: the members of some plan have met each other, or may have: then they may have trained unseen.
+    """
 
     node: str
     detail: str = ""
+    met: bool = True
 
 
 class WorkerReady(Event, frozen=True):

@@ -5,7 +5,8 @@ every worker builds the same weights from the seed, and fresh ones may replace a
 generation hold the state; a worker that joins later holds it once it is :class:`Healed`. When no holder is left, every
 node is asked for sealed copies, and fresh workers begin with the newest ones; without any the job is lost. Workers that
 end before they are ready spend no part of the failure budget once the job trains: they are started again, ever more
-slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step.
+slowly. A generation must therefore be reported :class:`Settled` before any of its members may commit a step. A report
+may be lost with its node, though: if the members have met, the others count from then on as if it had settled.
 
 When a node has seen a generation of which nothing is known, the record of the run was lost. Nobody can tell any more
 who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
@@ -209,17 +210,19 @@ class Membership:
                 self._started[node] = max(self._started.get(node, 0), started)
                 self._launched |= len(self._nodes) >= self._config.nodes and not self._record_lost
                 return self._start_missing([], now_s)
-            case NodeLost(node) if node in self._nodes:
+            case NodeLost(node, _, met) if node in self._nodes:
                 self._nodes.remove(node)
                 self._left_out.discard(node)
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += sum(self._costs(worker) for worker in workers)
+                self._doubt(workers if met else [])
                 return [*self._strike(node, now_s), *self._lose(workers, "node lost", now_s)]
             case LeftOut(nodes):
                 self._left_out.update(nodes)
                 workers = [worker for worker, host in self._hosts.items() if host in nodes]
                 self._losses += sum(self._costs(worker) for worker in workers)
+                self._doubt(workers)
                 return self._lose(workers, "unreachable", now_s)
             case Returned(nodes):
                 self._left_out.difference_update(nodes)
@@ -292,6 +295,14 @@ class Membership:
         self._failed_starts += 1
         if self._failed_starts > 1:
             self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
+
+    def _doubt(self, workers: list[str]) -> None:
+        """These are lost, and cannot say any more whether the first generation settled: the others may have trained."""
+        if not self._trained and not set(workers).isdisjoint(self.members):
+            assert self._base is not None
+            old = [worker for worker in self.members if self._base.member(worker)]
+            self._trained = True
+            self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]

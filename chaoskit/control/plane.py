@@ -95,6 +95,7 @@ class ControlPlane:
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
         self._formed: set[str] = set()
         self._settled = 0
+        self._met = False  # the members of a plan have, or may have at the coordinator before: only then they can train
         self._broken: tuple[float, str] | None = None  # when to plan the generation again, and why
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
@@ -135,6 +136,7 @@ class ControlPlane:
         for node in self._membership.nodes:
             self._contact.expect(node, now_s + REATTACH_S)
         if self._membership.plan is not None:
+            self._met = True
             self._board.begin(self._membership.generation, self._membership.world)
         if self._membership.settled:
             self._settled = self._membership.generation
@@ -258,7 +260,7 @@ class ControlPlane:
         return outputs
 
     def _lose_node(self, node: str, detail: str, now_s: float) -> list[Output]:
-        lost = events.NodeLost(node, detail)
+        lost = events.NodeLost(node, detail, self._met)
         told = self._tell_loss(lost, now_s)
         for worker in self._membership.workers_on(node):
             self._watch.forget(worker)
@@ -331,7 +333,9 @@ class ControlPlane:
 
     def ask(self, client: Client, request: Any) -> list[Output]:
         """A request of a worker to the rendezvous."""
-        return [*self._board.ask(client, request)]
+        replies = self._board.ask(client, request)
+        self._met |= 0 < self._membership.world <= len(self._board.arrived(messages.STANDING))
+        return [*replies]
 
     def hang_up(self, client: Client) -> None:
         """A worker closed its connection to the rendezvous."""

@@ -196,6 +196,7 @@ class Laws:
         self._require(shards == list(range(self._world.config.shard_count)), f"step {step} was made of {shards}")
         newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
         alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
+        alone |= not mesh.whole  # then nobody completes it: who has left spreads no segment of it
         self._require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
         states = {brought.state for brought in one.brought.values()}
         self._require(states == {self.twin(step)}, f"step {step} was computed from {len(states)} other states")
