@@ -30,12 +30,12 @@ from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
 from chaoskit.substrate.switch import Move, Switch
 
-#: A warm container that takes the place of the first one that is lost: starting one costs seconds of imports.
-_STANDBY = "standby"
+#: Warm containers that take the places of the first ones that are lost: starting one costs seconds of imports.
+_STANDBYS = ("standby0", "standby1")
 
 
 class DockerSubstrate(LocalSubstrate):
-    """Keeps a warm container for each node, and one more. One that was lost is replaced before the next run.
+    """Keeps a warm container for each node, and two more. One that was lost is replaced before the next run.
 
     Args:
         image: has chaoskit in it; "" for this host's own Python, through read-only mounts.
@@ -125,7 +125,7 @@ class DockerSubstrate(LocalSubstrate):
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
-        self._stand_ready([COORDINATOR, *node_names(config.nodes), _STANDBY])
+        self._stand_ready([COORDINATOR, *node_names(config.nodes), *_STANDBYS])
         return super().launch(config, triggers, run_directory, port=port)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
@@ -175,12 +175,13 @@ class DockerSubstrate(LocalSubstrate):
 
     def _take_over(self, node: str) -> None:
         """Have another container for a node in the middle of a run."""
-        standby = self._containers.pop(_STANDBY, None)
-        if standby is not None and standby.is_usable():
-            self._containers[node] = standby
-            return
-        if standby is not None:
-            standby.remove()
+        for name in _STANDBYS:
+            standby = self._containers.pop(name, None)
+            if standby is not None and standby.is_usable():
+                self._containers[node] = standby
+                return
+            if standby is not None:
+                standby.remove()
         self._start_containers([node], cold=True)  # the harness waits: imports can come in the agent
         self.spend(node)  # the next run wants a warm one
 
