@@ -383,7 +383,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
         assert launcher.stdout is not None
         names = set(launcher.stdout.readline().split())
         pids = [int(pid) for pid in launcher.stdout.readline().split()]
-        assert len(names) == 4  # of the coordinator, of two nodes, and one that stands by
+        assert len(names) == 5  # of the coordinator, of two nodes, and two that stand by
         assert names <= set(all_names())
         assert sweep() == [], "its launcher lives"
         launcher.kill()
