@@ -32,17 +32,21 @@ def check(outcome: Outcome, name: str) -> Check:
     return next(check for check in outcome.checks if check.name.startswith(name))
 
 
-def test_every_node_is_a_container_that_finds_what_the_command_names(chaos: Chaos, tmp_path: Path) -> None:
+def test_every_node_is_a_container_that_finds_what_the_command_names(
+    chaos: Chaos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "given").write_text("found it")
-    shown = "cat /proc/sys/kernel/hostname given; echo; pwd; echo $NODE_RANK $MASTER_ADDR {address}; echo step 0"
+    monkeypatch.setenv("GIVEN", "by this test")
+    found = "cat /proc/sys/kernel/hostname given; echo; echo $GIVEN; pwd"
+    shown = f"{found}; echo $NODE_RANK $MASTER_ADDR {{address}}; echo step 0"
     kept = "echo kept > {run_dir}/$NODE_RANK; echo written > written-$NODE_RANK"
     outcome = run(chaos, ["sh", "-c", f"{shown}; {kept}"], working_directory=tmp_path)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     directory = Path(outcome.directory)
     addresses = []
     for number in range(2):
-        host, given, where, place, _ = (directory / "log" / f"node{number}.log").read_text().splitlines()
-        assert (host, given, where) == (f"node{number}", "found it", str(tmp_path))
+        host, given, variable, where, place, _ = (directory / "log" / f"node{number}.log").read_text().splitlines()
+        assert (host, given, variable, where) == (f"node{number}", "found it", "by this test", str(tmp_path))
         rank, master, address = place.split()
         addresses.append(address)
         assert (rank, master) == (str(number), addresses[0])

@@ -145,7 +145,7 @@ class DockerSubstrate(LocalSubstrate):
 
     def environment(self) -> Mapping[str, str]:
         assert self._recipe is not None
-        return self._recipe.environment
+        return self._recipe.environment if self._image else super().environment()
 
     def _network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
