@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from chaoskit.checkpoint.layout import Box
 from chaoskit.errors import ChaoskitError
 
 _HEADER_BYTES = 4096
@@ -33,13 +34,24 @@ _ALIGN_BYTES = 64
 _SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION = range(6)
 
 
-class Slot(msgspec.Struct, frozen=True):
-    """Where one tensor lies: ``offset`` in bytes from the start of the data part."""
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one tensor lies: ``offset`` in bytes from the start of the data part.
+
+    Of a sharded tensor it is a box: ``shape`` is the box's, ``start`` where it begins in the tensor, whose shape is
+    ``whole``. These two are empty for a tensor that is held whole.
+    """
 
     path: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    whole: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    @property
+    def box(self) -> Box:
+        """The part of the tensor that lies here."""
+        return Box(self.start or (0,) * len(self.shape), self.shape)
 
     @property
     def size_bytes(self) -> int:
