@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,9 +19,9 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     row_cuts = sorted({0, rows, *draw(st.lists(st.integers(0, rows), max_size=4))})
     boxes = []
-    for top, bottom in zip(row_cuts, row_cuts[1:], strict=False):
+    for top, bottom in itertools.pairwise(row_cuts):
         column_cuts = sorted({0, columns, *draw(st.lists(st.integers(0, columns), max_size=3))})
-        for left, right in zip(column_cuts, column_cuts[1:], strict=False):
+        for left, right in itertools.pairwise(column_cuts):
             boxes.append(Box((top, left), (bottom - top, right - left)))
     return (rows, columns), draw(st.permutations(boxes))
 
