@@ -9,7 +9,7 @@ from collections.abc import Callable
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
-from chaoskit.checkpoint.snapshot import Snapshotter
+from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.journal import Journal
 from chaoskit.messages import Holding, Message
 from chaoskit.runtime.board import Board
