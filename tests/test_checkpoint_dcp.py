@@ -219,7 +219,8 @@ def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
     (tmp_path / "step-000000002.g0" / "manifest.json").write_text("{}")
     loaded = state(9)
     found = restore(loaded, tmp_path)
-    assert found is not None and found.step == 1
+    assert found is not None
+    assert found.step == 1
     assert sorted(one.name for one in found.lost) == ["step-000000002.g0", "step-000000003.g0"]
     assert same(loaded, state(1))
     (tmp_path / "step-000000001.g0" / "__0_0.distcp").unlink()

@@ -140,9 +140,8 @@ def _offer(tier: DiskTier, lost: list[DamagedSnapshot]) -> Path | None:
     """The newest snapshot with a manifest that can be read."""
     listing = tier.snapshots()
     newest = listing.snapshots[0] if listing.snapshots else None
-    for one in listing.damaged:
-        if newest is None or one.step >= newest.manifest.step:
-            lost.append(tier.quarantine(one.path, one.reason))
+    newer = [one for one in listing.damaged if newest is None or one.step >= newest.manifest.step]
+    lost += [tier.quarantine(one.path, one.reason) for one in newer]
     return newest.path if newest else None
 
 

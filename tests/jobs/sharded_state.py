@@ -93,7 +93,7 @@ def main() -> None:
     elif act == "load":
         dcp.load(state, storage_reader=SnapshotReader(root, step))
     else:
-        dcp.load(state, checkpoint_id=sorted(Path(root).glob("step-*"))[-1])
+        dcp.load(state, checkpoint_id=max(Path(root).glob("step-*")))
     if loading:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         loader = state["loader"]
