@@ -326,20 +326,22 @@ class DiskTier:
 
         If nothing is known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
         """
-        listing = self.snapshots()
-        present = {
-            Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in listing.snapshots
-        }
-        if not self.retention.doomed(present, self._verified):
-            return []
-        if not any(kept.age in self._verified for kept in present):
-            next((snapshot for snapshot in listing.snapshots if self.verify(snapshot) is None), None)
-        if not any(kept.age in self._verified for kept in present):
-            return []
-        doomed = [present[kept] for kept in self.retention.doomed(present, self._verified)]
+        doomed = self.doomed()
         for snapshot in doomed:
             self._delete(snapshot.path)
         return [snapshot.name for snapshot in doomed]
+
+    def doomed(self) -> list[Snapshot]:
+        """What :meth:`prune` would delete."""
+        snapshots = self.snapshots().snapshots
+        present = {Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in snapshots}
+        if not self.retention.doomed(present, self._verified):
+            return []
+        if not any(kept.age in self._verified for kept in present):
+            whole = (snapshot for snapshot in snapshots if self.verify(snapshot) is None)
+            if next(whole, None) is None:
+                return []
+        return [present[kept] for kept in self.retention.doomed(present, self._verified)]
 
     def _delete(self, path: Path) -> None:
         self.at("prune")
