@@ -182,4 +182,6 @@ class Copying:
 
     def _view(self, place: int, size_bytes: int, dtype: str) -> Tensor:
         start = DATA_OFFSET + place
-        return torch.frombuffer(self._image.map, dtype=torch.uint8, count=size_bytes, offset=start).view(dtype_named(dtype))
+        return torch.frombuffer(self._image.map, dtype=torch.uint8, count=size_bytes, offset=start).view(
+            dtype_named(dtype)
+        )

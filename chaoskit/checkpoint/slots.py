@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
@@ -116,6 +117,29 @@ class Slots:
     def _counts(self, image: ArenaImage, step: int, generation: int) -> bool:
         abandoned = image.generation < generation and image.step >= step
         return bool(image.checksum) and image.fd not in self._taken and not abandoned
+
+
+class Adopted:
+    """Slots of another process, held open so that they outlive it. Raises OSError if it is gone already."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._fds: list[int] = []
+        try:
+            for path in paths:
+                self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where processes of this host can open them, as long as this one lives."""
+        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._fds)
+
+    def close(self) -> None:
+        """They are of no use any more."""
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
