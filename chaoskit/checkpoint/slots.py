@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
+from chaoskit.checkpoint.seal import Seal
 from chaoskit.errors import ChaoskitError
 
 
@@ -53,6 +54,19 @@ class Slots:
     def capacity_bytes(self) -> int:
         """Of each; 0 before memory was reserved."""
         return min((image.capacity_bytes for image in self._images), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is taken, in all slots together."""
+        return sum(image.capacity_bytes for image in self._images)
+
+    def complete(self) -> list[tuple[str, Seal]]:
+        """Paths and seals of the complete copies, the newest first. Looks without a lock."""
+        found = [
+            (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
+            for path, image in zip(self.paths, self._images, strict=True)
+        ]
+        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].age, reverse=True)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -148,7 +162,7 @@ def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
 
 
 def _age(image: ArenaImage) -> tuple[int, int]:
-    return image.step, image.generation
+    return image.generation, image.step
 
 
 def _lock(fd: int) -> bool:

@@ -79,20 +79,15 @@ class StoredCopy:
             fcntl.flock(self.view.fd, fcntl.LOCK_UN)
         self.view.close()
 
-    @property
-    def age(self) -> tuple[int, int]:
-        """Of two copies the newer one has the larger age."""
-        return self.seal.step, self.seal.generation
-
     def verify(self) -> None:
         """Read all of it once. Raises Damaged if it is not what was sealed."""
         scratch = memoryview(bytearray(_BATCH_BYTES))
         digest = Checksum(self.seal.step, self.index, self.scalars)
         for start in range(0, self.seal.size_bytes, _BATCH_BYTES):
             part = scratch[: self.seal.size_bytes - start]
-            read_exactly(self.view.fd, [part], start)
+            self.read_bytes(part, start)
             digest.update(part)
-        self._compare(digest)
+        compare(self.seal, digest)
 
     def read_into(self, tensors: Sequence[HeldTensor]) -> bytes:
         """Fill ``tensors`` with what is stored of them, and verify it; returns the scalars.
@@ -107,29 +102,32 @@ class StoredCopy:
         if slots != self.slots:
             assemble(tensors, [self])
             return self.scalars
-        digest = Checksum(self.seal.step, self.index, self.scalars)
-        landings = [_landing(held.tensor) for held in tensors]
-        for place, pieces in _batches(landings, slots, self.seal.size_bytes):
-            read_exactly(self.view.fd, pieces, place)
-            for piece in pieces:
-                digest.update(piece)
-        self._compare(digest)
-        for held, landing in zip(tensors, landings, strict=True):
-            if landing is not held.tensor:
-                with torch.no_grad():
-                    held.tensor.copy_(landing)
+        fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read)
         return self.scalars
+
+    def read_bytes(self, target: memoryview, place: int) -> None:
+        """Fill ``target`` with the data from ``place`` on. Not verified."""
+        self._read([target], place)
+
+    def _read(self, pieces: Sequence[memoryview], place: int) -> None:
+        wanted = sum(map(len, pieces))
+        count = os.preadv(self.view.fd, pieces, DATA_OFFSET + place)
+        while count < wanted:  # short reads are rare: go on piece by piece
+            rest, skip = [], count
+            for piece in pieces:
+                rest.append(piece[min(skip, len(piece)) :])
+                skip -= min(skip, len(piece))
+            more = os.preadv(self.view.fd, rest, DATA_OFFSET + place + count)
+            if not more:
+                raise Damaged("the copy is shorter than its seal says")
+            count += more
 
     def tensor(self, slot: Slot) -> Tensor:
         """What lies at ``slot``, in memory of its own. Not verified."""
         found = torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
         if slot.size_bytes:
-            read_exactly(self.view.fd, [tensor_bytes(found)], slot.offset)
+            self.read_bytes(_tensor_bytes(found), slot.offset)
         return found
-
-    def _compare(self, digest: Checksum) -> None:
-        if (found := digest.hexdigest()) != self.seal.checksum:
-            raise Damaged(f"the copy of step {self.seal.step} has checksum {found}, sealed as {self.seal.checksum}")
 
 
 @contextmanager
@@ -148,7 +146,19 @@ def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason:
                 damaged(str(error))
             except (Torn, OSError):
                 pass  # nothing was promised
-        yield sorted(copies, key=lambda copy: copy.age, reverse=True)
+        yield sorted(copies, key=lambda copy: copy.seal.age, reverse=True)
+
+
+def newest(paths: Iterable[str], after: tuple[int, int] = (-1, -1)) -> str:
+    """The slot with the newest complete copy, if its age is above ``after``; else "". Looks without a lock."""
+    best, best_age = "", after
+    for path in paths:
+        with suppress(OSError):
+            view = ArenaView.open(path)
+            if view.checksum and (view.generation, view.step) > best_age:
+                best, best_age = path, (view.generation, view.step)
+            view.close()
+    return best
 
 
 def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> None:
@@ -158,8 +168,8 @@ def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> Non
         Damaged: if a copy is not what was sealed; nothing is filled then.
         ChaoskitError: if the copies are not of one step, or leave a hole, or hold another type.
     """
-    if len({copy.age for copy in copies}) > 1:
-        raise ChaoskitError(f"copies of different steps: {sorted({copy.age for copy in copies})}")
+    if len({copy.seal.age for copy in copies}) > 1:
+        raise ChaoskitError(f"copies of different steps: {sorted({copy.seal.step for copy in copies})}")
     for copy in copies:
         copy.verify()
     offers: dict[str, list[tuple[StoredCopy, Slot]]] = {}
@@ -168,6 +178,41 @@ def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> Non
             offers.setdefault(slot.path, []).append((copy, slot))
     for held in tensors:
         _fill(held, offers.get(held.path, []))
+
+
+def fill_all(
+    tensors: Sequence[HeldTensor],
+    slots: Sequence[Slot],
+    seal: Seal,
+    index: bytes,
+    scalars: bytes,
+    read: Callable[[Sequence[memoryview], int], None],
+) -> None:
+    """Fill ``tensors``, which are laid out as ``slots`` say, straight from where a copy is read.
+
+    Args:
+        read: fills pieces of memory with the data from some place on; the places ascend without a gap.
+
+    Raises:
+        Damaged: if it was not what was sealed. The tensors are then of no use.
+    """
+    digest = Checksum(seal.step, index, scalars)
+    landings = [_landing(held.tensor) for held in tensors]
+    for place, pieces in _batches(landings, slots, seal.size_bytes):
+        read(pieces, place)
+        for piece in pieces:
+            digest.update(piece)
+    compare(seal, digest)
+    for held, landing in zip(tensors, landings, strict=True):
+        if landing is not held.tensor:
+            with torch.no_grad():
+                held.tensor.copy_(landing)
+
+
+def compare(seal: Seal, digest: Checksum) -> None:
+    """Raises Damaged if what was digested is not what was sealed."""
+    if (found := digest.hexdigest()) != seal.checksum:
+        raise Damaged(f"the copy of step {seal.step} has checksum {found}, sealed as {seal.checksum}")
 
 
 def _fill(held: HeldTensor, offers: Sequence[tuple[StoredCopy, Slot]]) -> None:
@@ -188,22 +233,7 @@ def _fill(held: HeldTensor, offers: Sequence[tuple[StoredCopy, Slot]]) -> None:
             held.tensor[part.within(held.box)] = copy.tensor(slot)[part.within(slot.box)].to(held.tensor.device)
 
 
-def read_exactly(fd: int, pieces: Sequence[memoryview], place: int) -> None:
-    """Fill ``pieces`` with the data from ``place`` on. Raises Damaged if it ends before."""
-    wanted = sum(map(len, pieces))
-    count = os.preadv(fd, pieces, DATA_OFFSET + place)
-    while count < wanted:  # short reads are rare: go on piece by piece
-        rest, skip = [], count
-        for piece in pieces:
-            rest.append(piece[min(skip, len(piece)) :])
-            skip -= min(skip, len(piece))
-        more = os.preadv(fd, rest, DATA_OFFSET + place + count)
-        if not more:
-            raise Damaged("the copy is shorter than its seal says")
-        count += more
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
+def _tensor_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
@@ -224,7 +254,7 @@ def _batches(
     batch: list[memoryview] = []
     ends = [slot.offset for slot in slots[1:]] + [size_bytes]
     for landing, slot, end in zip(landings, slots, ends, strict=True):
-        whole = tensor_bytes(landing) if slot.size_bytes else gap[:0]
+        whole = _tensor_bytes(landing) if slot.size_bytes else gap[:0]
         pieces = [whole[start : start + _BATCH_BYTES] for start in range(0, len(whole), _BATCH_BYTES)]
         for piece in [*pieces, gap[: end - slot.offset - slot.size_bytes]]:
             if batch and (place + len(piece) - first > _BATCH_BYTES or len(batch) == _BATCH_PIECES):
