@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import struct
@@ -107,6 +108,8 @@ class ArenaView:
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            if os.fstat(fd).st_size < DATA_OFFSET:
+                raise OSError(errno.EINVAL, "too short for an arena", path)
             view = cls(fd, writable=False)
         except BaseException:
             os.close(fd)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
+from chaoskit.checkpoint.seal import Seal
 from chaoskit.errors import ChaoskitError
 
 
@@ -52,6 +54,19 @@ class Slots:
     def capacity_bytes(self) -> int:
         """Of each; 0 before memory was reserved."""
         return min((image.capacity_bytes for image in self._images), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is taken, in all slots together."""
+        return sum(image.capacity_bytes for image in self._images)
+
+    def complete(self) -> list[tuple[str, Seal]]:
+        """Paths and seals of the complete copies, the newest first. Looks without a lock."""
+        found = [
+            (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
+            for path, image in zip(self.paths, self._images, strict=True)
+        ]
+        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].age, reverse=True)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -118,13 +133,36 @@ class Slots:
         return bool(image.checksum) and image.fd not in self._taken and not abandoned
 
 
+class Adopted:
+    """Slots of another process, held open so that they outlive it. Raises OSError if it is gone already."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._fds: list[int] = []
+        try:
+            for path in paths:
+                self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where processes of this host can open them, as long as this one lives."""
+        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._fds)
+
+    def close(self) -> None:
+        """They are of no use any more."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
 def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
     """Names of the slots of ``piece``."""
     return [str(directory / f"{piece}.{number}") for number in range(count)]
 
 
 def _age(image: ArenaImage) -> tuple[int, int]:
-    return image.step, image.generation
+    return image.generation, image.step
 
 
 def _lock(fd: int) -> bool:

@@ -115,7 +115,7 @@ class Snapshotter:
     @property
     def has_room(self) -> bool:
         """Whether memory for the slots could be had. If not, it is tried again at ever fewer snapshots."""
-        return bool(self._layout) and self.slots.capacity_bytes >= self._layout.size_bytes
+        return self.slots.capacity_bytes >= self._layout.size_bytes
 
     def rebind(self, tensors: Sequence[HeldTensor]) -> None:
         """Copy these tensors from now on, and reserve memory for them: about a second for each new GB.
