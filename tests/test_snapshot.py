@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.checkpoint import snapshot
+from chaoskit.checkpoint import snapshotter
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.manifest import Damaged
@@ -72,7 +72,7 @@ class Trainer:
             probe=probe,
         )
 
-    def train(self) -> snapshot.Taken:
+    def train(self) -> snapshotter.Taken:
         """One step."""
         taken = self.snapshotter.wait()
         advance(self.tensors)
@@ -346,7 +346,7 @@ def kill_self_at(wanted: str, occurrence: int) -> Callable[[str], None]:
     return probe
 
 
-@pytest.mark.parametrize("moment", [snapshot.BEGUN, snapshot.CHUNK, snapshot.COPIED, snapshot.SEALED])
+@pytest.mark.parametrize("moment", [snapshotter.BEGUN, snapshotter.CHUNK, snapshotter.COPIED, snapshotter.SEALED])
 @pytest.mark.parametrize("occurrence", [0, 1, 2, 7])
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_killed_at_a_boundary(moment: str, occurrence: int, kind: str, shared_memory: Path) -> None:
@@ -374,7 +374,7 @@ def test_killed_at_a_boundary(moment: str, occurrence: int, kind: str, shared_me
         for copy in copies:
             check(copy)
         newest = max((copy.seal.step for copy in copies), default=0)
-    expected = {snapshot.BEGUN: occurrence, snapshot.COPIED: occurrence, snapshot.SEALED: occurrence + 1}
+    expected = {snapshotter.BEGUN: occurrence, snapshotter.COPIED: occurrence, snapshotter.SEALED: occurrence + 1}
     if moment in expected:
         assert newest == expected[moment]
     assert newest >= waited_for - 1

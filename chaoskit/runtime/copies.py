@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 
-from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
@@ -44,7 +43,7 @@ class Copies:
         self._tensors = _identities(state)
         self._snapshotter = Snapshotter(
             self._slots,
-            _held(state),
+            state.held(),
             state.scalars,
             check_finite=True,
             sealed=self._sealed,
@@ -65,7 +64,7 @@ class Copies:
         now = _identities(self._state)
         if now != self._tensors:
             self._tensors = now
-            self._snapshotter.rebind(_held(self._state))
+            self._snapshotter.rebind(self._state.held())
             self._tell()
         self._snapshotter.begin(step, generation)
 
@@ -108,10 +107,3 @@ class Copies:
 
 def _identities(state: ShardedState) -> list[int]:
     return [id(tensor) for _, tensor in state.tensors()]
-
-
-def _held(state: ShardedState) -> list[HeldTensor]:
-    return [
-        HeldTensor(path, memory, shape if box.extent != shape else (), box.start if box.extent != shape else ())
-        for path, (memory, shape, box) in state.parts().items()
-    ]

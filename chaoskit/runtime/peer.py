@@ -155,43 +155,24 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: s
             return pulled
 
 
-def fetch(peer: Endpoint, token: str, transport: str, sealed: str) -> tuple[bytes, bytes, bytearray]:
-    """Index, scalars and data of a sealed copy, verified.
+def fetch(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
+    """Step, index, scalars and data of what a peer serves, by TCP; to be verified by the caller.
 
     Raises:
-        PeerLost: if it cannot be read. Corrupt: if it is not what was sealed.
+        PeerLost: if it cannot be read to the end.
     """
     try:
-        if transport == "auto" and peer.arena_fd >= 0 and peer.host_id == host_id():
-            step, index, scalars, data = _fetch_shared(peer)
-        else:
-            step, index, scalars, data = _fetch_tcp(peer, token)
+        with wire.connect((peer.address, peer.port), token, made=disown) as connection:
+            connection.settimeout(_SILENT_S)
+            try:
+                (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
+                offer = _read_offer(wire.receive_exactly(connection, length))
+                data = bytearray(offer.size_bytes)
+                _fill(memoryview(data), connection)
+            finally:
+                reown(connection.fileno())
     except (OSError, Refused) as error:
         raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
-    _verify(sealed, step, index, scalars, memoryview(data))
-    return index, scalars, data
-
-
-def _fetch_shared(peer: Endpoint) -> tuple[int, bytes, bytes, bytearray]:
-    view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
-    try:
-        data = bytearray(view.size_bytes)
-        _read_all(view, memoryview(data))
-        return view.step, view.index_bytes(), view.scalars_bytes(), data
-    finally:
-        view.close()
-
-
-def _fetch_tcp(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
-    with wire.connect((peer.address, peer.port), token, made=disown) as connection:
-        connection.settimeout(_SILENT_S)
-        try:
-            (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
-            offer = _read_offer(wire.receive_exactly(connection, length))
-            data = bytearray(offer.size_bytes)
-            _fill(memoryview(data), connection)
-        finally:
-            reown(connection.fileno())
     return offer.step, offer.index, offer.scalars, data
 
 

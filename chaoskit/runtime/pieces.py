@@ -1,38 +1,24 @@
 """A sharded state from its pieces: each rank reads what it needs of the copies that a plan names.
 
 All pieces are of one step, committed in one generation. As a rule a rank needs just the piece of the rank whose place
-it has; in a world of another size, parts of several. Every piece that is read is verified before anything of it is
-used.
+it has, which is read straight into its tensors; in a world of another size, parts of several. Whatever is read is
+verified, and a copy that is not what was sealed is never trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-import torch
-from torch import Tensor
-
-from chaoskit.checkpoint.arena import Slot, decode_index, dtype_named
-from chaoskit.checkpoint.layout import Box, cover
-from chaoskit.errors import ChaoskitError
+from chaoskit.checkpoint.arena import ArenaImage
+from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.seal import Torn
+from chaoskit.checkpoint.stored import StoredCopy, assemble
+from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Snapshot
+from chaoskit.osprocess import host_id
 from chaoskit.runtime.peer import Corrupt, PeerLost, fetch
 from chaoskit.runtime.sharding import ShardedState
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A verified copy in this process's memory."""
-
-    snapshot: Snapshot
-    slots: list[Slot]
-    scalars: bytes
-    data: Tensor  # bytes
-
-    def tensor(self, slot: Slot) -> Tensor:
-        part = self.data[slot.offset : slot.offset + slot.size_bytes]
-        return part.view(dtype_named(slot.dtype)).view(slot.shape)
 
 
 class NoCopy(ChaoskitError):
@@ -46,9 +32,11 @@ class Restorer:
         restore: copies that the plan names, the newest first.
         node: of this worker: its own copies are nearer than others.
         rank: by which readers spread over the copies of a piece.
-        failed: told of a copy that could not be read, and whether it is corrupt.
+        transport: ``auto`` (shared memory where a copy is on this host, else TCP) or ``tcp``.
+        failed: told of a copy that could not be read, whether it is corrupt, and why.
 
     Attributes:
+        step, generation: of what is restored.
         read: the copies that were read and verified.
     """
 
@@ -62,11 +50,10 @@ class Restorer:
         transport: str,
         failed: Callable[[Snapshot, bool, str], None],
     ) -> None:
-        newest = max(snapshot.age for snapshot in restore)
-        self.step, self.generation = newest
+        self.step, self.generation = max(snapshot.age for snapshot in restore)
         self._copies: dict[int, list[Snapshot]] = {}
         for snapshot in restore:
-            if snapshot.age == newest:
+            if snapshot.age == (self.step, self.generation):
                 self._copies.setdefault(snapshot.piece, []).append(snapshot)
         for copies in self._copies.values():
             turn = rank % len(copies)
@@ -84,55 +71,75 @@ class Restorer:
             NoCopy: if a piece cannot be read from anywhere.
             BadInput: if the stored state is that of another model.
         """
-        if len(self._copies) == count and number in self._copies:
-            order = [number, *(other for other in self._copies if other != number)]
-        else:
-            order = list(self._copies)
-        pieces: list[Piece] = []
-        for other in order:
-            pieces.append(self._piece(other))
-            targets = state.prepare(slot for piece in pieces for slot in piece.slots)
-            if (parts := _parts(targets, pieces)) is not None:
-                break
-        else:
-            raise NoCopy("the copies do not make up the whole state")
-        for target, source in parts:
-            target.copy_(source)
-        state.load_scalars(pieces[0].scalars, self.step)
+        alike = len(self._copies) == count and number in self._copies
+        if not (alike and self._read_own(state, number)):
+            self._read_all(state)
 
-    def _piece(self, number: int) -> Piece:
+    def _read_own(self, state: ShardedState, number: int) -> bool:
+        """From the copy of one rank, straight into place; False if that was cut in another way."""
         for snapshot in self._copies[number]:
-            try:
-                index, scalars, data = fetch(snapshot.endpoint, self._token, self._transport, snapshot.checksum)
-                piece = Piece(
-                    snapshot, decode_index(index, len(data)), scalars, torch.frombuffer(data, dtype=torch.uint8)
-                )
-            except (PeerLost, Corrupt) as error:
-                self._failed(snapshot, isinstance(error, Corrupt), str(error))
-                continue
-            self.read.append(snapshot)
-            return piece
+            with ExitStack() as stack:
+                try:
+                    copy = stack.enter_context(self._open(snapshot))
+                    tensors = state.prepare(copy.slots)
+                    if {(slot.path, slot.box) for slot in copy.slots} != {(held.path, held.box) for held in tensors}:
+                        return False
+                    scalars = copy.read_into(tensors)
+                except (PeerLost, Corrupt, Damaged, Torn, OSError) as error:
+                    self._fail(snapshot, error)
+                    continue
+                state.load_scalars(scalars, self.step)
+                self.read.append(snapshot)
+                return True
         raise NoCopy(f"no copy of piece {number} of step {self.step} could be read")
 
+    def _read_all(self, state: ShardedState) -> None:
+        """From the copies of all ranks, box by box."""
+        with ExitStack() as stack:
+            copies = [self._open_one(number, stack) for number in sorted(self._copies)]
+            tensors = state.prepare([slot for copy in copies for slot in copy.slots])
+            try:
+                assemble(tensors, copies)
+            except BadInput:
+                raise
+            except ChaoskitError as error:
+                raise NoCopy(f"the copies of step {self.step} do not make up a state: {error}") from error
+            state.load_scalars(copies[0].scalars, self.step)
 
-def _parts(targets: dict[str, tuple[Tensor, Box]], pieces: Sequence[Piece]) -> list[tuple[Tensor, Tensor]] | None:
-    """What is to be copied where; None if the pieces leave holes."""
-    stored: dict[str, list[tuple[Piece, Slot]]] = {}
-    for piece in pieces:
-        for slot in piece.slots:
-            stored.setdefault(slot.path, []).append((piece, slot))
-    found: list[tuple[Tensor, Tensor]] = []
-    try:
-        for path, (memory, box) in targets.items():
-            found += _cut(memory, box, stored.get(path, []))
-    except ChaoskitError:
-        return None
-    return found
+    def _open_one(self, number: int, stack: ExitStack) -> StoredCopy:
+        """A verified copy of a piece, wherever there is one."""
+        for snapshot in self._copies[number]:
+            try:
+                copy = self._open(snapshot)
+                stack.callback(copy.close)
+                copy.verify()
+            except (PeerLost, Corrupt, Damaged, Torn, OSError) as error:
+                self._fail(snapshot, error)
+                continue
+            self.read.append(snapshot)
+            return copy
+        raise NoCopy(f"no copy of piece {number} of step {self.step} could be read")
+
+    def _open(self, snapshot: Snapshot) -> StoredCopy:
+        endpoint = snapshot.endpoint
+        if self._transport == "auto" and endpoint.arena_fd >= 0 and endpoint.host_id == host_id():
+            copy = StoredCopy(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
+        else:
+            image = _received(*fetch(endpoint, self._token), snapshot)
+            copy = StoredCopy(f"/proc/self/fd/{image.fd}")
+        if copy.seal.checksum != snapshot.checksum:
+            copy.close()
+            raise Torn(f"step {snapshot.step} was overwritten by step {copy.seal.step}")
+        return copy
+
+    def _fail(self, snapshot: Snapshot, error: Exception) -> None:
+        self._failed(snapshot, isinstance(error, (Corrupt, Damaged)), str(error))
 
 
-def _cut(memory: Tensor, box: Box, offers: Sequence[tuple[Piece, Slot]]) -> Iterator[tuple[Tensor, Tensor]]:
-    if not box.size:
-        return
-    for number, part in cover(box, [slot.box for _, slot in offers]):
-        piece, slot = offers[number]
-        yield memory[part.within(box)], piece.tensor(slot)[part.within(slot.box)]
+def _received(step: int, index: bytes, scalars: bytes, data: bytearray, snapshot: Snapshot) -> ArenaImage:
+    """What came over the network, as a slot that can be read like any other. Its bytes are verified by the reader."""
+    image = ArenaImage(len(data))
+    image.begin(step, snapshot.generation, index, scalars, len(data))
+    image.data()[:] = data
+    image.end(snapshot.checksum)
+    return image

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from chaoskit.checkpoint.arena import Slot, dtype_named
+from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered
@@ -66,8 +67,15 @@ class ShardedState(Registered):
 
     # -- taking over ----------------------------------------------------------------------------------------------
 
-    def prepare(self, slots: Iterable[Slot]) -> dict[str, tuple[Tensor, Box]]:
-        """Make place for a stored state: path -> memory, and the box of the stored tensor that belongs there.
+    def held(self) -> list[HeldTensor]:
+        """What this rank holds, as copies of it are made and read."""
+        return [
+            HeldTensor(path, memory, shape if box.extent != shape else (), box.start if box.extent != shape else ())
+            for path, (memory, shape, box) in self.parts().items()
+        ]
+
+    def prepare(self, slots: Iterable[Slot]) -> list[HeldTensor]:
+        """Make place for a stored state: the memory of this rank, and the box of each tensor that belongs there.
 
         Args:
             slots: of all pieces that make up the state.
@@ -84,7 +92,7 @@ class ShardedState(Registered):
                 index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
                 fresh[path] = _like(owned[int(index)][1], slot)
         self.rebuild_optimizer_state(fresh)
-        return {path: (memory, box) for path, (memory, _, box) in self.parts().items()}
+        return self.held()
 
     def _check(self, stored: dict[str, Slot]) -> None:
         mine = {path: (tuple(t.shape), t.dtype) for path, t in self.tensors() if path.startswith(MODEL)}
