@@ -66,6 +66,9 @@ class Event(StrEnum):
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
     SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
+    PROTECTED = (
+        "protected"  # a piece has all its copies, for the first time in a generation: worker, step, piece, nodes
+    )
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command

@@ -270,7 +270,8 @@ class Agent:
                     self._keeper.hold(message)
                     continue
                 if isinstance(message, WorkerReady):
-                    self._keeper.adopt(charge.name, message.endpoint, charge.board)
+                    endpoint = self._keeper.adopt(charge.name, message.endpoint, charge.board)
+                    message = msgspec.structs.replace(message, endpoint=endpoint)
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()
                 self._tell(message)
                 if isinstance(message, WorkerFailed):

@@ -90,14 +90,15 @@ class Keeper:
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
-    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
-        """A worker is ready: map its arena, if it has one."""
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> Endpoint:
+        """A worker is ready: map its arena, if it has one. Returns where others read its state."""
         if endpoint.arena_fd < 0:
-            return
+            return endpoint
         with contextlib.suppress(OSError, ValueError):  # it has ended already
             view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
             bell = os.dup(board.bell)
             self._orders.give(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
+        return endpoint
 
     def hold(self, holding: Holding) -> None:
         """A worker holds a piece of a sharded state: not one of these."""

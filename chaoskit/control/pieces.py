@@ -1,7 +1,9 @@
 """The agent's part of the fast tiers in a sharded job: the pieces of its workers, and of other nodes' workers.
 
 A worker copies each committed state of its piece into slots of memory; the agent has them open, too, so they outlive
-the worker. Nothing is offered until the coordinator asks, which it does when a rank was lost: nobody else has its piece.
+the worker. From there each copy goes to other nodes (:mod:`chaoskit.checkpoint.placement` says which), so that it
+outlives the node. Nothing is offered until the coordinator asks, which it does when a rank was lost: nobody else has
+its piece.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.peer_protocol import PeerAddress
+from chaoskit.checkpoint.peer_sender import CopySender
+from chaoskit.checkpoint.peer_server import CopyServer
+from chaoskit.checkpoint.placement import Node, Piece, Placement, place
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.config import RunConfig
 from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
@@ -21,6 +29,8 @@ from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
+
+_BUDGET_SHARE = 0.25  # of the node's memory, for the copies of other nodes
 
 
 @dataclass(slots=True)
@@ -31,19 +41,36 @@ class _Held:
     fds: tuple[int, ...]
     bell: int
     board: Board | None  # None: the worker has ended
+    partners: tuple[PeerAddress, ...] = ()
+    sender: CopySender | None = None
+    told: bool = False  # that all copies are there, in this generation
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"/proc/{os.getpid()}/fd/{fd}" for fd in self.fds]
 
     def copies(self) -> list[tuple[Seal, ArenaView]]:
         """What is complete in the slots now."""
-        found = []
+        views = [ArenaView.open(path) for path in self.paths]
+        return [
+            (Seal(view.step, view.generation, view.size_bytes, checksum), view)
+            for view in views
+            if (checksum := view.checksum)
+        ]
+
+    def stop_sending(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+            self.sender = None
+
+    def close(self) -> None:
+        self.stop_sending()
         for fd in self.fds:
-            view = ArenaView.open(f"/proc/self/fd/{fd}")
-            if checksum := view.checksum:
-                found.append((Seal(view.step, view.generation, view.size_bytes, checksum), view))
-        return found
+            os.close(fd)
 
 
 class PieceKeeper:
-    """Holds and offers pieces. Its methods are called from the agent's event loop and return at once.
+    """Holds, sends and offers pieces. Its methods are called from the agent's event loop and return at once.
 
     Args:
         tell: takes a message to the coordinator; called on the keeper's thread.
@@ -60,19 +87,24 @@ class PieceKeeper:
         tell: Callable[[Message], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._node, self._config, self._journal, self._tell = node, config, journal, tell
+        self._node, self._host, self._token, self._config = node, host, token, config
+        self._journal, self._tell = journal, tell
         self._held: dict[str, _Held] = {}
         self._boards: dict[str, Board] = {}
         self._newest = 0  # step that a live worker of this node has committed
+        self._placement: Placement = {}
+        self._addresses: dict[str, PeerAddress] = {}
         self._offers = Offers(node, host, token)
+        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped)
         self._orders = Orders()
         start_thread(self._serve, fail)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
-    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
-        """A worker is ready."""
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> Endpoint:
+        """A worker is ready. Returns where others bring copies of their pieces, and read those of its piece."""
         self._orders.give(lambda: self._boards.update({worker: board}))
+        return msgspec.structs.replace(endpoint, port=self._server.address.port)
 
     def hold(self, holding: Holding) -> None:
         """A worker copies its piece into slots: have them open, too."""
@@ -81,7 +113,8 @@ class PieceKeeper:
             self._orders.give(lambda: self._hold(holding, fds))
 
     def follow(self, plan: Plan) -> None:
-        """A membership."""
+        """A membership: who is whose partner now."""
+        self._orders.give(lambda: self._follow(plan))
 
     def ended(self, worker: str) -> None:
         """No code of the worker runs any more: what it left is kept."""
@@ -111,22 +144,92 @@ class PieceKeeper:
                 self._sealed(bells[bell])
 
     def _hold(self, holding: Holding, fds: tuple[int, ...]) -> None:
-        board = self._boards.get(holding.worker)
+        board, before = self._boards.get(holding.worker), self._held.get(holding.worker)
         if board is None:  # it has ended meanwhile
-            _close(fds)
+            for fd in fds:
+                os.close(fd)
             return
-        before = self._held.get(holding.worker)
         bell = before.bell if before is not None else os.dup(board.bell)
         if before is not None:
-            _close(before.fds)
-        self._held[holding.worker] = _Held(holding, fds, bell, board)
-        self._sealed(self._held[holding.worker])  # it may have rung before anybody listened
+            before.close()
+        held = self._held[holding.worker] = _Held(holding, fds, bell, board)
+        self._send(held)
+        self._sealed(held)  # it may have rung before anybody listened
+
+    def _follow(self, plan: Plan) -> None:
+        members = {member.worker: member for member in plan.members}
+        nodes = {member.node for member in plan.members}
+        self._addresses = {
+            member.node: PeerAddress(
+                member.node, member.endpoint.host_id, member.endpoint.address, member.endpoint.port
+            )
+            for member in plan.members
+        }
+        copies = min(self._config.memory_copies, len(nodes) - 1)
+        if copies:
+            pieces = [Piece(member.worker, member.node) for member in members.values()]
+            known = [Node(node, self._config.rack(node)) for node in sorted(nodes)]
+            self._placement = place(known, pieces, copies, self._placement)
+        else:
+            self._placement = {}
+        for held in self._held.values():
+            held.told = False
+            self._send(held)
+
+    def _send(self, held: _Held) -> None:
+        """Keep copies of a live worker's piece at its partners."""
+        names = self._placement.get(held.holding.worker, ()) if held.board is not None else ()
+        partners = tuple(self._addresses[name] for name in names)
+        if held.sender is not None and partners == held.partners:
+            held.sender.follow(held.paths)
+            return
+        held.stop_sending()
+        held.partners = partners
+        if partners:
+            held.sender = CopySender(
+                _name(held.holding),
+                held.paths,
+                partners,
+                self._token,
+                transport=self._config.transport,
+                acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
+                failed=lambda node, reason: self._failed(held, node, reason),
+                niceness=NICENESS,
+            )
 
     def _sealed(self, held: _Held) -> None:
         """A worker has completed a copy."""
-        copies = held.copies()
-        if copies and held.board is not None:
-            held.board.protect(max(seal.step for seal, _ in copies))
+        if held.sender is not None and held.board is not None:
+            held.sender.protect(held.board.kept)
+            held.sender.notify()
+        else:
+            self._acknowledged(held)
+
+    def _acknowledged(self, held: _Held) -> None:
+        """A partner has verified a copy; or there is no partner, and the worker has."""
+        if held.board is None:
+            return
+        if held.sender is not None:
+            found = [seal.step for seal in held.sender.acknowledged.values()]
+            step = min(found) if len(found) == len(held.partners) else -1
+        else:
+            step = max((seal.step for seal, _ in held.copies()), default=-1)
+        if step < 0:
+            return
+        held.board.protect(step)
+        if not held.told:
+            held.told = True
+            nodes = [partner.node for partner in held.partners]
+            part = held.holding
+            self._journal.write(Event.PROTECTED, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
+
+    def _failed(self, held: _Held, node: str, reason: str) -> None:
+        self._journal.write(Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}")
+
+    def _dropped(self, name: str, reason: str) -> None:
+        self._journal.write(Event.COPY_FAILED, worker=name, step=-1, reason=reason)
+
+    # -- what outlives a worker -----------------------------------------------------------------------------------
 
     def _ended(self, worker: str) -> None:
         self._boards.pop(worker, None)
@@ -134,11 +237,12 @@ class PieceKeeper:
         if held is not None and held.board is not None:
             os.close(held.bell)
             held.board = None
+            held.stop_sending()
             if not held.copies():
                 self._forget(worker)
 
     def _forget(self, worker: str) -> None:
-        _close(self._held.pop(worker).fds)
+        self._held.pop(worker).close()
 
     def _forget_older(self, step: int) -> None:
         for worker, held in list(self._held.items()):
@@ -147,13 +251,15 @@ class PieceKeeper:
 
     def _recall(self) -> None:
         raise_priority()  # a recovery waits for this
-        found = [(held, seal, view) for held in self._held.values() for seal, view in held.copies()]
+        found = [(held.holding, seal, view, "memory") for held in self._held.values() for seal, view in held.copies()]
+        for copy in self._server.holding():
+            with contextlib.suppress(OSError):
+                found.append((_holding(copy.piece), copy.seal, ArenaView.open(copy.place.path), "peer"))
         self._offers.withdraw([])
         snapshots: list[Snapshot] = []
         with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
-            for held, seal, view in found:
-                part = held.holding
-                offer = self._offers.offer(part.worker, seal, view, piece=part.piece, pieces=part.pieces)
+            for part, seal, view, tier in found:
+                offer = self._offers.offer(part.worker, seal, view, tier=tier, piece=part.piece, pieces=part.pieces)
                 snapshots.append(offer)
         for offered in snapshots:
             self._journal.write(
@@ -163,11 +269,21 @@ class PieceKeeper:
                 generation=offered.generation,
                 checksum=offered.checksum,
                 piece=offered.piece,
+                tier=offered.tier,
             )
         self._tell(Sealed(self._node, tuple(snapshots)))
         lower_priority(NICENESS)
 
 
-def _close(fds: tuple[int, ...]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _name(holding: Holding) -> str:
+    """Of a piece at a partner: whose it is, and which part of what."""
+    return f"{holding.piece}/{holding.pieces}/{holding.worker}"
+
+
+def _holding(name: str) -> Holding:
+    piece, pieces, worker = name.split("/", 2)
+    return Holding(worker, 0, (), int(piece), int(pieces))
+
+
+def _budget_bytes() -> int:
+    return int(_BUDGET_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

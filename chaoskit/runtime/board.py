@@ -38,7 +38,8 @@ _PTHREAD_MUTEX_ROBUST = 1
     _COPIED,
     _LEASE,
     _PROTECTED,
-) = range(14)
+    _KEPT,
+) = range(15)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -65,7 +66,8 @@ class Board:
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch()
-        board._slots[_RANK] = board._slots[_COPIED] = board._slots[_PROTECTED] = -1  # the first state is copied, too
+        for slot in (_RANK, _COPIED, _PROTECTED, _KEPT):  # the state before the first step is copied, too
+            board._slots[slot] = -1
         return board
 
     def _init_latch(self) -> None:
@@ -127,6 +129,10 @@ class Board:
         """The newest step of which this worker's piece of the state has all its copies; -1 for none."""
         return self._slots[_PROTECTED]
 
+    def keep(self, step: int) -> None:
+        """Every piece of the state of ``step`` steps has all its copies: these are kept until a newer one has."""
+        self._slots[_KEPT] = step
+
     # -- agent ------------------------------------------------------------------------------------------------
 
     def await_death(self) -> None:
@@ -146,6 +152,11 @@ class Board:
     def copied(self, step: int) -> None:
         """The worker need not wait any more with the state of ``step`` steps: it is copied, or given up."""
         self._slots[_COPIED] = step
+
+    @property
+    def kept(self) -> int:
+        """The newest step of which every piece has all its copies, as far as this worker knows; -1 for none."""
+        return self._slots[_KEPT]
 
     def protect(self, step: int) -> None:
         """This worker's piece of the state of ``step`` steps has all its copies."""

@@ -82,6 +82,7 @@ class Copies:
         """Every piece of ``step`` has all its copies: it is kept until that holds of a newer one."""
         assert self._snapshotter is not None
         self._snapshotter.protected(step)
+        self._board.keep(step)
 
     def protected(self, step: int) -> int:
         """The newest step of which this piece has all its copies; waits a moment for ``step``."""

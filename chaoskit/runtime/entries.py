@@ -48,7 +48,7 @@ class Entries:
         gc.collect()  # sharded modules refer to themselves in circles
         gc.freeze()
         worker = self._worker
-        worker.ready(Endpoint(host_id(), worker.host, 0, pid, -1))
+        worker.ready(Endpoint(host_id(), worker.host, 0, pid, -1))  # its agent knows where its state can be read
         worker.board.enter(Phase.REGROUP)
 
     def run(self) -> tuple[int, str, str]:

@@ -422,14 +422,27 @@ class ShardedTrainer:
 
     def _object(self, formation: Formation, decision: Decision) -> None:
         """Do not commit: compute the step again, have somebody replaced, or skip its batch."""
-        worker = self._worker
-        if decision.shards:
-            worker.journal.write(Event.NONFINITE, step=self.step, shards=decision.shards, owner=self.rank)
+        worker, generation = self._worker, formation.plan.generation
+        for member in formation.plan.members if decision.verdict == "repeat" else ():
+            if shards := [shard for shard in member.shards if shard in decision.shards]:
+                worker.journal.write(
+                    Event.NONFINITE,
+                    step=self.step,
+                    generation=generation,
+                    owner=member.rank,
+                    worker=member.worker,
+                    shards=shards,
+                )
         self._shift = decision.shift
         if decision.verdict == "repeat":
             return
         worker.journal.write(
-            Event.ATTRIBUTED, step=self.step, shards=decision.shards, verdict=decision.verdict, rank=self.rank
+            Event.ATTRIBUTED,
+            step=self.step,
+            generation=generation,
+            verdict=decision.verdict,
+            ranks=decision.ranks,
+            shards=decision.shards,
         )
         if decision.verdict == "rank":
             accuse(formation.plan, decision.ranks, worker.name, self.step, worker.send)

@@ -142,6 +142,7 @@ class World:
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._address, self._timeout_s = address, timeout_s
+        self._store = store  # torch keeps a part of it only, and asks it again for every further group
         self._groups: list[LeavableGroup] = []
         self._left = False
         cuda = device.type == "cuda"
