@@ -1,4 +1,4 @@
-"""What an agent's keeper has in common whatever it keeps: a thread that takes orders, and copies that others can read."""
+"""What an agent's keepers have in common: a thread that takes orders, and copies that others can read."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _key(experiment: Experiment) -> str:
     The job's file is in it by its place: a copy elsewhere imports, and may read, what lies beside it there.
     """
     config, job = experiment.config, experiment.config.job
-    world = config.nodes if config.reduction == "fast" else 0
+    world = config.nodes if config.reduction == "fast" or config.job.sharded else 0
     numbers = (config.seed, config.shard_count, config.reduction, config.device, config.nonfinite, world)
     place = str(Path(job.path).resolve())
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())

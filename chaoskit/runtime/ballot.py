@@ -82,8 +82,8 @@ class Decision:
 class Suspicion:
     """Tells a bad rank from a bad batch: the step is computed again with every shard on another rank.
 
-    What stays with the rank is the rank's fault, what goes with the shard is the batch's. A pure state machine; the same
-    on all ranks, as it sees the same rows.
+    What stays with the rank is the rank's fault, what goes with the shard is the batch's. A pure state machine; the
+    same on all ranks, as it sees the same rows.
     """
 
     def __init__(self) -> None:

@@ -14,6 +14,8 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from chaoskit.vocabulary import Phase
 
@@ -90,6 +92,16 @@ class Board:
         """Show that the main thread entered ``phase`` now."""
         self._slots[_PHASE] = phase
         self._slots[_SINCE] = time.monotonic_ns()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Show that the main thread waits for other ranks, in the middle of a phase."""
+        interrupted = self._slots[_PHASE]
+        self.enter(Phase.REDUCE)
+        try:
+            yield
+        finally:
+            self.enter(Phase(interrupted))
 
     def rehearsed(self, duration_ns: int) -> None:
         """Show how long the rehearsal of a step took, one shard of it."""

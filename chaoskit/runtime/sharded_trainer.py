@@ -92,6 +92,7 @@ class ShardedTrainer:
         self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
         self._began_ns = 0
         self._samplers: dict[tuple[int, int], Sampler] = {}
+        self._sampler: Sampler  # of this step
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
@@ -192,7 +193,15 @@ class ShardedTrainer:
             assert formation.rendezvous is not None
             store = RendezvousStore(formation.rendezvous, formation.plan.generation)
         timeout_s = self.config.collective_timeout_s
-        world = World(store, self.rank, self.world, self.device, address=self._worker.host, timeout_s=timeout_s)
+        world = World(
+            store,
+            self.rank,
+            self.world,
+            self.device,
+            address=self._worker.host,
+            timeout_s=timeout_s,
+            waiting=self._worker.board.waiting,
+        )
         if formation is not None and not self._worker.regrouper.attach(formation, world.leave):
             world.leave()
             raise GenerationSuperseded("a newer generation was begun while the groups of this one were built")
@@ -280,13 +289,13 @@ class ShardedTrainer:
         key = (len(dataset), batch_size)
         if key not in self._samplers:
             self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
-        sampler, mine = self._samplers[key], self._mine()
+        self._sampler, mine = self._samplers[key], self._mine()
         most = max(len(member.shards) for member in self._formation.plan.members) if self._formation else 1
         for turn in range(most):  # as many on every rank: the model's own collectives need all of them
             index = mine[min(turn, len(mine) - 1)]
             self._current = index if turn < len(mine) else -1
             self._enter_phase(Phase.FORWARD)
-            samples = sampler.samples(self.step, index)
+            samples = self._sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
             batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
             yield Shard(index, samples, batch)
@@ -466,7 +475,7 @@ class ShardedTrainer:
                 rank=self.rank,
                 world=self.world,
                 shards=decision.shards,
-                samples=[sample for shard in self._mine() for sample in self._samples[shard]],
+                samples=[sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)],
             )
             state.step += 1
             worker.regrouper.step = state.step

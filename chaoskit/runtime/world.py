@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from chaoskit.runtime.group import Connections, gloo
 from chaoskit.runtime.transfers import Transfer, WaitingLine
+
+#: Shows, for as long as it is entered, that the caller waits for other ranks.
+Waiting = Callable[[], AbstractContextManager[None]]
 
 #: Under this name torch knows the backend.
 BACKEND = "chaoskit"
@@ -56,25 +60,29 @@ _COLLECTIVES = (
 class _Work(dist.Work):
     """An operation under way; waiting for it ends with the group at the latest."""
 
-    def __init__(self, transfer: Transfer, work: Any) -> None:
+    def __init__(self, transfer: Transfer, work: Any, waiting: Waiting) -> None:
         super().__init__()
-        self._transfer, self._work = transfer, work
+        self._transfer, self._work, self._waiting = transfer, work, waiting
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._transfer.wait()
+        if self._transfer.done:
+            self._transfer.wait()  # for its error
+        else:
+            with self._waiting():
+                self._transfer.wait()
         return True
 
     def is_completed(self) -> bool:
         return self._transfer.done
 
     def synchronize(self) -> None:
-        self._transfer.wait()
+        self.wait()
 
     def block_current_stream(self) -> None:
-        self._transfer.wait()
+        self.wait()
 
     def get_future(self) -> Any:
-        self._transfer.wait()
+        self.wait()
         return self._work.get_future()
 
 
@@ -83,9 +91,12 @@ class LeavableGroup(dist.ProcessGroup):
 
     Args:
         address: of this host, as its peers can reach it.
+        waiting: is entered while somebody waits for other ranks.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, address: str) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout_s: float, address: str, waiting: Waiting = nullcontext
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's types know another constructor only
         self._connections = Connections()
         backend = gloo(store, rank, size, address, timeout_s)
@@ -95,7 +106,7 @@ class LeavableGroup(dist.ProcessGroup):
         for group in (self, self._inner):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._line = WaitingLine()
+        self._line, self._waiting = WaitingLine(), waiting
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
@@ -103,7 +114,7 @@ class LeavableGroup(dist.ProcessGroup):
     def start(self, name: str, *arguments: Any) -> _Work:
         """Start the collective that torch calls ``name``."""
         work = getattr(self._inner, name)(*arguments)
-        return _Work(self._line.add(work), work)
+        return _Work(self._line.add(work), work, self._waiting)
 
     def leave(self) -> None:
         """Get every rank out of every collective of this group. May be called from any thread, more than once."""
@@ -135,13 +146,22 @@ class World:
         store: where the members exchange addresses; interrupting it ends what waits for a group to be built.
         address: of this host, as its peers can reach it.
         timeout_s: last resort of the backend itself; faults are noticed long before.
+        waiting: is entered while somebody waits for other ranks.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, device: torch.device, *, address: str, timeout_s: float
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        address: str,
+        timeout_s: float,
+        waiting: Waiting = nullcontext,
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
-        self._address, self._timeout_s = address, timeout_s
+        self._address, self._timeout_s, self._waiting = address, timeout_s, waiting
         self._store = store  # torch keeps a part of it only, and asks it again for every further group
         self._groups: list[LeavableGroup] = []
         self._left = False
@@ -163,7 +183,7 @@ class World:
             raise
 
     def _make(self, store: Store, rank: int, size: int) -> LeavableGroup:
-        group = LeavableGroup(store, rank, size, self._timeout_s, self._address)
+        group = LeavableGroup(store, rank, size, self._timeout_s, self._address, self._waiting)
         self._groups.append(group)
         if self._left:  # while it was built
             group.leave()
@@ -192,6 +212,7 @@ class World:
             _makers.remove(self._make)
         if dist.is_initialized():
             dist.destroy_process_group()
+        _forget_meshes()
 
 
 def _dispose(groups: list[LeavableGroup]) -> None:
@@ -200,6 +221,18 @@ def _dispose(groups: list[LeavableGroup]) -> None:
     groups.clear()
 
 
+def _forget_meshes() -> None:
+    """What torch remembers of operations on DTensors it finds again by the shape of their mesh, and it gives their
+    results that mesh: of a world that was left, in which this process may have had another rank."""
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"), (_redistribute, _PLANNER_CACHE)):
+        if (clear := getattr(owner, name, None)) is not None:  # older versions have no such caches
+            clear()
+
+
+_PLANNER_CACHE = "clear_redistribute_planner_cache"
 _makers: list[Callable[[Store, int, int], LeavableGroup]] = []
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from chaoskit.errors import BadInput
 from chaoskit.runtime.levers.rig import Bench, Report
 from chaoskit.runtime.registered import Registered
+from chaoskit.runtime.sharding import is_sharded, local_part
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
@@ -48,7 +49,9 @@ class Poison:
         """Poison the weight now, or the gradient or activation as soon as it is computed."""
         if self._where == "weight":
             with torch.no_grad():
-                self._poison(self._parameter.data)
+                self._poison(local_part(self._parameter)[0])
+        elif self._where == "gradient" and is_sharded([self._parameter]):  # whose own hooks are not asked
+            self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_accumulated)
         elif self._where == "gradient":
             self._handle = self._parameter.register_hook(self._on_gradient)  # before anybody can read it
         else:
@@ -59,6 +62,11 @@ class Poison:
         self._poison(poisoned)
         self._disarm()
         return poisoned
+
+    def _on_accumulated(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._poison(local_part(parameter.grad)[0])
+        self._disarm()
 
     def _on_activation(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         poisoned = output.clone()
@@ -107,7 +115,7 @@ class BitFlipper:
 
     def _target_now(self) -> Tensor:
         """The tensor, or one of its shape and type where it does not exist yet."""
-        return self._state() if self._where == "optimizer" else self._parameter.data
+        return local_part(self._state() if self._where == "optimizer" else self._parameter.data)[0]
 
     def _state(self) -> Tensor:
         states = [optimizer.state.get(self._parameter, {}) for optimizer in self._replica.optimizers]
