@@ -55,6 +55,9 @@ class SaveFailed(ChaoskitError):
         self.step, self.tier, self.reason = step, tier, reason
         super().__init__(f"step {step} was not saved to {tier}: {reason}")
 
+    def __reduce__(self) -> tuple[type[SaveFailed], tuple[int, str, str]]:
+        return type(self), (self.step, self.tier, self.reason)  # torch sends what a rank raises to the others
+
 
 class _Assignment(NamedTuple):
     """What the coordinator tells a rank: the number of each tier that is due, and the name of its staging directory."""
@@ -113,12 +116,17 @@ class SnapshotWriter(StorageWriter):
         self.on_failure, self.committed = on_failure, committed
         self.failures: list[SaveFailed] = []
         self._step: int | None = None
+        self._demanded: int | None = None
         self._stagings: dict[int, Staging] = {}
         self._world = 1
 
     def due(self, step: int) -> bool:
         """Whether any tier wants a snapshot of ``step``."""
-        return any(tier.due(step) for tier in self.tiers)
+        return any(tier.due(step, demanded=step == self._demanded) for tier in self.tiers)
+
+    def demand(self, step: int) -> None:
+        """Have every tier take the snapshot of ``step``, whatever its schedule says: the last one of a job."""
+        self._demanded = step
 
     # -- called by torch, in this order ---------------------------------------------------------------------------
 
@@ -141,7 +149,7 @@ class SnapshotWriter(StorageWriter):
         step = self._step or 0
         for number, tier in enumerate(self.tiers):
             try:
-                if tier.due(step):
+                if tier.due(step, demanded=step == self._demanded):
                     self._stagings[number] = tier.begin(step)
             except OSError as error:
                 self._note(number, str(error))

@@ -19,7 +19,7 @@ import msgspec
 from torch import Tensor
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
-from chaoskit.checkpoint.files import remove_tree, sync_directory, write_file
+from chaoskit.checkpoint.files import make_directory, remove_tree, sync_directory, write_file
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, Manifest, Part
 from chaoskit.checkpoint.names import (
     QUARANTINE,
@@ -79,9 +79,12 @@ class NothingToRestore(ChaoskitError):
     """No snapshot is whole. ``lost``: those that are not."""
 
     def __init__(self, root: Path, lost: Sequence[DamagedSnapshot]) -> None:
-        self.lost = list(lost)
+        self.root, self.lost = root, list(lost)
         reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
         super().__init__(f"no snapshot below {root} can be restored{reasons}")
+
+    def __reduce__(self) -> tuple[type[NothingToRestore], tuple[Path, list[DamagedSnapshot]]]:
+        return type(self), (self.root, self.lost)  # torch sends what a rank raises to the others
 
 
 class Staging:
@@ -196,12 +199,14 @@ class DiskTier:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def due(self, step: int) -> bool:
-        """Whether the schedule asks for a snapshot of ``step``."""
+    def due(self, step: int, *, demanded: bool = False) -> bool:
+        """Whether the schedule asks for a snapshot of ``step``; if one is demanded, whether it is not there yet."""
         names = self._names()
         if not names:
             return True
         newest, elapsed_s = max(names), None
+        if demanded:
+            return newest[0] != step
         if self._last_commit_s is not None:
             elapsed_s = time.monotonic() - self._last_commit_s
         else:  # another process wrote it: only the file system knows when
@@ -229,8 +234,9 @@ class DiskTier:
         elif generation in taken:
             raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
         self.at("stage")
+        make_directory(self.root / STAGING)
         path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation))
-        path.mkdir(parents=True)
+        path.mkdir()
         return Staging(self, path)
 
     def join(self, name: str) -> Staging:
@@ -312,7 +318,10 @@ class DiskTier:
         target.parent.mkdir(exist_ok=True)
         if (age := parse_name(path.name)) is not None:
             self._verified.discard(age)
-        path.rename(target)
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            return DamagedSnapshot(path.name, path, f"{reason}; it was deleted meanwhile")
         with contextlib.suppress(OSError):  # a full disk is no reason to offer it again
             (target / REASON).write_text(f"{reason}\n", encoding="utf-8")
         for directory in (self.root, target.parent):
