@@ -265,6 +265,8 @@ class SnapshotReader(StorageReader):
         if parse_name(self.path.name) is not None:
             return Snapshot.open(self.path)
         listing = DiskTier(self.path).snapshots()
+        for one in listing.damaged:
+            _log.warning("%s is passed over: %s", one.path, one.reason)
         for snapshot in listing.snapshots:
             if self.step in (None, snapshot.manifest.step):
                 return snapshot

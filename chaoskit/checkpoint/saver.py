@@ -92,6 +92,8 @@ class Saver:
             self._pending = None
             if (error := future.exception()) is not None:
                 self._note(step, error)
+            else:
+                self.failures += self._writer.failures  # those that it reports and does not raise
         return self.failures
 
     def _look(self) -> None:
