@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from chaoskit.checkpoint import (
     DiskTier,
@@ -258,6 +259,14 @@ def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
     (tmp_path / "step-000000001.g0" / "__0_0.distcp").unlink()
     with pytest.raises(ChaoskitError, match="can be restored"):
         restore(loaded, tmp_path)
+
+
+def test_a_planner_that_repeats_old_plans_is_refused(tmp_path: Path) -> None:
+    writer, planner = SnapshotWriter(tmp_path), DefaultSavePlanner(enable_plan_caching=True)
+    dcp.save(state(1), checkpoint_id="step-1", storage_writer=writer, planner=planner)
+    with pytest.raises(CheckpointException, match="enable_plan_caching=True: leave it False"):
+        dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer, planner=planner)
+    assert restore(state(3), tmp_path).step == 1  # type: ignore[union-attr]
 
 
 def test_errors_reach_other_ranks() -> None:

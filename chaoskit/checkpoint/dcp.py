@@ -143,6 +143,8 @@ class SnapshotWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if not all(plan.usable for plan in plans):  # the planner puts an old plan in their place, and an old directory
+            raise BadInput("enable_plan_caching", True, "leave it False: each snapshot has a directory of its own")
         for staging in self._stagings.values():  # of a save that ended without a word, as when a rank is lost
             staging.abandon()
         self._stagings, self._world, self.failures = {}, len(plans), []
@@ -200,10 +202,13 @@ class SnapshotWriter(StorageWriter):
         keys = {path: tuple(place) for path, place in (metadata.planner_data or {}).items() if place != (path,)}
         try:
             snapshot = staging.commit([part], world=self._world, keys=keys)
-            self.tiers[number].prune()
         except OSError as error:
             self._note(number, str(error))
             return
+        try:
+            self.tiers[number].prune()
+        except OSError as error:  # the snapshot is there all the same
+            _log.warning("old snapshots below %s were not deleted: %s", self.tiers[number].root, error)
         if self.committed is not None:
             self.committed(snapshot)
 
