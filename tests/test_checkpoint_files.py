@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaoskit.checkpoint import DiskTier, NothingToRestore
 from chaoskit.checkpoint.container import ALIGN_BYTES, wrap
-from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, decode_manifest
 from chaoskit.checkpoint.raw import tensor_bytes

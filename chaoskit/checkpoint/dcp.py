@@ -36,12 +36,13 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from chaoskit.checkpoint.dcp_metadata import build_metadata, index_of, indexed
-from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier, Staging
+from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FileEntry, Item, Part
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.parts import PartWriter
 from chaoskit.checkpoint.snapshot import Snapshot, Wanted
+from chaoskit.checkpoint.staging import Staging
 from chaoskit.errors import BadInput, ChaoskitError
 
 _log = logging.getLogger("chaoskit.checkpoint")

@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 from chaoskit.checkpoint.dcp import SaveFailed, SnapshotReader, SnapshotWriter
-from chaoskit.checkpoint.disk import DamagedSnapshot, DiskTier, NothingToRestore
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.manifest import Damaged
 
 _Value = TypeVar("_Value")
