@@ -1,0 +1,160 @@
+"""Uploads beside the training: one thread, the newest snapshot first, and no error that could end anything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
+from chaoskit.checkpoint.remote.source import Source
+from chaoskit.checkpoint.remote.tier import RemoteTier, snapshot_name
+from chaoskit.checkpoint.remote.upload import Sent
+
+_log = logging.getLogger(__name__)
+
+
+class UploadStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How uploads go.
+
+    Args:
+        under_way, waiting: names of snapshots; "" for none.
+        last: what was committed last.
+        last_error: of the upload under way or, if that has none yet, of the one before; "" after a success.
+        committed, superseded, failed: how many snapshots ended so.
+        sent_bytes: of files, in all.
+    """
+
+    under_way: str = ""
+    waiting: str = ""
+    last: Sent | None = None
+    last_error: str = ""
+    committed: int = 0
+    superseded: int = 0
+    failed: int = 0
+    sent_bytes: int = 0
+
+
+class _Offer(NamedTuple):
+    source: Source
+    release: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        return snapshot_name(self.source.manifest)
+
+
+def _keep() -> None:
+    """Nothing is to be released."""
+
+
+class Uploader:
+    """Sends what it is offered, one after the other; of what has not begun only the newest.
+
+    An upload whose store is out is tried again until it succeeds, or a newer snapshot waits. The tier is its own from
+    now on, and closed with it. To be made in the process that uses it: it does not survive a fork.
+
+    Args:
+        after_commit: called in the thread of the uploader, to prune.
+    """
+
+    def __init__(self, tier: RemoteTier, after_commit: Callable[[RemoteTier], None] | None = None) -> None:
+        self._tier, self._after_commit = tier, after_commit
+        self._changed = threading.Condition()
+        self._waiting: _Offer | None = None
+        self._closing = False
+        self._status = UploadStatus()
+        self._thread = threading.Thread(target=self._serve, name="ck-uploader", daemon=True)
+        self._thread.start()
+
+    @property
+    def status(self) -> UploadStatus:
+        """At this moment."""
+        with self._changed:
+            waiting = self._waiting.name if self._waiting else ""
+            return msgspec.structs.replace(self._status, waiting=waiting, sent_bytes=self._tier.store.sent_bytes)
+
+    def offer(self, source: Source, release: Callable[[], None] = _keep) -> None:
+        """Have a snapshot sent, in place of one that waits. Returns at once, and never raises.
+
+        Args:
+            release: called once, in any thread, when the source is not needed any more: sent, superseded or given up.
+        """
+        offer = _Offer(source, release)
+        with self._changed:
+            if self._closing:
+                passed_over: _Offer | None = offer
+            else:
+                passed_over, self._waiting = self._waiting, offer
+                self._changed.notify_all()
+            if passed_over is not None:
+                self._count(superseded=self._status.superseded + 1)
+        if passed_over is not None:
+            self._release(passed_over)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until nothing is left to do. Gives whether that was so in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._status.under_way, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """End the thread, also in the middle of an upload. Gives whether it ended in time; it cannot hold up an exit."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._tier.close()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (offer := self._next()) is not None:
+            try:
+                self._send(offer)
+            except Exception as error:  # training goes on, whatever becomes of its copies
+                _log.exception("upload of %s", offer.name)
+                self._count(under_way="", last_error=f"{type(error).__name__}: {error}", failed=self._status.failed + 1)
+            self._release(offer)
+
+    def _next(self) -> _Offer | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+            offer, self._waiting = self._waiting, None
+            if offer is not None and not self._closing:
+                self._count(under_way=offer.name)
+                return offer
+        if offer is not None:
+            self._release(offer)
+        return None
+
+    def _send(self, offer: _Offer) -> None:
+        while True:
+            try:
+                sent = self._tier.upload(offer.source)
+                break
+            except RemoteUnavailable as error:
+                self._count(last_error=str(error))
+                _log.warning("%s is not uploaded yet: %s", offer.name, error)
+                pause_s = self._tier.store.traffic.backoff.cap_s
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._waiting is not None or self._closing, pause_s):
+                        raise
+        self._count(last=sent, last_error="", committed=self._status.committed + 1)
+        if self._after_commit is not None:
+            self._after_commit(self._tier)
+        self._count(under_way="")
+
+    def _count(self, **changes: object) -> None:
+        with self._changed:
+            self._status = msgspec.structs.replace(self._status, **changes)
+            self._changed.notify_all()
+
+    def _release(self, offer: _Offer) -> None:
+        try:
+            offer.release()
+        except Exception:
+            _log.exception("release of %s", offer.name)
