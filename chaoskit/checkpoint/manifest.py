@@ -2,11 +2,12 @@
 
 A snapshot counts only with its manifest, which is written last. It is JSON, so it can be read without trust and with
 any tool. The digest of a file is XXH3-128 over the digests of its chunks: a part of a file can be verified without
-reading the rest, and an upload that broke off can go on where it stood.
+reading the rest, and an upload that broke off can go on where it stood. The manifest begins with a digest of itself.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 import msgspec
@@ -84,6 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         generation: the membership that committed the last of them; 0 outside of chaoskit's runtime.
         world: ranks that trained.
         saved_at: wall time in ISO 8601, for people; nothing is decided by it.
+        keys: where an item stands in a nested state dict, by its path; items of flat ones are missing.
     """
 
     step: int
@@ -92,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     saved_at: str = ""
     files: tuple[FileEntry, ...]
     items: tuple[Item, ...]
+    keys: dict[str, tuple[str | int, ...]] = {}
     format: int = FORMAT
 
     @property
@@ -109,10 +112,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return next(entry for entry in self.files if entry.name == name)
 
     def encode(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1)[1:] + b"\n"
+        return b'{\n "digest": "%s",%s' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
 
 _decoder = msgspec.json.Decoder(Manifest)
+_sealed = re.compile(rb'\{\n "digest": "([0-9a-f]{32})",')
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -121,8 +126,12 @@ def decode_manifest(data: bytes) -> Manifest:
     Raises:
         Damaged: if it is none, or names what cannot be.
     """
+    seal = _sealed.match(data)
+    text = data[seal.end() :] if seal else b""
+    if seal is None or xxhash.xxh3_128_hexdigest(text).encode() != seal[1]:
+        raise Damaged("the manifest is not what was written: its digest is wrong")
     try:
-        manifest = _decoder.decode(data)
+        manifest = _decoder.decode(b"{" + text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"the manifest cannot be read: {error}") from None
     if manifest.format > FORMAT:

@@ -1,0 +1,58 @@
+"""torch's own table of contents of a snapshot, so that plain ``torch.distributed.checkpoint`` reads what we wrote.
+
+It is computed from the manifest and never read: a pickle is code, and the manifest says the same.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import torch
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from chaoskit.checkpoint.arena import dtype_named
+from chaoskit.checkpoint.manifest import Item, Manifest
+
+#: Name of the file.
+METADATA = ".metadata"
+
+
+def encode_metadata(manifest: Manifest) -> bytes:
+    """The bytes of the file."""
+    return pickle.dumps(build_metadata(manifest))
+
+
+def build_metadata(manifest: Manifest) -> Metadata:
+    """What ``torch.distributed.checkpoint`` knows of a checkpoint."""
+    described: dict[str, STORAGE_TYPES] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for item in manifest.items:
+        index = index_of(item)
+        if index in places:
+            continue  # a replica of the one before
+        if not item.dtype:
+            described[item.path] = BytesStorageMetadata()
+        else:
+            properties = TensorProperties(dtype=dtype_named(item.dtype))
+            known = described.setdefault(item.path, TensorStorageMetadata(properties, torch.Size(item.shape), []))
+            if not isinstance(known, TensorStorageMetadata) or (0 not in item.shape and not item.size_bytes):
+                continue  # the empty shard of a rank for which nothing was left begins where a real one may
+            known.chunks.append(ChunkStorageMetadata(torch.Size(item.start), torch.Size(item.extent)))
+        places[index] = _StorageInfo(item.file, *item.container)
+    keys = {path: manifest.keys.get(path, (path,)) for path in described}
+    return Metadata(described, keys, places, StorageMeta(), CURRENT_DCP_VERSION)
+
+
+def index_of(item: Item) -> MetadataIndex:
+    """How torch calls a stored item."""
+    return MetadataIndex(item.path, torch.Size(item.start)) if item.dtype else MetadataIndex(item.path)

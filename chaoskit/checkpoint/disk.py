@@ -1,0 +1,347 @@
+"""The disk tier: a directory of snapshots, each of them complete or invisible whatever happens at whatever instant.
+
+A snapshot is written into a staging directory by any number of processes; one of them commits. Its files are on the
+disk before its manifest, and that before the rename that makes it visible. One that is deleted is renamed first. So at
+any instant each visible directory is complete; what a dead process left behind is invisible and recognised as its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
+from chaoskit.checkpoint.files import remove_tree, sync_directory, write_file
+from chaoskit.checkpoint.manifest import MANIFEST, Damaged, Manifest, Part
+from chaoskit.checkpoint.names import (
+    QUARANTINE,
+    STAGING,
+    TRASH,
+    Owner,
+    owner_of,
+    parse_name,
+    snapshot_name,
+    unique,
+)
+from chaoskit.checkpoint.parts import PartWriter
+from chaoskit.checkpoint.retention import Kept, Retention, Schedule
+from chaoskit.checkpoint.snapshot import Snapshot
+from chaoskit.errors import BadInput, ChaoskitError
+
+#: A writer on another host, which cannot be seen from here, is given up when it has written nothing for so long.
+_FOREIGN_LEASE_S = 86400.0
+REASON = "REASON.txt"
+
+
+class DamagedSnapshot(NamedTuple):
+    """A snapshot that is there and cannot be restored. ``path``: where it is now."""
+
+    name: str
+    path: Path
+    reason: str
+
+    @property
+    def step(self) -> int:
+        age = parse_name(self.name)
+        return age[0] if age else -1
+
+
+class Listing(NamedTuple):
+    """What is in a directory of snapshots, the newest first. ``damaged``: those whose manifest cannot be used."""
+
+    snapshots: list[Snapshot]
+    damaged: list[DamagedSnapshot]
+
+
+class Found(NamedTuple):
+    """The newest snapshot whose digests are right, and the newer ones that were set aside on the way to it."""
+
+    snapshot: Snapshot
+    lost: list[DamagedSnapshot]
+
+    @property
+    def lost_steps(self) -> int:
+        """How many committed steps the damaged snapshots held that this one does not."""
+        return max((one.step for one in self.lost), default=self.snapshot.manifest.step) - self.snapshot.manifest.step
+
+
+class NothingToRestore(ChaoskitError):
+    """No snapshot is whole. ``lost``: those that are not."""
+
+    def __init__(self, root: Path, lost: Sequence[DamagedSnapshot]) -> None:
+        self.lost = list(lost)
+        reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
+        super().__init__(f"no snapshot below {root} can be restored{reasons}")
+
+
+class Staging:
+    """A snapshot that is being written. One process begins and commits it; others may join and add files."""
+
+    def __init__(self, tier: DiskTier, path: Path) -> None:
+        self._tier, self.path = tier, path
+        name, _, _ = path.name.partition("~")
+        age = parse_name(name)
+        if age is None:
+            raise BadInput("staging", path.name, "use the name of a staging directory")
+        self.step, self.generation = age
+
+    @property
+    def name(self) -> str:
+        """For :meth:`DiskTier.join`, in the other processes."""
+        return self.path.name
+
+    def writer(self, file_name: str) -> PartWriter:
+        """A new file of the snapshot; each process needs another name.
+
+        Raises:
+            OSError: if the disk is full or fails, or somebody has given up the snapshot.
+        """
+        return PartWriter(self.path / file_name, self._tier.at)
+
+    def commit(
+        self, parts: Iterable[Part], *, world: int = 1, keys: Mapping[str, tuple[str | int, ...]] | None = None
+    ) -> Snapshot:
+        """Make the snapshot visible. When this returns it outlives a loss of power.
+
+        Args:
+            parts: of all processes.
+            world: ranks that trained.
+            keys: where an item stands in a nested state dict, by its path.
+
+        Raises:
+            OSError: if the disk is full or fails; there is no such snapshot then.
+        """
+        from chaoskit.checkpoint.dcp_metadata import METADATA, encode_metadata
+
+        at, everything = self._tier.at, list(parts)
+        manifest = Manifest(
+            step=self.step,
+            generation=self.generation,
+            world=world,
+            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            files=tuple(entry for part in everything for entry in part.files),
+            items=tuple(item for part in everything for item in part.items),
+            keys=dict(keys or {}),
+        )
+        at("metadata")
+        metadata = write_file(self.path / METADATA, encode_metadata(manifest))
+        manifest = msgspec.structs.replace(manifest, files=(*manifest.files, metadata))
+        at("manifest")
+        write_file(self.path / MANIFEST, manifest.encode(), at, "seal")
+        sync_directory(self.path)
+        at("commit")
+        target = self._tier.root / snapshot_name(self.step, self.generation)
+        self.path.rename(target)
+        at("publish")
+        sync_directory(self._tier.root)
+        at("committed")
+        snapshot = Snapshot(target, manifest)
+        self._tier.note_commit(snapshot)
+        return snapshot
+
+    def abandon(self) -> None:
+        """Remove what was written. Nothing of it was visible."""
+        remove_tree(self.path)
+
+
+class DiskTier:
+    """Snapshots below ``root``, on any file system that all their writers share.
+
+    Args:
+        root: made if it is missing, by the first save.
+        schedule: when a save that is asked for is due.
+        retention: what :meth:`prune` leaves.
+        at: called at each of :data:`~chaoskit.checkpoint.boundaries.BOUNDARIES`.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        schedule: Schedule | None = None,
+        retention: Retention | None = None,
+        at: Hook = undisturbed,
+    ) -> None:
+        self.root = Path(root)
+        self.schedule, self.retention, self.at = schedule or Schedule(), retention or Retention(), at
+        self._verified: set[tuple[int, int]] = set()
+        self._last_commit_s: float | None = None
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether the schedule asks for a snapshot of ``step``."""
+        names = self._names()
+        if not names:
+            return True
+        newest, elapsed_s = max(names), None
+        if self._last_commit_s is not None:
+            elapsed_s = time.monotonic() - self._last_commit_s
+        else:  # another process wrote it: only the file system knows when
+            with contextlib.suppress(FileNotFoundError):
+                elapsed_s = max(0.0, time.time() - (self.root / names[newest] / MANIFEST).stat().st_mtime)
+        return self.schedule.due(step, newest[0], elapsed_s)
+
+    def begin(self, step: int, generation: int | None = None) -> Staging:
+        """Begin a snapshot, after removing what dead processes left of theirs.
+
+        Args:
+            step: committed steps.
+            generation: the membership that committed the last of them. None: the first number that is free.
+
+        Raises:
+            BadInput: if there is that snapshot.
+            OSError: if the disk is full or fails.
+        """
+        if step < 0 or (generation or 0) < 0:
+            raise BadInput("step", (step, generation), "use 0 or more")
+        self.sweep()
+        taken = [number for known, number in self._names() if known == step]
+        if generation is None:
+            generation = max(taken, default=-1) + 1
+        elif generation in taken:
+            raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
+        self.at("stage")
+        path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation))
+        path.mkdir(parents=True)
+        return Staging(self, path)
+
+    def join(self, name: str) -> Staging:
+        """Take part in a snapshot that another process began."""
+        return Staging(self, self.root / STAGING / name)
+
+    def note_commit(self, snapshot: Snapshot) -> None:
+        """For :class:`Staging`: what was written just now is known to be whole."""
+        self._verified.add(snapshot.manifest.age)
+        self._last_commit_s = time.monotonic()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def snapshots(self) -> Listing:
+        """What is there. Manifests are read, data files are not."""
+        listing = Listing([], [])
+        for age, name in sorted(self._names().items(), reverse=True):
+            path = self.root / name
+            try:
+                snapshot = Snapshot.open(path)
+                if snapshot.manifest.age != age:
+                    raise Damaged(f"its manifest is of {snapshot_name(*snapshot.manifest.age)}")
+                listing.snapshots.append(snapshot)
+            except Damaged as error:
+                if path.exists():  # else it was pruned since
+                    listing.damaged.append(DamagedSnapshot(name, path, str(error)))
+        return listing
+
+    def newest_verified(self) -> Found:
+        """The newest snapshot all of whose bytes are what was written. Newer ones that are not are quarantined.
+
+        Raises:
+            NothingToRestore: if there is none.
+        """
+        listing = self.snapshots()
+        lost = [self.quarantine(one.path, one.reason) for one in listing.damaged]
+        for snapshot in listing.snapshots:
+            if (damage := self.verify(snapshot)) is None:
+                newer = [one for one in lost if one.step >= snapshot.manifest.step]
+                return Found(snapshot, newer)
+            lost.append(self.quarantine(snapshot.path, damage))
+        raise NothingToRestore(self.root, lost)
+
+    def verify(self, snapshot: Snapshot) -> str | None:
+        """Read all of a snapshot. What is wrong with it; None if nothing is."""
+        try:
+            snapshot.verify()
+        except Damaged as error:
+            self._verified.discard(snapshot.manifest.age)
+            return str(error)
+        self._verified.add(snapshot.manifest.age)
+        return None
+
+    def quarantine(self, path: Path, reason: str) -> DamagedSnapshot:
+        """Set a snapshot aside, with a note why. Nothing of it is deleted, and it is not offered again."""
+        target = self.root / QUARANTINE / unique(path.name)
+        target.parent.mkdir(exist_ok=True)
+        if (age := parse_name(path.name)) is not None:
+            self._verified.discard(age)
+        path.rename(target)
+        with contextlib.suppress(OSError):  # a full disk is no reason to offer it again
+            (target / REASON).write_text(f"{reason}\n", encoding="utf-8")
+        for directory in (self.root, target.parent):
+            sync_directory(directory)
+        return DamagedSnapshot(path.name, target, reason)
+
+    # -- taking away ----------------------------------------------------------------------------------------------
+
+    def prune(self) -> list[str]:
+        """Delete what the retention does not keep; returns the names, the oldest first.
+
+        If nothing is known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
+        """
+        listing = self.snapshots()
+        present = {
+            Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in listing.snapshots
+        }
+        if not self.retention.doomed(present, self._verified):
+            return []
+        if not any(kept.age in self._verified for kept in present):
+            next((snapshot for snapshot in listing.snapshots if self.verify(snapshot) is None), None)
+        if not any(kept.age in self._verified for kept in present):
+            return []
+        doomed = [present[kept] for kept in self.retention.doomed(present, self._verified)]
+        for snapshot in doomed:
+            self._delete(snapshot.path)
+        return [snapshot.name for snapshot in doomed]
+
+    def _delete(self, path: Path) -> None:
+        self.at("prune")
+        target = self.root / TRASH / unique(path.name)
+        target.parent.mkdir(exist_ok=True)
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            return  # another process was faster
+        sync_directory(self.root)
+        self.at("delete")
+        remove_tree(target)
+        self.at("pruned")
+
+    def sweep(self) -> list[str]:
+        """Remove what processes that are gone had begun to write or to delete; returns the names of the former."""
+        removed = []
+        for path in _entries(self.root / TRASH):
+            remove_tree(path)
+        for path in _entries(self.root / STAGING):
+            owner = owner_of(path.name)
+            if owner is None or owner.lives or (owner.lives is None and _written_lately(path)):
+                continue
+            remove_tree(path)
+            removed.append(path.name)
+        return removed
+
+    def _names(self) -> dict[tuple[int, int], str]:
+        ages = {path.name: parse_name(path.name) for path in _entries(self.root)}
+        return {age: name for name, age in ages.items() if age is not None}
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _written_lately(path: Path) -> bool:
+    """Whether something in the directory changed within the lease of a writer that cannot be seen."""
+    newest_s = 0.0
+    for one in (path, *_entries(path)):
+        with contextlib.suppress(FileNotFoundError):
+            newest_s = max(newest_s, one.stat().st_mtime)
+    return time.time() - newest_s < _FOREIGN_LEASE_S

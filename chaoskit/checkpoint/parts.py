@@ -1,0 +1,98 @@
+"""What one process adds to a snapshot: a file with the tensors it holds, straight from their memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
+from chaoskit.checkpoint.container import wrap
+from chaoskit.checkpoint.files import DigestedFile
+from chaoskit.checkpoint.layout import Box
+from chaoskit.checkpoint.manifest import Item, Part
+from chaoskit.errors import BadInput
+
+
+class PartWriter:
+    """Writes one file of a snapshot. A context manager: without :meth:`finish` nothing is left of the file.
+
+    The memory of what is added must not change until :meth:`finish` returns.
+    """
+
+    def __init__(self, path: Path, at: Hook = undisturbed) -> None:
+        self._file = DigestedFile(path, at)
+        self._items: list[Item] = []
+
+    def add_tensor(
+        self, path: str, tensor: Tensor, *, shape: tuple[int, ...] = (), start: tuple[int, ...] = ()
+    ) -> Item:
+        """Store a tensor, or a box of one. It is copied only if it is not contiguous in this host's memory.
+
+        Args:
+            path: name in the state dict.
+            tensor: the whole tensor, or the box of it that this process holds.
+            shape: of the whole tensor, for a box.
+            start: where the box begins in the whole tensor.
+
+        Raises:
+            BadInput: if the tensor has no dense bytes, or the box does not lie in the whole.
+            OSError: if the disk is full or fails.
+        """
+        box = Box(start or (0,) * tensor.dim(), tuple(tensor.shape))
+        full = tuple(shape) if start or shape else box.extent
+        if len(full) != tensor.dim() or any(last > most for last, most in zip(box.stop, full, strict=True)):
+            raise BadInput(path, f"{box.extent} at {box.start} of {full}", "give the shape of the whole tensor")
+        data = tensor_bytes(tensor, path)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        first = self._file.size_bytes
+        around = wrap(dtype, box.extent, len(data), first)
+        for piece in (around.head, data, around.tail):
+            self._file.append(piece)
+        item = Item(
+            path=path,
+            file=self._file.path.name,
+            offset=first + len(around.head),
+            size_bytes=len(data),
+            container=(first, self._file.size_bytes - first),
+            dtype=dtype,
+            shape=full,
+            start=box.start,
+            extent=box.extent,
+        )
+        self._items.append(item)
+        return item
+
+    def add_object(self, path: str, data: bytes | memoryview) -> Item:
+        """Store bytes that mean something to the caller, such as an object that ``torch.save`` has serialised."""
+        first = self._file.size_bytes
+        self._file.append(data)
+        item = Item(path, self._file.path.name, first, len(data), (first, len(data)))
+        self._items.append(item)
+        return item
+
+    def finish(self) -> Part:
+        """Return when all of it is on the disk.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        return Part((self._file.close(),), tuple(self._items))
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.discard()
+
+
+def tensor_bytes(tensor: Tensor, path: str) -> memoryview:
+    """The bytes of a tensor, in order; a copy only where they lie elsewhere or in another order."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise BadInput(path, f"{tensor.dtype}, {tensor.layout}", "store dense tensors; convert this one first")
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy().data
