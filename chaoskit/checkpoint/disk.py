@@ -74,7 +74,7 @@ class Found(NamedTuple):
 class NothingToRestore(ChaoskitError):
     """No snapshot is whole. ``lost``: those that are not."""
 
-    def __init__(self, root: Path, lost: Sequence[DamagedSnapshot]) -> None:
+    def __init__(self, root: Path | str, lost: Sequence[DamagedSnapshot]) -> None:
         self.lost = list(lost)
         reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
         super().__init__(f"no snapshot below {root} can be restored{reasons}")

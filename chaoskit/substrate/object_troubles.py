@@ -29,7 +29,7 @@ class Outage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reset(_Some, frozen=True):
-    """The connection is reset when ``after_bytes`` of the request's body have passed; of the answer's, if it has none."""
+    """The connection is reset after ``after_bytes`` of the request's body; of the answer's, if the request has none."""
 
     after_bytes: int = 0
 
@@ -129,7 +129,7 @@ class Ailments:
         return Ruling(lags=tuple(lags), **found)  # type: ignore[arg-type]  # the names are those of the kinds
 
     def _strikes(self, number: int, trouble: _Some, method: str, path: str) -> bool:
-        if trouble.methods and method not in trouble.methods or trouble.path not in path:
+        if (trouble.methods and method not in trouble.methods) or trouble.path not in path:
             return False
         self._seen[number] += 1
         return self._seen[number] > trouble.spared and self._chance.random() < trouble.share

@@ -26,8 +26,8 @@ def deal(needs: NDArray[np.bool_], sizes: Sequence[int]) -> list[Dealt]:
         sizes: of the chunks in bytes.
     """
     dealt, load_bytes = [], [0] * len(needs)
-    for chunk in needs.any(axis=0).nonzero()[0].tolist():
-        ranks = needs[:, chunk].nonzero()[0].tolist()
+    for chunk in np.flatnonzero(needs.any(axis=0)).tolist():
+        ranks = np.flatnonzero(needs[:, chunk]).tolist()
         reader = min(ranks, key=lambda rank: (load_bytes[rank], rank))
         load_bytes[reader] += sizes[chunk]
         dealt.append(Dealt(chunk, reader, tuple(rank for rank in ranks if rank != reader)))

@@ -75,3 +75,14 @@ def fill(store: Store, directory: str, wanted: Sequence[tuple[FileEntry, Sequenc
 
     for _ in store.each(read, list(chunks(wanted))):
         pass
+
+
+def verify(store: Store, directory: str, entries: Sequence[FileEntry]) -> None:
+    """Read whole files, and compare all digests: as much traffic as a restore of all of them.
+
+    Raises:
+        Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
+    """
+    rows = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
+    for _ in store.each(lambda row: read_chunk(store, directory, *row), rows):
+        pass

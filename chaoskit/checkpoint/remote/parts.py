@@ -41,7 +41,7 @@ def cut(size_bytes: int) -> list[Part]:
 
 
 def md5(data: bytes) -> str:
-    """What S3 calls the ETag of a part, unless it encrypts with keys of a customer. It guards against accidents alone."""
+    """What S3 calls the ETag of a part, unless it encrypts with keys of a customer. Against accidents alone."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 

@@ -79,9 +79,7 @@ class Ranks:
         """
         needs = np.zeros(0, np.bool_) if needs is None else needs
         text = state.text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        own = np.concatenate(
-            [np.array([state.number], np.uint8), np.frombuffer(text, np.uint8), np.packbits(needs)]
-        )
+        own = np.concatenate([np.array([state.number], np.uint8), np.frombuffer(text, np.uint8), np.packbits(needs)])
         told = torch.empty((self.count, len(own)), dtype=torch.uint8)
         dist.all_gather(list(told), torch.from_numpy(own), group=self._group)
         every = told.numpy()

@@ -118,22 +118,25 @@ class S3Store(Store):
         answer = self._call(
             f"write part {number} of {name}",
             "upload_part",
-            **{"Key": self._key(name), "UploadId": upload, "PartNumber": number},
-            **{"Body": data, "ContentMD5": content_md5(md5(data))},
+            Key=self._key(name),
+            UploadId=upload,
+            PartNumber=number,
+            Body=data,
+            ContentMD5=content_md5(md5(data)),
         )
         self.sent_bytes += len(data)
         return _etag(answer)
 
-    def _complete(
-        self, name: str, entry: FileEntry, upload: str, own: Sequence[str], theirs: Sequence[str]
-    ) -> bool:
-        """Make one object of the parts, whose MD5 is ``own`` here and ``theirs`` in the store. Gives whether it is ours."""
+    def _complete(self, name: str, entry: FileEntry, upload: str, own: Sequence[str], theirs: Sequence[str]) -> bool:
+        """Make one object of parts, whose MD5 is ``own`` here and ``theirs`` there. Gives whether that is confirmed."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(theirs, 1)]
         try:
             answer = self._call(
                 f"complete {name}",
                 "complete_multipart_upload",
-                **{"Key": self._key(name), "UploadId": upload, "MultipartUpload": {"Parts": parts}},
+                Key=self._key(name),
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
             )
         except FileNotFoundError:
             # An attempt may have succeeded, and its answer been lost: then there is an object, and no upload any more.

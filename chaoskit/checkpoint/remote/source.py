@@ -11,7 +11,6 @@ import xxhash
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
 from chaoskit.errors import ChaoskitError
 
-
 Bytes = bytes | bytearray | memoryview
 
 

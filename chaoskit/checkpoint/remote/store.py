@@ -1,6 +1,6 @@
-"""Any fsspec file system as a store of objects: every request with its time limit, its back-off, and one meaning of errors.
+"""Any fsspec file system as a store of objects: requests with time limit and back-off, errors with a meaning.
 
-What a kind of store can do better than the common interface is in the modules beside this one (``s3.py``, ``local.py``).
+What a kind of store can do better than the common interface is in modules beside this one (``s3.py``, ``local.py``).
 """
 
 from __future__ import annotations

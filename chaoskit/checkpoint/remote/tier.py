@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from chaoskit.checkpoint.disk import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
+from chaoskit.checkpoint.names import parse_name, snapshot_name
 from chaoskit.checkpoint.reading import Segment
 from chaoskit.checkpoint.remote import fetch
 from chaoskit.checkpoint.remote.opening import open_store
 from chaoskit.checkpoint.remote.source import Source
 from chaoskit.checkpoint.remote.store import Store, Traffic
 from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verification, quarantine_note
+from chaoskit.checkpoint.retention import Kept, Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.errors import ChaoskitError
 
-_NAME = re.compile(r"step-(\d{8,})\.g(\d+)")
 _log = logging.getLogger(__name__)
 
 
-class NothingToRestore(ChaoskitError):
-    """No snapshot is there that is complete and undamaged. Says which were set aside."""
+class Restored(NamedTuple):
+    """What was read, and the newer snapshots that were set aside on the way to it."""
 
-
-def snapshot_name(manifest: Manifest) -> str:
-    """The name of its directory."""
-    return f"step-{manifest.step:08d}.g{manifest.generation}"
-
-
-def age_of(name: str) -> tuple[int, int] | None:
-    """Step and generation of the snapshot in a directory of that name; None if it is not ours."""
-    match = _NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What was read, and what was newer but damaged: name and reason."""
-
-    manifest: Manifest
     name: str
-    damaged: tuple[tuple[str, str], ...]
+    manifest: Manifest
+    lost: list[DamagedSnapshot]
 
 
 @dataclass(frozen=True)
@@ -60,6 +45,10 @@ class RemoteSnapshot(Snapshot):
     def fill(self, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
         fetch.fill(self.store, self.name, wanted)
 
+    def verify(self) -> None:
+        """Read every file, and compare all digests: as much traffic as a restore of all of it. Raises Damaged."""
+        fetch.verify(self.store, self.name, self.manifest.files)
+
 
 class RemoteTier:
     """Snapshots below a URL.
@@ -69,6 +58,7 @@ class RemoteTier:
         storage_options: what fsspec's file system takes: credentials, endpoint, and so on.
         traffic: time limits, back-off, bandwidth, requests at a time.
         verification: how what was uploaded is verified.
+        retention: what :meth:`prune` leaves.
 
     Raises:
         BadInput: if the URL is none, or what it takes is not installed.
@@ -83,8 +73,10 @@ class RemoteTier:
         storage_options: Mapping[str, Any] | None = None,
         traffic: Traffic | None = None,
         verification: Verification = "store",
+        retention: Retention | None = None,
     ) -> None:
         self.store = open_store(url, storage_options, traffic)
+        self.retention = retention or Retention()
         self._verification = verification
 
     def names(self) -> list[str]:
@@ -93,12 +85,21 @@ class RemoteTier:
 
     def newest(self) -> Iterator[str]:
         """The same, one after the other: the first costs two requests, however many there are."""
-        ages = {name: age_of(name) for name in self.store.directories()}
-        ours = sorted(((age, name) for name, age in ages.items() if age is not None), reverse=True)
-        for _, name in ours:
-            sizes = self.store.sizes(name)
-            if MANIFEST in sizes and QUARANTINE not in sizes:
+        for name in self._directories():
+            if _is_committed(self.store.sizes(name)):
                 yield name
+
+    def _directories(self) -> list[str]:
+        ages = {name: parse_name(name) for name in self.store.directories()}
+        return [name for age, name in sorted(((age, name) for name, age in ages.items() if age), reverse=True)]
+
+    def candidates(self) -> Iterator[tuple[str, bytes]]:
+        """Name and manifest of the committed snapshots, the newest first; without those that are deleted meanwhile."""
+        for name in self.newest():
+            try:
+                yield name, self.store.get(f"{name}/{MANIFEST}")
+            except FileNotFoundError:
+                continue
 
     def open(self, name: str) -> RemoteSnapshot:
         """Read the manifest of a snapshot.
@@ -106,18 +107,15 @@ class RemoteTier:
         Raises:
             Damaged: if there is none, or it is not what was written.
         """
-        return RemoteSnapshot(PurePosixPath(name), checked_manifest(name, self.manifest_bytes(name)), self.store)
-
-    def manifest_bytes(self, name: str) -> bytes:
-        """Raises Damaged if there is none."""
         try:
-            return self.store.get(f"{name}/{MANIFEST}")
+            data = self.store.get(f"{name}/{MANIFEST}")
         except FileNotFoundError:
             raise Damaged("it has no manifest") from None
+        return RemoteSnapshot(Path(name), checked_manifest(name, data), self.store)
 
     def upload(self, source: Source) -> Sent:
         """Send what is not there yet, verify it and commit it. See :meth:`Upload.run` for what it raises."""
-        return Upload(self.store, snapshot_name(source.manifest), source, self._verification).run()
+        return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification).run()
 
     def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> Restored:
         """Fill tensors from the newest snapshot that is not damaged; damaged ones are set aside on the way.
@@ -128,26 +126,27 @@ class RemoteTier:
         Raises:
             NothingToRestore: if there is none. After any error the targets hold anything.
         """
-        damaged: list[tuple[str, str]] = []
-        for name in self.newest():
+        lost: list[DamagedSnapshot] = []
+        for name, data in self.candidates():
             try:
-                snapshot = self.open(name)
-                snapshot.read_into(targets)
+                manifest = checked_manifest(name, data)
+                RemoteSnapshot(Path(name), manifest, self.store).read_into(targets)
             except Damaged as error:
-                damaged.append((name, str(error)))
-                self.set_aside(name, str(error))
+                lost.append(self.set_aside(name, str(error)))
             else:
-                return Restored(snapshot.manifest, name, tuple(damaged))
-        raise nothing_to_restore(self.store.url, damaged)
+                return Restored(name, manifest, lost)
+        raise NothingToRestore(self.store.url, lost)
 
-    def set_aside(self, name: str, reason: str) -> None:
-        """Quarantine a snapshot: it counts no more, and stays for whoever wants to know why. Never raises."""
+    def set_aside(self, name: str, reason: str) -> DamagedSnapshot:
+        """Quarantine a snapshot: it counts no more, and stays for whoever wants to know why."""
         _log.warning("%s/%s is damaged and set aside: %s", self.store.url, name, reason)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            self.store.put(f"{name}/{QUARANTINE}", quarantine_note(reason, now))
-        except ChaoskitError as error:  # a reader may have no right to write; what is damaged is passed over all the same
+            if _is_committed(self.store.sizes(name)):  # else somebody deletes it just now
+                self.store.put(f"{name}/{QUARANTINE}", quarantine_note(reason, now))
+        except ChaoskitError as error:  # a reader may have no right to write; it is passed over all the same
             _log.warning("%s/%s could not be marked: %s", self.store.url, name, error)
+        return DamagedSnapshot(name, Path(name), reason)
 
     def remove(self, name: str) -> None:
         """Delete a snapshot: its manifest first, so that half of it is none."""
@@ -157,6 +156,21 @@ class RemoteTier:
             pass
         self.store.forget(name)
 
+    def prune(self) -> list[str]:
+        """Delete what the retention does not keep; returns the names, the oldest first.
+
+        A snapshot is committed only when all of it was verified, so each that is listed counts as whole.
+        """
+        present = {}
+        for name in self._directories():
+            sizes, age = self.store.sizes(name), parse_name(name)
+            if _is_committed(sizes) and age:
+                present[Kept(*age, sum(sizes.values()))] = name
+        doomed = [present[kept] for kept in self.retention.doomed(present, {kept.age for kept in present})]
+        for name in doomed:
+            self.remove(name)
+        return doomed
+
     def close(self) -> None:
         """End what is under way."""
         self.store.close()
@@ -165,12 +179,10 @@ class RemoteTier:
 def checked_manifest(name: str, data: bytes) -> Manifest:
     """The manifest of the snapshot of that name. Raises Damaged if it is not."""
     manifest = decode_manifest(data)
-    if manifest.age != age_of(name):
-        raise Damaged(f"the manifest is of step {manifest.step}, generation {manifest.generation}")
+    if manifest.age != parse_name(name):
+        raise Damaged(f"its manifest is of {snapshot_name(*manifest.age)}")
     return manifest
 
 
-def nothing_to_restore(url: str, damaged: Sequence[tuple[str, str]]) -> NothingToRestore:
-    """The error that says what was tried."""
-    tried = "; ".join(f"{name}: {reason}" for name, reason in damaged)
-    return NothingToRestore(f"{url} has no undamaged snapshot{f' ({tried})' if tried else ''}")
+def _is_committed(sizes: Mapping[str, int]) -> bool:
+    return MANIFEST in sizes and QUARANTINE not in sizes

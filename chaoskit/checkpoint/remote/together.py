@@ -1,8 +1,8 @@
-"""One read for all: each stored byte comes from the store once, and goes to the ranks that need it over their network.
+"""One read for all: each stored byte comes from the store once, and goes from there to the ranks that need it.
 
-The ranks of a replica, or of a whole job, read together. Chunks are dealt to the ranks that need them, so that each reads
-about as much; what a rank has read and verified it sends to the others. They move in rounds: before anything of a round
-is sent all ranks know whether its reads succeeded, so none waits for another one that has given up.
+The ranks of a replica, or of a whole job, read together. Chunks are dealt to the ranks that need them, so that each
+reads about as much; what a rank has read and verified it sends to the others. They move in rounds: before anything of a
+round is sent all ranks know whether its reads succeeded, so none waits for another one that has given up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import PurePosixPath
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from chaoskit.checkpoint.disk import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, FileEntry
 from chaoskit.checkpoint.reading import Segment
@@ -27,7 +28,7 @@ from chaoskit.checkpoint.remote.dealing import Dealt, deal, rounds
 from chaoskit.checkpoint.remote.fetch import Chunk, chunks, read_chunk
 from chaoskit.checkpoint.remote.ranks import DONE, Agreed, Ranks, State
 from chaoskit.checkpoint.remote.store import Store
-from chaoskit.checkpoint.remote.tier import RemoteTier, Restored, checked_manifest, nothing_to_restore
+from chaoskit.checkpoint.remote.tier import RemoteTier, Restored, checked_manifest
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.errors import ChaoskitError
 
@@ -56,33 +57,32 @@ def read_into_together(
         RemoteRefused, RemoteUnavailable: on all ranks, if any of them met it.
         ChaoskitError: on all ranks, if the targets of one of them do not fit what is stored.
     """
-    ranks, names = Ranks(group), tier.newest()
+    ranks, candidates = Ranks(group), tier.candidates()
 
     def find() -> bytes:
-        name = next(names, "")
-        return msgspec.msgpack.encode(_Found(name, tier.manifest_bytes(name)) if name else _Found())
+        return msgspec.msgpack.encode(_Found(*next(candidates, ("", b""))))
 
-    damaged: list[tuple[str, str]] = []
+    lost: list[DamagedSnapshot] = []
     while True:
         try:
             found = msgspec.msgpack.decode(ranks.from_first(find), type=_Found)
             if not found.name:
-                raise nothing_to_restore(tier.store.url, damaged)
+                raise NothingToRestore(tier.store.url, lost)
             reason = _read(found, tier.store, ranks, targets)
         except Agreed as agreed:
             raise agreed.error from None
         if reason is None:
-            return Restored(checked_manifest(found.name, found.manifest), found.name, tuple(damaged))
-        damaged.append((found.name, reason))
+            return Restored(found.name, checked_manifest(found.name, found.manifest), lost)
         if ranks.rank == 0:
             tier.set_aside(found.name, reason)
+        lost.append(DamagedSnapshot(found.name, Path(found.name), reason))
 
 
 def _read(found: _Found, store: Store, ranks: Ranks, targets: Mapping[str, tuple[Tensor, Box]]) -> str | None:
     """Read one snapshot. Gives what is damaged of it, if anything is. Raises Agreed."""
     try:
         manifest = checked_manifest(found.name, found.manifest)  # the same bytes on all ranks
-        reading = _Together(PurePosixPath(found.name), manifest, store, ranks)
+        reading = _Together(Path(found.name), manifest, store, ranks)
         reading.read_as_one(targets)
     except Damaged as error:
         return str(error)
@@ -175,4 +175,4 @@ class _Together(Snapshot):
             here.numpy()[:] = np.frombuffer(arrived, np.uint8)
         if dealt.others:
             self.ranks.spread(dealt, here)
-        own.place(memoryview(here.numpy()))
+        own.place(here.numpy().data)

@@ -1,7 +1,7 @@
 """A snapshot goes into a remote store: what is missing there is sent, all of it is verified, and then it is committed.
 
-An object store cannot rename. So the manifest, which is put last, is the commit: a directory without one is no snapshot.
-An upload that broke off, at any instant and for any reason, is simply begun again: it sends what is not there.
+An object store cannot rename. So the manifest, which is put last, is the commit: a directory without one is no
+An object store cannot rename. So the manifest, which is put last, is the commit: without one a directory is no
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, Manifest
+from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
-from chaoskit.checkpoint.remote.source import Source, check_chunk, read_checked
+from chaoskit.checkpoint.remote.fetch import verify
+from chaoskit.checkpoint.remote.source import Source, read_checked
 from chaoskit.checkpoint.remote.store import Store
 
 #: The object that sets a damaged snapshot aside.
@@ -147,17 +148,8 @@ class Upload:
 
     def _read_back(self, entry: FileEntry) -> None:
         """Raises Damaged if the store does not hold what the manifest says."""
-        path = f"{self._name}/{entry.name}"
-
-        def check(number: int) -> int:
-            try:
-                data = self._store.get_range(path, number * FILE_CHUNK_BYTES, FILE_CHUNK_BYTES)
-            except FileNotFoundError:
-                raise Damaged(f"{path} is missing after it was sent") from None
-            check_chunk(entry, number, data)
-            return len(data)
-
-        self._read_bytes += sum(self._store.each(check, list(range(len(entry.chunks)))))
+        verify(self._store, self._name, [entry])
+        self._read_bytes += entry.size_bytes
 
     def _commit(self, manifest: Manifest) -> None:
         path, data = f"{self._name}/{MANIFEST}", manifest.encode()

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from chaoskit.checkpoint.names import snapshot_name
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.source import Source
-from chaoskit.checkpoint.remote.tier import RemoteTier, snapshot_name
+from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import Sent
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class _Offer(NamedTuple):
 
     @property
     def name(self) -> str:
-        return snapshot_name(self.source.manifest)
+        return snapshot_name(*self.source.manifest.age)
 
 
 def _keep() -> None:
@@ -101,7 +102,7 @@ class Uploader:
             return self._changed.wait_for(lambda: not self._waiting and not self._status.under_way, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """End the thread, also in the middle of an upload. Gives whether it ended in time; it cannot hold up an exit."""
+        """End the thread, also in the middle of an upload. Gives whether it ended in time; it holds up no exit."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -115,7 +116,7 @@ class Uploader:
         while (offer := self._next()) is not None:
             try:
                 self._send(offer)
-            except Exception as error:  # training goes on, whatever becomes of its copies
+            except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of its copies
                 _log.exception("upload of %s", offer.name)
                 self._count(under_way="", last_error=f"{type(error).__name__}: {error}", failed=self._status.failed + 1)
             self._release(offer)
@@ -156,5 +157,5 @@ class Uploader:
     def _release(self, offer: _Offer) -> None:
         try:
             offer.release()
-        except Exception:
+        except Exception:  # noqa: BLE001 - as above
             _log.exception("release of %s", offer.name)
