@@ -16,12 +16,14 @@ class _Some(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         path: what the path of the request must contain; "": anything.
         spared: so many requests that would be struck pass before the first one is.
         share: of those after them that are struck.
+        most: so many are struck; 0: no limit.
     """
 
     methods: tuple[str, ...] = ()
     path: str = ""
     spared: int = 0
     share: float = 1.0
+    most: int = 0
 
 
 class Outage(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +84,7 @@ class Ailments:
         self._chance = Random(seed)
         self._troubles: dict[int, Trouble] = {}
         self._seen: dict[int, int] = {}
+        self._chosen: dict[int, int] = {}
         self._met: dict[int, int] = {}
         self._number = 0
 
@@ -94,7 +97,7 @@ class Ailments:
         """From now on. Gives the number of the trouble."""
         self._number += 1
         self._troubles[self._number] = trouble
-        self._seen[self._number] = self._met[self._number] = 0
+        self._seen[self._number] = self._chosen[self._number] = self._met[self._number] = 0
         return self._number
 
     def lift(self, number: int) -> int:
@@ -132,4 +135,7 @@ class Ailments:
         if (trouble.methods and method not in trouble.methods) or trouble.path not in path:
             return False
         self._seen[number] += 1
-        return self._seen[number] > trouble.spared and self._chance.random() < trouble.share
+        if self._seen[number] <= trouble.spared or self._chance.random() >= trouble.share:
+            return False
+        self._chosen[number] += 1
+        return not trouble.most or self._chosen[number] <= trouble.most

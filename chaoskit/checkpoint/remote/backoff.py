@@ -61,9 +61,11 @@ _PASSING_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException"}
     | {"IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted", "TooManyRequests"}
 )
-# Errors of the clients' own kinds, by name: nothing is imported that may not be installed.
-_PASSING_TYPES = frozenset(
-    {"HTTPClientError", "IncompleteReadError", "ResponseParserError", "ClientError", "FSTimeoutError", "RetryError"}
+# Of connections, as the clients call them: by name, because nothing is imported that may not be installed. First of all
+# looked for: some of them bear a status that no store has sent.
+_CONNECTION_TYPES = frozenset(
+    {"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseParserError"}
+    | {"ClientConnectionError", "ClientPayloadError", "FSTimeoutError", "TimeoutError", "EOFError"}
 )
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion", "404", "InvalidRange"})
 _MISSING_STATUSES = frozenset({404, 416})  # the second: the object ends before what is asked for begins
@@ -98,13 +100,14 @@ def meaning(error: BaseException) -> tuple[Meaning, str]:
     for name, remedy in _REFUSALS.items():
         if name == code or name in names:
             return "refused", remedy
+    if names & _CONNECTION_TYPES:
+        return "passing", ""
     if code in _PASSING_CODES or status in {_STATUS_TIMEOUT, _STATUS_TOO_MANY} or status >= _STATUS_SERVER:
         return "passing", ""
     if code in _MISSING_CODES or status in _MISSING_STATUSES or isinstance(error, FileNotFoundError):
         return "missing", ""
     if status or isinstance(error, PermissionError):
         return "refused", _DENIED if status in {0, 401, 403} else "see the store's answer"
-    timed_out = isinstance(error, (TimeoutError, ConnectionError, EOFError)) or names & _PASSING_TYPES
-    if timed_out or (isinstance(error, OSError) and error.errno in _PASSING_ERRNOS):
+    if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return "passing", ""
     return "refused", "see the error"

@@ -80,7 +80,7 @@ class S3Store(Store):
             etag = md5(data)
             if taken.get(part.number) == Taken(part.size_bytes, etag):
                 return etag, etag
-            return etag, self._send_part(name, upload, part.number, data)
+            return etag, self._send_part(name, upload, part.number, data, etag)
 
         own, theirs = zip(*self.each(send_part, parts), strict=True)
         return self._complete(name, entry, upload, own, theirs)
@@ -112,8 +112,8 @@ class S3Store(Store):
             marker, more = int(answer.get("NextPartNumberMarker") or 0), bool(answer.get("IsTruncated"))
         return taken
 
-    def _send_part(self, name: str, upload: str, number: int, data: bytes) -> str:
-        """Gives what the store says of its MD5."""
+    def _send_part(self, name: str, upload: str, number: int, data: bytes, etag: str) -> str:
+        """Gives what the store says of its MD5, which is ``etag`` here."""
         self._throttle(len(data))
         answer = self._call(
             f"write part {number} of {name}",
@@ -122,7 +122,7 @@ class S3Store(Store):
             UploadId=upload,
             PartNumber=number,
             Body=data,
-            ContentMD5=content_md5(md5(data)),
+            ContentMD5=content_md5(etag),
         )
         self.sent_bytes += len(data)
         return _etag(answer)

@@ -1,7 +1,7 @@
 """A snapshot goes into a remote store: what is missing there is sent, all of it is verified, and then it is committed.
 
 An object store cannot rename. So the manifest, which is put last, is the commit: without one a directory is no
-snapshot. An upload that broke off, at any instant and for any reason, is simply begun again: it sends what is not there.
+snapshot. An upload that broke off at any instant, for any reason, is simply begun again: it sends what is not there.
 """
 
 from __future__ import annotations
