@@ -1,9 +1,10 @@
-"""What the remote tier decides without asking anybody: back-off, meanings of errors, what is missing, who reads what."""
+"""What the remote tier decides without asking anybody: when to try again, what is missing, who reads what."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_no_more_bytes_pass_than_are_allowed(pieces: list[tuple[int, float]], by
     for size_bytes, later_s in pieces:
         now_s += later_s
         starts.append((now_s + pace.wait_s(size_bytes, now_s), size_bytes))
-    for (start_s, size_bytes), (next_s, _) in zip(starts, starts[1:], strict=False):
+    for (start_s, size_bytes), (next_s, _) in itertools.pairwise(starts):
         assert next_s >= start_s + size_bytes / bytes_per_s - 1e-6
     assert Pace().wait_s(10**12, 0.0) == 0.0
 
@@ -176,7 +177,7 @@ def test_buffers_are_read_like_a_file(buffers: list[bytes], offset: int, size_by
 def test_buffers_of_several_chunks() -> None:
     whole = bytes(range(256)) * (FILE_CHUNK_BYTES // 256) * 2 + b"end"
     cuts = [0, 5, FILE_CHUNK_BYTES - 1, FILE_CHUNK_BYTES + 7, len(whole)]
-    buffers = [memoryview(whole)[first:last] for first, last in zip(cuts, cuts[1:], strict=False)]
+    buffers = [memoryview(whole)[first:last] for first, last in itertools.pairwise(cuts)]
     chunks = [whole[first : first + FILE_CHUNK_BYTES] for first in range(0, len(whole), FILE_CHUNK_BYTES)]
     assert describe("f", buffers) == FileEntry("f", len(whole), tuple(map(xxhash.xxh3_128_hexdigest, chunks)))
 
