@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.faces import checkpoints
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -325,6 +326,9 @@ def doctor(machine: Json = False) -> int:
     else:
         _console(machine).print(face.render(findings))
     return 0 if face.can_run(findings) else _EXIT_FAILED
+
+
+app.add_typer(checkpoints.app, name="checkpoint")
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
+from chaoskit.checkpoint.remote.dcp import RemoteReader
 from chaoskit.checkpoint.remote.source import DirectorySource, MemorySource
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.tier import RemoteTier
@@ -152,6 +154,20 @@ def test_plain_torch_loads_what_was_uploaded(snapshots: dict[int, Path], tmp_pat
     assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
 
 
+def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) -> None:
+    """With our reader, which verifies, and with torch's own."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    place = f"{filled.url}/{snapshots[2].name}"
+    for reader in (RemoteReader(filled.tier(), 2), FsspecReader(place, **filled.options)):
+        loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+        dcp.load(loaded, storage_reader=reader, no_dist=True)
+        assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+    with pytest.raises(BadInput, match="one of step 7"):
+        RemoteReader(filled.tier(), 7).read_metadata()
+
+
 def test_straight_from_memory(snapshots: dict[int, Path], remote: Remote) -> None:
     disk = DirectorySource(snapshots[2])
     files = {entry.name: [disk.read(entry.name, 0, entry.size_bytes)] for entry in disk.manifest.files}
@@ -245,6 +261,7 @@ def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> 
 UPLOAD = """
 import sys, json
 from pathlib import Path
+from chaoskit.checkpoint.remote.dcp import RemoteReader
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier
 
@@ -277,6 +294,13 @@ def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share:
         process.send_signal(signal.SIGKILL)
     if f"{snapshots[2].name}/{MANIFEST}" not in remote.objects():
         assert_restored(remote.tier(), 1)
+    remote.tier().upload(source)
+    assert_restored(remote.tier(), 2)
+
+
+def test_one_may_be_pruned_while_it_is_uploaded(remote: Remote, tmp_path: Path) -> None:
+    source = DirectorySource(save(DiskTier(tmp_path / "disk"), 2))
+    shutil.rmtree(tmp_path / "disk")
     remote.tier().upload(source)
     assert_restored(remote.tier(), 2)
 
@@ -398,7 +422,7 @@ def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Re
     released: list[int] = []
     uploader = Uploader(remote.tier())
     for step, path in snapshots.items():
-        uploader.offer(DirectorySource(path), lambda step=step: released.append(step))
+        uploader.offer(path, lambda step=step: released.append(step))
         if step == 1:
             wait_until(lambda: uploader.status.under_way)
     assert uploader.wait(WAIT_S)
@@ -426,7 +450,9 @@ def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote
     assert "check the credentials" in uploader.status.last_error
     assert uploader.status.failed == 1
     remote.proxy.lift(refusal)
-    uploader.offer(DirectorySource(snapshots[3]))
+    uploader.offer(snapshots[3].parent / "none")
+    assert "no committed snapshot" in uploader.status.last_error
+    uploader.offer(snapshots[3])
     assert uploader.wait(WAIT_S)
     assert uploader.status.last_error == ""
     assert uploader.close()

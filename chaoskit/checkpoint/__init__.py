@@ -1,1 +1,63 @@
-"""State that outlives a process: its layout, its seals, its copies."""
+"""State that outlives a process: its layout, its seals, its copies, and the tiers they are kept in.
+
+The names here are what a training script needs. Each is imported when it is used: ``torch.distributed.checkpoint``
+takes most of a second, and agents do not need it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaoskit.checkpoint.dcp import SaveFailed, SnapshotReader, SnapshotWriter
+    from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
+    from chaoskit.checkpoint.manifest import Damaged
+    from chaoskit.checkpoint.remote.dcp import RemoteReader
+    from chaoskit.checkpoint.remote.tier import RemoteTier
+    from chaoskit.checkpoint.remote.uploader import Uploader
+    from chaoskit.checkpoint.retention import Retention, Schedule
+    from chaoskit.checkpoint.saver import Restored, Saver, restore
+    from chaoskit.checkpoint.snapshot import Snapshot
+
+_HOMES = {
+    "Damaged": "manifest",
+    "DiskTier": "disk",
+    "NothingToRestore": "disk",
+    "RemoteReader": "remote.dcp",
+    "RemoteTier": "remote.tier",
+    "Restored": "saver",
+    "Retention": "retention",
+    "SaveFailed": "dcp",
+    "Saver": "saver",
+    "Schedule": "retention",
+    "Snapshot": "snapshot",
+    "SnapshotReader": "dcp",
+    "SnapshotWriter": "dcp",
+    "Uploader": "remote.uploader",
+    "restore": "saver",
+}
+
+__all__ = [
+    "Damaged",
+    "DiskTier",
+    "NothingToRestore",
+    "RemoteReader",
+    "RemoteTier",
+    "Restored",
+    "Retention",
+    "SaveFailed",
+    "Saver",
+    "Schedule",
+    "Snapshot",
+    "SnapshotReader",
+    "SnapshotWriter",
+    "Uploader",
+    "restore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

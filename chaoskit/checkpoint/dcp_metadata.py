@@ -36,21 +36,29 @@ def build_metadata(manifest: Manifest) -> Metadata:
     """What ``torch.distributed.checkpoint`` knows of a checkpoint."""
     described: dict[str, STORAGE_TYPES] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
-    for item in manifest.items:
-        index = index_of(item)
-        if index in places:
-            continue  # a replica of the one before
+    for index, item in indexed(manifest).items():
+        places[index] = _StorageInfo(item.file, *item.container)
         if not item.dtype:
             described[item.path] = BytesStorageMetadata()
-        else:
-            properties = TensorProperties(dtype=dtype_named(item.dtype))
-            known = described.setdefault(item.path, TensorStorageMetadata(properties, torch.Size(item.shape), []))
-            if not isinstance(known, TensorStorageMetadata) or (0 not in item.shape and not item.size_bytes):
-                continue  # the empty shard of a rank for which nothing was left begins where a real one may
+            continue
+        properties = TensorProperties(dtype=dtype_named(item.dtype))
+        known = described.setdefault(item.path, TensorStorageMetadata(properties, torch.Size(item.shape), []))
+        if isinstance(known, TensorStorageMetadata):
             known.chunks.append(ChunkStorageMetadata(torch.Size(item.start), torch.Size(item.extent)))
-        places[index] = _StorageInfo(item.file, *item.container)
     keys = {path: manifest.keys.get(path, (path,)) for path in described}
     return Metadata(described, keys, places, StorageMeta(), CURRENT_DCP_VERSION)
+
+
+def indexed(manifest: Manifest) -> dict[MetadataIndex, Item]:
+    """The items by what torch calls them. Of replicas, the first.
+
+    The shard of a rank for which nothing was left is not among them: it may begin where a real one does.
+    """
+    found: dict[MetadataIndex, Item] = {}
+    for item in manifest.items:
+        if not item.dtype or 0 in item.shape or item.size_bytes:
+            found.setdefault(index_of(item), item)
+    return found
 
 
 def index_of(item: Item) -> MetadataIndex:

@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
+from torch import Tensor
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.files import remove_tree, sync_directory, write_file
@@ -37,6 +39,8 @@ from chaoskit.errors import BadInput, ChaoskitError
 #: A writer on another host, which cannot be seen from here, is given up when it has written nothing for so long.
 _FOREIGN_LEASE_S = 86400.0
 REASON = "REASON.txt"
+#: Of files with tensors; torch's own.
+DATA_SUFFIX = ".distcp"
 
 
 class DamagedSnapshot(NamedTuple):
@@ -81,7 +85,10 @@ class NothingToRestore(ChaoskitError):
 
 
 class Staging:
-    """A snapshot that is being written. One process begins and commits it; others may join and add files."""
+    """A snapshot that is being written. One process begins and commits it; others may join and add files.
+
+    A context manager for the one that began it: what was not committed is removed.
+    """
 
     def __init__(self, tier: DiskTier, path: Path) -> None:
         self._tier, self.path = tier, path
@@ -115,11 +122,9 @@ class Staging:
             keys: where an item stands in a nested state dict, by its path.
 
         Raises:
-            OSError: if the disk is full or fails; there is no such snapshot then.
+            OSError: if the disk is full or fails; there is no such snapshot then, unless only the last sync failed.
         """
-        from chaoskit.checkpoint.dcp_metadata import METADATA, encode_metadata
-
-        at, everything = self._tier.at, list(parts)
+        everything = list(parts)
         manifest = Manifest(
             step=self.step,
             generation=self.generation,
@@ -129,6 +134,12 @@ class Staging:
             items=tuple(item for part in everything for item in part.items),
             keys=dict(keys or {}),
         )
+        return self._publish(manifest)
+
+    def _publish(self, manifest: Manifest) -> Snapshot:
+        from chaoskit.checkpoint.dcp_metadata import METADATA, encode_metadata  # most of a second, the first time
+
+        at = self._tier.at
         at("metadata")
         metadata = write_file(self.path / METADATA, encode_metadata(manifest))
         manifest = msgspec.structs.replace(manifest, files=(*manifest.files, metadata))
@@ -148,6 +159,14 @@ class Staging:
     def abandon(self) -> None:
         """Remove what was written. Nothing of it was visible."""
         remove_tree(self.path)
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()  # nothing is there any more after a commit
 
 
 class DiskTier:
@@ -218,6 +237,28 @@ class DiskTier:
         """Take part in a snapshot that another process began."""
         return Staging(self, self.root / STAGING / name)
 
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        objects: Mapping[str, bytes] | None = None,
+        *,
+        generation: int | None = None,
+    ) -> Snapshot:
+        """Store the state of a single process; for several, see :meth:`begin`. A save that fails leaves nothing behind.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        with self.begin(step, generation) as staging:
+            with staging.writer(f"__0_0{DATA_SUFFIX}") as writer:
+                for path, tensor in tensors.items():
+                    writer.add_tensor(path, tensor)
+                for path, data in (objects or {}).items():
+                    writer.add_object(path, data)
+                part = writer.finish()
+            return staging.commit([part])
+
     def note_commit(self, snapshot: Snapshot) -> None:
         """For :class:`Staging`: what was written just now is known to be whole."""
         self._verified.add(snapshot.manifest.age)
@@ -285,20 +326,22 @@ class DiskTier:
 
         If nothing is known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
         """
-        listing = self.snapshots()
-        present = {
-            Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in listing.snapshots
-        }
-        if not self.retention.doomed(present, self._verified):
-            return []
-        if not any(kept.age in self._verified for kept in present):
-            next((snapshot for snapshot in listing.snapshots if self.verify(snapshot) is None), None)
-        if not any(kept.age in self._verified for kept in present):
-            return []
-        doomed = [present[kept] for kept in self.retention.doomed(present, self._verified)]
+        doomed = self.doomed()
         for snapshot in doomed:
             self._delete(snapshot.path)
         return [snapshot.name for snapshot in doomed]
+
+    def doomed(self) -> list[Snapshot]:
+        """What :meth:`prune` would delete."""
+        snapshots = self.snapshots().snapshots
+        present = {Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in snapshots}
+        if not self.retention.doomed(present, self._verified):
+            return []
+        if not any(kept.age in self._verified for kept in present):
+            whole = (snapshot for snapshot in snapshots if self.verify(snapshot) is None)
+            if next(whole, None) is None:
+                return []
+        return [present[kept] for kept in self.retention.doomed(present, self._verified)]
 
     def _delete(self, path: Path) -> None:
         self.at("prune")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from chaoskit.checkpoint.arena import dtype_named
-from chaoskit.checkpoint.layout import Box, cover
+from chaoskit.checkpoint.layout import Box, cover, whole
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Item, Manifest, decode_manifest
 from chaoskit.checkpoint.reading import Segment, read_files, verify_file
 from chaoskit.errors import BadInput, ChaoskitError
@@ -27,7 +27,7 @@ _INDIRECT_BYTES = 2**29
 
 
 class Wanted(NamedTuple):
-    """A part of a stored item, and the tensor of the part's shape that it belongs in."""
+    """A part of a stored item, and the tensor of the part's shape that it belongs in. An object is a row of bytes."""
 
     item: Item
     part: Box
@@ -112,9 +112,9 @@ class Snapshot:
             Damaged: if they are not what was written.
         """
         item = self.find(path)[0]
-        data = bytearray(item.size_bytes)
-        self.fill([(self._entries[item.file], [Segment(item.offset, memoryview(data))])])
-        return bytes(data)
+        target = torch.empty(item.size_bytes, dtype=torch.uint8)
+        self.read([Wanted(item, whole((item.size_bytes,)), target)])
+        return target.numpy().tobytes()
 
     def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> None:
         """Fill tensors: by path, each with the box of the stored tensor that it shall hold.
@@ -157,11 +157,11 @@ class Snapshot:
 def _plan(wanted: Wanted) -> _Read:
     """Where the wanted bytes lie in the file, and whether they can go straight to their place."""
     item, part, target = wanted
-    dtype = dtype_named(item.dtype)
-    if item.size_bytes != prod(item.extent) * dtype.itemsize:
-        raise Damaged(f"{item.path!r} has {item.size_bytes} bytes for {item.extent} of {item.dtype}")
-    strides = _strides(item.extent)
-    steps = zip(part.start, item.start, strides, strict=True)
+    dtype, box = _stored(item)
+    if item.size_bytes != box.size * dtype.itemsize:
+        raise Damaged(f"{item.path!r} has {item.size_bytes} bytes for {box.extent} of {item.dtype}")
+    strides = _strides(box.extent)
+    steps = zip(part.start, box.start, strides, strict=True)
     first = sum((begin - origin) * stride for begin, origin, stride in steps)
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(part.extent, strides, strict=True))
     plain = target.is_cpu and target.dtype == dtype and not (target.is_conj() or target.is_neg())
@@ -180,7 +180,13 @@ def _spread(read: _Read, buffer: Tensor) -> None:
     """Place what could not be read in place."""
     if not read.in_place:
         item, part, target = read.wanted
-        target.copy_(buffer.view(dtype_named(item.dtype)).as_strided(part.extent, _strides(item.extent)))
+        dtype, box = _stored(item)
+        target.copy_(buffer.view(dtype).as_strided(part.extent, _strides(box.extent)))
+
+
+def _stored(item: Item) -> tuple[torch.dtype, Box]:
+    """An item as a box of elements."""
+    return (dtype_named(item.dtype), item.box) if item.dtype else (torch.uint8, whole((item.size_bytes,)))
 
 
 def _strides(extent: tuple[int, ...]) -> tuple[int, ...]:

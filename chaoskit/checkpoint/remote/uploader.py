@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from chaoskit.checkpoint.names import snapshot_name
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
-from chaoskit.checkpoint.remote.source import Source
+from chaoskit.checkpoint.remote.source import DirectorySource, Source
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import Sent
+from chaoskit.errors import ChaoskitError
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +80,19 @@ class Uploader:
             waiting = self._waiting.name if self._waiting else ""
             return msgspec.structs.replace(self._status, waiting=waiting, sent_bytes=self._tier.store.sent_bytes)
 
-    def offer(self, source: Source, release: Callable[[], None] = _keep) -> None:
+    def offer(self, snapshot: Source | Path, release: Callable[[], None] = _keep) -> None:
         """Have a snapshot sent, in place of one that waits. Returns at once, and never raises.
 
         Args:
-            release: called once, in any thread, when the source is not needed any more: sent, superseded or given up.
+            snapshot: a source, or the directory of a committed snapshot.
+            release: called once, in any thread, when it is not needed any more: sent, superseded or given up.
         """
+        try:
+            source = DirectorySource(snapshot) if isinstance(snapshot, Path) else snapshot
+        except ChaoskitError as error:
+            self._fail(str(snapshot), error)
+            self._release(str(snapshot), release)
+            return
         offer = _Offer(source, release)
         with self._changed:
             if self._closing:
@@ -94,7 +103,7 @@ class Uploader:
             if passed_over is not None:
                 self._count(superseded=self._status.superseded + 1)
         if passed_over is not None:
-            self._release(passed_over)
+            self._release(passed_over.name, passed_over.release)
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is left to do. Gives whether that was so in time."""
@@ -117,9 +126,8 @@ class Uploader:
             try:
                 self._send(offer)
             except Exception as error:  # noqa: BLE001 - training goes on, whatever becomes of its copies
-                _log.exception("upload of %s", offer.name)
-                self._count(under_way="", last_error=f"{type(error).__name__}: {error}", failed=self._status.failed + 1)
-            self._release(offer)
+                self._fail(offer.name, error)
+            self._release(offer.name, offer.release)
 
     def _next(self) -> _Offer | None:
         with self._changed:
@@ -129,7 +137,7 @@ class Uploader:
                 self._count(under_way=offer.name)
                 return offer
         if offer is not None:
-            self._release(offer)
+            self._release(offer.name, offer.release)
         return None
 
     def _send(self, offer: _Offer) -> None:
@@ -154,8 +162,16 @@ class Uploader:
             self._status = msgspec.structs.replace(self._status, **changes)
             self._changed.notify_all()
 
-    def _release(self, offer: _Offer) -> None:
+    def _fail(self, name: str, error: Exception) -> None:
+        expected = isinstance(error, ChaoskitError)
+        _log.warning("%s was not uploaded: %s", name, error, exc_info=None if expected else error)
+        with self._changed:
+            under_way = "" if self._status.under_way == name else self._status.under_way
+            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            self._count(under_way=under_way, last_error=text, failed=self._status.failed + 1)
+
+    def _release(self, name: str, release: Callable[[], None]) -> None:
         try:
-            offer.release()
+            release()
         except Exception:  # noqa: BLE001 - as above
-            _log.exception("release of %s", offer.name)
+            _log.exception("release of %s", name)

@@ -1,0 +1,111 @@
+"""Processes that save one snapshot after another until they are killed, and what the disk holds after each of them.
+
+    python crashing_saver.py ROOT KIND SEED TIMES
+
+``KIND`` is a boundary; ``byte``: the kernel kills at a random byte of a file; ``instant``: SIGKILL at a random moment.
+Each process begins where the one before was killed, in the same directory. Prints a line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import chaoskit.checkpoint.dcp_metadata  # noqa: F401 -- takes most of a second: once, not in each process
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.layout import whole
+from chaoskit.checkpoint.names import STAGING, TRASH
+from chaoskit.checkpoint.retention import Retention
+
+ELEMENTS = 2**23 + 99  # of 4 bytes: three chunks
+SMALL = 50_000
+MOST_SAVES = 40
+_ack = struct.Struct("q")
+
+
+def save_until_killed(tier: DiskTier, elements: int, acknowledge: int) -> None:
+    names = tier.snapshots().snapshots
+    first = names[0].manifest.step + 1 if names else 0
+    for step in range(first, first + MOST_SAVES):
+        tier.save(step, {"w": torch.full((elements,), step, dtype=torch.int32), "step": torch.tensor(step)})
+        os.write(acknowledge, _ack.pack(step))
+        tier.prune()
+
+
+def kill_at(boundary: str, visit: int) -> Callable[[str], None]:
+    """A hook that ends its process when it comes to the boundary for the so-manieth time."""
+    visits = 0
+
+    def hook(reached: str) -> None:
+        nonlocal visits
+        visits += reached == boundary
+        if visits == visit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def one_life(root: Path, kind: str, chance: random.Random) -> tuple[int | None, int]:
+    """Start a process, let it die; the last step it knew to be stored, and its wait status."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        hook = kill_at(kind, chance.randint(1, 3)) if kind not in ("byte", "instant") else (lambda _: None)
+        if kind == "byte":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            limit = chance.randint(1, 4 * SMALL + 500)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        tier = DiskTier(root, retention=Retention(keep_last=2), at=hook)
+        save_until_killed(tier, SMALL if kind in ("byte", "instant") else ELEMENTS, writer)
+        os._exit(0)
+    os.close(writer)
+    if kind == "instant":
+        time.sleep(chance.uniform(0.0, 0.06))  # the draw, not a wait for something
+        os.kill(pid, signal.SIGKILL)
+    acknowledged = b"".join(iter(lambda: os.read(reader, 4096), b""))
+    os.close(reader)
+    _, status = os.waitpid(pid, 0)
+    last = _ack.unpack(acknowledged[-_ack.size :])[0] if acknowledged else None
+    return last, status
+
+
+def look(root: Path) -> dict[str, object]:
+    """What a process that starts after the crash finds."""
+    tier = DiskTier(root)
+    listing = tier.snapshots()
+    steps = [snapshot.manifest.step for snapshot in listing.snapshots]
+    told: dict[str, object] = {"steps": steps, "damaged": [one.reason for one in listing.damaged]}
+    if steps:
+        found = tier.newest_verified()
+        item = found.snapshot.items["w"][0]
+        weights, step = torch.empty(item.shape, dtype=torch.int32), torch.tensor(-1)
+        found.snapshot.read_into({"w": (weights, whole(item.shape)), "step": (step, whole(()))})
+        told |= {"step": int(step), "lost": [one.name for one in found.lost]}
+        told["mixed"] = not bool((weights == step).all())
+    told["swept"] = len(tier.sweep())
+    left = [*(root / STAGING).glob("*"), *(root / TRASH).glob("*")]
+    return told | {"left": [path.name for path in left]}
+
+
+def main() -> None:
+    root, kind, seed, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    chance = random.Random(seed)
+    for _ in range(times):
+        last, status = one_life(root, kind, random.Random(chance.random()))
+        print(json.dumps({"acknowledged": last, "signal": os.WTERMSIG(status), **look(root)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

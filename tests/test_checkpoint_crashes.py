@@ -1,0 +1,148 @@
+"""The crash matrix of the disk tier: real processes are killed in the middle of saves, and of taking old ones away."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chaoskit.checkpoint.boundaries import BOUNDARIES
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.names import Owner
+from chaoskit.checkpoint.retention import Retention
+
+SAVER = Path(__file__).parent / "jobs" / "crashing_saver.py"
+LIMIT_S = 300
+
+
+def lives(root: Path, kind: str, times: int, seed: int = 1) -> list[dict[str, Any]]:
+    """What the disk holds after each of so many processes that were killed while they saved."""
+    done = subprocess.run(
+        [sys.executable, str(SAVER), str(root), kind, str(seed), str(times)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: list[dict[str, Any]], times: int) -> None:
+    """Each time: the newest snapshot is complete, of one step, and no older than what was said to be stored."""
+    assert len(found) == times
+    before = None
+    for one in found:
+        assert one["damaged"] == [], one
+        assert one["left"] == [], one
+        assert len(one["steps"]) <= 2 + 4, one  # those that are killed before they prune leave one more each
+        known = one["acknowledged"] if one["acknowledged"] is not None else before
+        if known is not None or one["steps"]:
+            assert not one["mixed"], one
+            assert one["lost"] == [], one
+            assert one["step"] == one["steps"][0], one
+            assert one["step"] in ((known, known + 1) if known is not None else (0,)), one
+            before = one["step"]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_kill_at_a_boundary(tmp_path: Path, boundary: str) -> None:
+    found = lives(tmp_path, boundary, 4)
+    check(found, 4)
+    assert [one["signal"] for one in found] == [signal.SIGKILL] * 4
+    if boundary in ("write", "sync", "metadata", "manifest", "seal", "commit"):
+        assert [one["swept"] for one in found] == [1] * 4  # the leftover is recognised as the dead process's
+    else:
+        assert [one["swept"] for one in found] == [0] * 4
+
+
+def test_a_kill_at_any_byte(tmp_path: Path) -> None:
+    found = lives(tmp_path, "byte", 60)
+    check(found, 60)
+    killed = [one["signal"] for one in found]
+    assert killed.count(signal.SIGXFSZ) > 40
+
+
+def test_a_kill_at_any_instant(tmp_path: Path) -> None:
+    found = lives(tmp_path, "instant", 80)
+    check(found, 80)
+    assert [one["signal"] for one in found] == [signal.SIGKILL] * 80
+    assert found[-1]["step"] > 20  # they got somewhere between the kills
+
+
+def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
+    mine = DiskTier(tmp_path).begin(1)
+    gone = mine.path.with_name(mine.path.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-9"))
+    foreign = mine.path.with_name(mine.path.name.replace(Owner.this().kernel, "0" * 16))
+    stale = mine.path.with_name(mine.path.name.replace(Owner.this().kernel, "1" * 16))
+    for path in (gone, foreign, stale, tmp_path / ".staging" / "something else"):
+        path.mkdir()
+    os.utime(stale, (0, 0))
+    assert sorted(DiskTier(tmp_path).sweep()) == sorted([gone.name, stale.name])
+    assert mine.path.exists()
+    assert foreign.exists()
+    with mine.writer("file") as writer:
+        writer.add_object("o", b"x")
+        part = writer.finish()
+    assert mine.commit([part]).manifest.step == 1
+
+
+def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+    staging = DiskTier(tmp_path).begin(1)
+    with contextlib.suppress(KeyError), staging.writer("file") as writer:
+        writer.add_object("o", b"x")
+        raise KeyError
+    assert list(staging.path.iterdir()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for two megabytes."""
+    target = tmp_path / "tiny"
+    target.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "chaoskit-tiny", str(target)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield target
+    finally:
+        subprocess.run(["umount", str(target)], check=True)
+
+
+def test_a_full_disk(tiny_disk: Path) -> None:
+    tier = DiskTier(tiny_disk, retention=Retention(keep_last=1))
+    small, large = {"w": torch.ones(100_000)}, {"w": torch.ones(500_000)}
+    tier.save(1, small)
+    with pytest.raises(OSError, match="No space left"):
+        tier.save(2, large)
+    assert [snapshot.manifest.step for snapshot in tier.snapshots().snapshots] == [1]
+    assert list((tiny_disk / ".staging").iterdir()) == []
+    tier.save(3, small)
+    assert tier.newest_verified().snapshot.manifest.step == 3
+
+
+def test_a_limit_on_files(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path)
+    tier.save(1, {"w": torch.ones(1000)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            tier.save(2, {"w": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
+    assert [snapshot.manifest.step for snapshot in tier.snapshots().snapshots] == [1]
+    assert list((tmp_path / ".staging").iterdir()) == []

@@ -1,0 +1,244 @@
+"""Scripts that keep their DCP calls: real gloo ranks with FSDP2 save through our plug-ins and load in other worlds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from chaoskit.checkpoint import DiskTier, Retention, Saver, Schedule, Snapshot, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint.dcp import step_of
+from chaoskit.errors import BadInput, ChaoskitError
+
+JOB = Path(__file__).parent / "jobs" / "sharded_state.py"
+LIMIT_S = 120
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def ranks(tmp_path: Path, world: int, act: str, step: int = 1) -> dict[str, Any]:
+    """Run a job on so many ranks; what the first one says."""
+    store = tmp_path / f"store-{len(list(tmp_path.glob('store-*')))}"
+    command = [sys.executable, str(JOB)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(store), str(tmp_path / "root"), act, str(step)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        told = [process.communicate(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, told
+    found: dict[str, Any] = json.loads(told[0][0].splitlines()[-1])
+    return found
+
+
+def test_two_ranks_save_and_others_load(tmp_path: Path) -> None:
+    saved = ranks(tmp_path, 2, "save")
+    listing = DiskTier(tmp_path / "root").snapshots()
+    assert [snapshot.name for snapshot in listing.snapshots] == ["step-000000001.g0"]
+    assert listing.snapshots[0].manifest.world == 2
+    assert DiskTier(tmp_path / "root").newest_verified().snapshot == listing.snapshots[0]
+    for world, act in ((2, "load"), (1, "load"), (3, "load"), (1, "plain"), (2, "plain")):
+        assert ranks(tmp_path, world, act)["digest"] == saved["digest"], (world, act)
+
+
+@pytest.mark.parametrize("act", ["async", pytest.param("process", marks=pytest.mark.slow)])
+def test_asynchronous_saves(tmp_path: Path, act: str) -> None:
+    saved = ranks(tmp_path, 2, act)
+    assert ranks(tmp_path, 1, "load")["digest"] == saved["digest"]
+
+
+@pytest.mark.slow
+def test_more_ranks_than_rows(tmp_path: Path) -> None:
+    saved = ranks(tmp_path, 4, "save")
+    for world, act in ((4, "load"), (2, "load"), (4, "plain"), (1, "plain")):
+        assert ranks(tmp_path, world, act)["digest"] == saved["digest"], (world, act)
+
+
+def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
+    older, _ = ranks(tmp_path, 2, "save", 1), ranks(tmp_path, 2, "save", 2)
+    newest = tmp_path / "root" / "step-000000002.g0" / "__1_0.distcp"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    found = ranks(tmp_path, 2, "restore")
+    assert found == {"step": 1, "lost": ["step-000000002.g0"], "digest": older["digest"]}
+    assert len(list((tmp_path / "root" / "quarantine").iterdir())) == 1
+
+
+def test_a_saver_follows_its_schedule_on_all_ranks(tmp_path: Path) -> None:
+    told = ranks(tmp_path, 2, "saver")
+    assert told["begun"] == [True, True, False, True, False]  # the first, because there is none, and each second one
+    assert told["failures"] == []
+    assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [4, 2]
+
+
+# -- one process --------------------------------------------------------------------------------------------------
+
+
+def state(seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model": {"weight": torch.randn(40, 30, generator=generator), "steps": torch.tensor(seed)},
+        "half": torch.randn(6, 4, generator=generator).to(torch.bfloat16),
+        "list": [1, torch.ones(2), {"deep": "text"}],
+        "nothing": torch.empty(0, 3),
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_a_nested_state_comes_back_through_every_reader(tmp_path: Path) -> None:
+    saved = state(1)
+    dcp.save(saved, checkpoint_id="step-7", storage_writer=SnapshotWriter(tmp_path))
+    for arguments in (
+        {"storage_reader": SnapshotReader(tmp_path)},
+        {"storage_reader": SnapshotReader(tmp_path), "checkpoint_id": "whatever/step_7"},
+        {"storage_reader": SnapshotReader(tmp_path / "step-000000007.g0")},
+        {"checkpoint_id": tmp_path / "step-000000007.g0"},
+    ):
+        loaded = state(2)
+        dcp.load(loaded, **arguments)
+        assert same(loaded, saved), arguments
+
+
+def test_plain_torch_converts_a_snapshot(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    saved = state(1)
+    dcp.save(saved, checkpoint_id="7", storage_writer=SnapshotWriter(tmp_path))
+    dcp_to_torch_save(tmp_path / "step-000000007.g0", tmp_path / "whole.pt")
+    assert same(torch.load(tmp_path / "whole.pt", weights_only=True), saved)
+
+
+def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
+    dcp.save(state(1), checkpoint_id="step-1", storage_writer=SnapshotWriter(tmp_path))
+    loaded = state(2)
+    address = loaded["model"]["weight"].data_ptr()
+    dcp.load(loaded, storage_reader=SnapshotReader(tmp_path))
+    assert loaded["model"]["weight"].data_ptr() == address
+
+
+def test_a_step_that_is_trained_again_has_a_place_of_its_own(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        dcp.save(state(seed), checkpoint_id="step-5", storage_writer=SnapshotWriter(tmp_path))
+    names = [snapshot.name for snapshot in DiskTier(tmp_path).snapshots().snapshots]
+    assert names == ["step-000000005.g1", "step-000000005.g0"]
+    loaded = state(3)
+    dcp.load(loaded, storage_reader=SnapshotReader(tmp_path))
+    assert same(loaded, state(2))
+
+
+def test_memory_often_and_disk_sometimes(tmp_path: Path) -> None:
+    told: list[str] = []
+    writer = SnapshotWriter(
+        DiskTier(tmp_path / "memory", schedule=Schedule(every_steps=1), retention=Retention(keep_last=2)),
+        DiskTier(tmp_path / "disk", schedule=Schedule(every_steps=4), retention=Retention(keep_last=1)),
+        committed=lambda snapshot: told.append(f"{snapshot.path.parent.name}/{snapshot.manifest.step}"),
+    )
+    for step in range(1, 10):
+        dcp.save(state(step), checkpoint_id=f"step-{step}", storage_writer=writer)
+    assert [snapshot.manifest.step for snapshot in writer.tiers[0].snapshots().snapshots] == [9, 8]
+    assert [snapshot.manifest.step for snapshot in writer.tiers[1].snapshots().snapshots] == [8]
+    assert [one for one in told if one.startswith("disk")] == ["disk/1", "disk/4", "disk/8"]
+
+
+class FullDisk:
+    """A hook that stands for a disk without room, at one boundary."""
+
+    def __init__(self, boundary: str) -> None:
+        self.boundary, self.full = boundary, True
+
+    def __call__(self, boundary: str) -> None:
+        if self.full and boundary == self.boundary:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("boundary", ["stage", "write", "sync", "metadata", "manifest", "seal", "commit"])
+def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(tmp_path: Path, boundary: str) -> None:
+    disk = FullDisk(boundary)
+    disk.full = False
+    tier = DiskTier(tmp_path / "disk", at=disk)
+    writer = SnapshotWriter(tier, tmp_path / "other")
+    dcp.save(state(1), checkpoint_id="step-1", storage_writer=writer)
+    disk.full = True
+    with pytest.raises(CheckpointException, match="No space left"):
+        dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer)
+    assert [snapshot.manifest.step for snapshot in tier.snapshots().snapshots] == [1]
+    assert list((tmp_path / "disk" / ".staging").iterdir()) == []
+    assert [snapshot.manifest.step for snapshot in writer.tiers[1].snapshots().snapshots] == [2, 1]
+    disk.full = False
+    dcp.save(state(3), checkpoint_id="step-3", storage_writer=writer)
+    assert tier.newest_verified().snapshot.manifest.step == 3
+
+
+def test_a_failure_is_reported_and_training_goes_on(tmp_path: Path) -> None:
+    disk = FullDisk("seal")
+    writer = SnapshotWriter(DiskTier(tmp_path, at=disk), on_failure="report")
+    dcp.save(state(1), checkpoint_id="step-1", storage_writer=writer)
+    assert [str(failure) for failure in writer.failures] == [
+        f"step 1 was not saved to {tmp_path}: [Errno 28] No space left on device"
+    ]
+    saver = Saver(SnapshotWriter(DiskTier(tmp_path, at=disk)))
+    assert saver.save(2, state(2))
+    assert [failure.step for failure in saver.close()] == [2]
+    assert restore(state(3), tmp_path) is None
+
+
+def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
+    writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=0)))
+    for step in (1, 2, 3):
+        dcp.save(state(step), checkpoint_id=f"step-{step}", storage_writer=writer)
+    (tmp_path / "step-000000003.g0" / "__0_0.distcp").unlink()
+    (tmp_path / "step-000000002.g0" / "manifest.json").write_text("{}")
+    loaded = state(9)
+    found = restore(loaded, tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert sorted(one.name for one in found.lost) == ["step-000000002.g0", "step-000000003.g0"]
+    assert same(loaded, state(1))
+    (tmp_path / "step-000000001.g0" / "__0_0.distcp").unlink()
+    with pytest.raises(ChaoskitError, match="can be restored"):
+        restore(loaded, tmp_path)
+
+
+def test_the_step_is_in_the_name(tmp_path: Path) -> None:
+    assert [step_of(name) for name in ("120", "a/b-7/step_12", Path("step-000000120.g3"))] == [120, 12, 120]
+    with pytest.raises(BadInput, match="step-120"):
+        step_of("newest")
+    with pytest.raises(CheckpointException, match="checkpoint_id"):
+        dcp.save(state(), storage_writer=SnapshotWriter(tmp_path))
+    with pytest.raises(CheckpointException):
+        dcp.load(state(), storage_reader=SnapshotReader(tmp_path))
+
+
+def test_objects_are_verified_too(tmp_path: Path) -> None:
+    dcp.save(state(), checkpoint_id="1", storage_writer=SnapshotWriter(tmp_path))
+    snapshot = Snapshot.open(tmp_path / "step-000000001.g0")
+    assert torch.load(io.BytesIO(snapshot.read_object("list.2.deep")), weights_only=True) == "text"
