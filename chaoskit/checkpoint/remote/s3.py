@@ -14,7 +14,6 @@ from chaoskit.checkpoint.remote.parts import Part, Taken, content_md5, cut, md5,
 from chaoskit.checkpoint.remote.store import Read, Store, Traffic
 
 _DIGEST = "chaoskit-xxh3-128"  # the name of our metadata of an object
-_OWN_KEYS = frozenset({"aws:kms", "aws:kms:dsse"})  # objects encrypted with these have ETags that are no MD5
 
 
 class S3Store(Store):
@@ -168,5 +167,5 @@ def _etag(answer: dict[str, Any]) -> str:
 
 
 def _confirms(answer: dict[str, Any], etag: str) -> bool:
-    """Whether the store says that it has these bytes. Where ETags are no MD5 it says nothing."""
-    return answer.get("ServerSideEncryption") not in _OWN_KEYS and _etag(answer) == etag
+    """Whether the store says that it has these bytes. With SSE-KMS and SSE-C ETags are no MD5, and it says nothing."""
+    return _etag(answer) == etag

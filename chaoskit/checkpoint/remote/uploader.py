@@ -153,8 +153,12 @@ class Uploader:
                     if self._changed.wait_for(lambda: self._waiting is not None or self._closing, pause_s):
                         raise
         self._count(last=sent, last_error="", committed=self._status.committed + 1)
-        if self._after_commit is not None:
-            self._after_commit(self._tier)
+        try:
+            if self._after_commit is not None:
+                self._after_commit(self._tier)
+        except Exception as error:  # noqa: BLE001 - the snapshot is there; the next one will prune again
+            _log.warning("after the upload of %s: %s", offer.name, error)
+            self._count(last_error=str(error))
         self._count(under_way="")
 
     def _count(self, **changes: object) -> None:
