@@ -25,12 +25,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         function: its name.
         module: dotted name under which the file is imported, or "" to load it by path.
         options: keyword arguments of the function; plain JSON values.
+        sharded: the job shards its state over ranks: it calls ``trainer.mesh``.
     """
 
     path: str
     function: str = "train"
     module: str = ""
     options: dict[str, Any] = {}
+    sharded: bool = False
 
     @property
     def name(self) -> str:
@@ -69,6 +71,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
         memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
+        replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
+            have other last bits.
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
@@ -101,6 +105,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
     memory_copies: int = 1
+    replacement_s: float = 30.0
     rack_nodes: int = 0
     fork: bool = True
 
@@ -149,6 +154,7 @@ def validate(config: RunConfig) -> None:
         ("startup_s", 0.001),
         ("collective_timeout_s", 0.001),
         ("memory_copies", 0),
+        ("replacement_s", 0),
         ("rack_nodes", 0),
     ]
     for field, least in minimums:
@@ -191,11 +197,11 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
         if not Path(path).is_file():
             raise BadInput("job", target, "name a Python file that exists")
         job = JobSpec(str(Path(path).resolve()), function or "train", "", options or {})
-    _validate_job(job)
-    return job
+    return msgspec.structs.replace(job, sharded=_validate_job(job))
 
 
-def _validate_job(job: JobSpec) -> None:
+def _validate_job(job: JobSpec) -> bool:
+    """Refuse what is no job. Whether it shards its state."""
     try:
         tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -220,6 +226,19 @@ def _validate_job(job: JobSpec) -> None:
         msgspec.json.encode(job.options)
     except (TypeError, ValueError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
+    return _calls(train, names[0], "mesh")
+
+
+def _calls(train: ast.FunctionDef, trainer: str, method: str) -> bool:
+    """Whether the function calls ``trainer.method``."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == method
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == trainer
+        for node in ast.walk(train)
+    )
 
 
 _PLAIN_TYPES: dict[str, set[type]] = {

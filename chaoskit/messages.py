@@ -42,7 +42,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A complete copy of the state of the training, sealed: what ``endpoint`` offers counts only with this checksum.
 
-    ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was.
+    ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was. The state of a sharded job
+    is in ``pieces`` different pieces, of which this is one; all of one age belong together.
     """
 
     node: str
@@ -53,6 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str
     endpoint: Endpoint
     tier: str = "memory"
+    piece: int = 0
+    pieces: int = 1
 
     @property
     def age(self) -> tuple[int, int]:
@@ -201,6 +204,19 @@ class WorkerReady(Message, frozen=True):
     node: str
     endpoint: Endpoint
     fingerprint: str = ""
+
+
+class Holding(Message, frozen=True):
+    """A worker of a sharded job copies its piece of the state into slots of memory; for its agent alone.
+
+    ``fds``: of the slots, in process ``pid``. ``piece`` of ``pieces`` different ones.
+    """
+
+    worker: str
+    pid: int
+    fds: tuple[int, ...]
+    piece: int
+    pieces: int
 
 
 class WorkerLost(Message, frozen=True):
@@ -422,6 +438,7 @@ AnyMessage = (
     | TestLinks
     | LinksTested
     | WorkerReady
+    | Holding
     | WorkerLost
     | HookReached
     | Arm

@@ -173,7 +173,7 @@ def test_a_state_that_is_taken_over_is_what_the_model_computes_with(shared: bool
     else:
         index, _, data = ahead.replica.pack()
         behind.replica.unpack(index, data)
-    behind.replica.load_scalars(ahead.replica._scalars(), ahead.replica.step)
+    behind.replica.load_scalars(ahead.replica.scalars(), ahead.replica.step)
     assert same_bits(behind.model[1].running_var, ahead.model[1].running_var)
     ahead.step()
     behind.step()

@@ -12,8 +12,12 @@ agent maps it, too: it outlives its worker, and while the sequence number is eve
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import mmap
 import os
+import struct
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
+import xxhash
 from torch import Tensor
 
 from chaoskit.checkpoint.layout import Box
@@ -31,7 +36,10 @@ _INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
 _SCALARS_BYTES = 8 * 2**20
 DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
-_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION = range(6)
+_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION, _CHECKSUM, _CHECKSUM_END, _SEALED = range(9)
+_CHECKSUM_WORDS = struct.Struct("=qq")
+_WORD = struct.Struct("=q")
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,9 +90,12 @@ class ArenaView:
 
     def __init__(self, fd: int, *, writable: bool) -> None:
         self.fd = fd
-        size = os.fstat(fd).st_size
+        self._map(writable)
+
+    def _map(self, writable: bool) -> None:
+        size = os.fstat(self.fd).st_size
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self.map = mmap.mmap(fd, size, access=access)
+        self.map = mmap.mmap(self.fd, size, access=access)
         self.bytes = memoryview(self.map)
         self._header = self.bytes[:_HEADER_BYTES].cast("q")
 
@@ -97,6 +108,8 @@ class ArenaView:
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            if os.fstat(fd).st_size < DATA_OFFSET:
+                raise OSError(errno.EINVAL, "too short for an arena", path)
             view = cls(fd, writable=False)
         except BaseException:
             os.close(fd)
@@ -116,6 +129,17 @@ class ArenaView:
     def generation(self) -> int:
         """The last generation in which this state was trained on; 0 before the first."""
         return self._header[_GENERATION]
+
+    @property
+    def checksum(self) -> str:
+        """What its writer has sealed it with; "" if it is not sealed, is being written, or has a damaged header."""
+        if self._header[_SEQUENCE] % 2 or self._header[_SEALED] != self._header_digest():
+            return ""
+        return _CHECKSUM_WORDS.pack(*self._header[_CHECKSUM:_SEALED]).hex()
+
+    def _header_digest(self) -> int:
+        digest = xxhash.xxh3_64_digest(self._header[_STEP:_SEALED].tobytes())
+        return int(_WORD.unpack(digest)[0])
 
     def index_bytes(self) -> bytes:
         return bytes(self.bytes[_HEADER_BYTES : _HEADER_BYTES + self._header[_INDEX_SIZE]])
@@ -230,33 +254,82 @@ class Arena(ArenaView):
 
 
 class ArenaImage(ArenaView):
-    """A copy of an arena, which is read like one. Odd sequence numbers say that it is not complete."""
+    """A copy of an arena, which is read like one. Odd sequence numbers say that it is not complete.
 
-    def __init__(self, capacity_bytes: int) -> None:
-        fd = os.memfd_create("chaoskit-copy", os.MFD_CLOEXEC)
+    Args:
+        capacity_bytes: room for data. All of it is taken now: that there is none is said now, not by SIGBUS later.
+        path: of a file on a memory file system, which keeps what it holds and outlives its processes; "" for an
+            unnamed one.
+
+    Raises:
+        OSError: if there is no room.
+    """
+
+    def __init__(self, capacity_bytes: int, path: str = "") -> None:
+        if path:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        else:
+            fd = os.memfd_create("chaoskit-copy", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, DATA_OFFSET + capacity_bytes)
-            os.posix_fallocate(fd, DATA_OFFSET, max(1, capacity_bytes))  # no room is said now, not by SIGBUS later
+            self.capacity_bytes = _allocate(fd, capacity_bytes)
             super().__init__(fd, writable=True)
         except BaseException:
             os.close(fd)
             raise
         weakref.finalize(self, os.close, fd)  # readers may still have it open when it is replaced
-        self.capacity_bytes = capacity_bytes
+
+    def grow(self, capacity_bytes: int) -> None:
+        """Make room for more, in place: readers that open it find it under the same name. Raises OSError."""
+        self.capacity_bytes = _allocate(self.fd, capacity_bytes)
+        self._map(writable=True)
+
+    def touch(self) -> None:
+        """Map every page now, so that the first copy is as fast as any other."""
+        with contextlib.suppress(OSError):  # an older kernel: the first copy does it
+            self.map.madvise(_MADV_POPULATE_WRITE, DATA_OFFSET, self.capacity_bytes)
+
+    @property
+    def address(self) -> int:
+        """Of the first byte of the data in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.map)) + DATA_OFFSET
 
     def begin(self, step: int, generation: int, index: bytes, scalars: bytes, size_bytes: int) -> None:
-        """From here until :meth:`end` the image is unreadable."""
-        self._header[_SEQUENCE] |= 1
-        start = _HEADER_BYTES + _INDEX_BYTES
-        self.bytes[_HEADER_BYTES : _HEADER_BYTES + len(index)] = index
-        self.bytes[start : start + len(scalars)] = scalars
+        """From here until :meth:`end` the image is unreadable. Raises OSError where there is no room for the index."""
+        if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
+            raise ChaoskitError("the index or the scalars of the training state are too large to share")
+        self.spoil()
+        os.pwrite(self.fd, index, _HEADER_BYTES)  # which fails where there is no room, instead of by SIGBUS
+        os.pwrite(self.fd, scalars, _HEADER_BYTES + _INDEX_BYTES)
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP], self._header[_GENERATION] = step, generation
         self._header[_DATA_SIZE] = size_bytes
 
-    def end(self) -> None:
-        """The data is complete."""
+    def spoil(self) -> None:
+        """What it holds is not to be read."""
+        self._header[_SEQUENCE] |= 1
+        self._header[_SEALED] = 0
+
+    def end(self, checksum: str = "") -> None:
+        """The data is complete. With its checksum, others can trust it when this process is gone."""
+        if checksum:
+            words = _CHECKSUM_WORDS.unpack(bytes.fromhex(checksum))
+            self._header[_CHECKSUM], self._header[_CHECKSUM_END] = words
+            self._header[_SEALED] = self._header_digest()
         self._header[_SEQUENCE] += 1
+
+
+def _allocate(fd: int, capacity_bytes: int) -> int:
+    """Give the file behind ``fd`` memory for so much data, and never less than it has; returns for how much."""
+    before = os.fstat(fd).st_size
+    capacity_bytes = max(capacity_bytes, before - DATA_OFFSET, 1)
+    os.ftruncate(fd, DATA_OFFSET + capacity_bytes)
+    try:
+        os.posix_fallocate(fd, 0, _HEADER_BYTES)
+        os.posix_fallocate(fd, DATA_OFFSET, capacity_bytes)
+    except OSError:
+        os.ftruncate(fd, before)
+        raise
+    return capacity_bytes
 
 
 def decode_index(data: bytes, size_bytes: int) -> list[Slot]:

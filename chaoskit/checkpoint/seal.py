@@ -31,6 +31,11 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
     checksum: str
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two copies the one with the larger age is newer: a later generation trains again what it does not have."""
+        return self.generation, self.step
+
 
 class Checksum:
     """Digest of a state: its step, index and scalars first, then its data in any number of pieces."""

@@ -172,7 +172,8 @@ def _plan(wanted: Wanted) -> _Read:
 def _buffer(read: _Read) -> Tensor:
     """Bytes to read into: those of the target itself, or others."""
     if read.in_place:
-        return read.wanted.target.reshape(-1).view(torch.uint8)
+        target = read.wanted.target
+        return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
     return torch.empty(read.size_bytes, dtype=torch.uint8)
 
 

@@ -27,6 +27,7 @@ from chaoskit.config import disk_directory
 from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.lease import REPORT_SHARE
+from chaoskit.control.pieces import PieceKeeper
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
@@ -36,6 +37,7 @@ from chaoskit.messages import (
     Beat,
     EndJob,
     Heartbeat,
+    Holding,
     LinksTested,
     Ping,
     Plan,
@@ -130,7 +132,8 @@ class Agent:
         self._loop.add_reader(self._zygote, self._hear_zygote)
         await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
         spec, config = self._spec, self._config
-        self._keeper = Keeper(spec.node, spec.host, spec.token, config, self._journal, self._tell_from_thread, fail)
+        kind = PieceKeeper if config.job.sharded else Keeper
+        self._keeper = kind(spec.node, spec.host, spec.token, config, self._journal, self._tell_from_thread, fail)
         self._spawn(self._beat())
         try:
             async for message in self._uplink.follow():
@@ -263,6 +266,9 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             while True:
                 message = await self._read(reader, charge)
+                if isinstance(message, Holding):
+                    self._keeper.hold(message)
+                    continue
                 if isinstance(message, WorkerReady):
                     self._keeper.adopt(charge.name, message.endpoint, charge.board)
                     threading.Thread(target=self._await_death, args=(charge,), daemon=True).start()

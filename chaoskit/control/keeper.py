@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,14 +20,13 @@ from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
+from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Message, Plan, Sealed, Snapshot
-from chaoskit.osprocess import host_id, lower_priority, raise_priority, set_name
+from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
+from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
-from chaoskit.runtime.peer import StateServer
 from chaoskit.vocabulary import Event
 
-_NICENESS = 10  # of this thread: below training, which is below everything on the way of a recovery
 _SKIPS_MAX = 64  # commits without a copy after copies kept failing
 
 
@@ -78,19 +76,17 @@ class Keeper:
         tell: Callable[[Message], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._node, self._host, self._token, self._config = node, host, token, config
-        self._journal, self._tell, self._fail = journal, tell, fail
+        self._node, self._config, self._journal, self._tell = node, config, journal, tell
         self._kept: dict[str, _Kept] = {}  # of workers that live
         self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
         self._tier = MemoryTier()
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
-        self._servers: dict[int, tuple[ArenaView, StateServer]] = {}  # of what is offered, by descriptor
+        self._offers = Offers(node, host, token)
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
-        self._orders: deque[Callable[[], None]] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        threading.Thread(target=self._run, name="keeper", daemon=True).start()
+        self._orders = Orders()
+        start_thread(self._serve, fail)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
@@ -101,48 +97,38 @@ class Keeper:
         with contextlib.suppress(OSError, ValueError):  # it has ended already
             view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
             bell = os.dup(board.bell)
-            self._order(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
+            self._orders.give(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
+
+    def hold(self, holding: Holding) -> None:
+        """A worker holds a piece of a sharded state: not one of these."""
+        raise AssertionError(f"{holding.worker} trains a replica")
 
     def follow(self, plan: Plan) -> None:
         """A membership: copy the state of one of its workers, if that is this node's part."""
-        self._order(lambda: self._follow(keepers(plan, self._config).get(self._node, ""), plan.generation))
+        self._orders.give(lambda: self._follow(keepers(plan, self._config).get(self._node, ""), plan.generation))
 
     def ended(self, worker: str) -> None:
         """No code of the worker runs any more: what it left is kept."""
-        self._order(lambda: self._ended(worker))
+        self._orders.give(lambda: self._ended(worker))
 
     def recall(self) -> None:
         """Seal what there is, and tell the coordinator what can be read."""
-        self._order(self._recall)
+        self._orders.give(self._recall)
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: older states that others left are of no use."""
         left = self._left
         if left is not None and left[1].step < step:
-            self._order(lambda: self._forget_older(step))
-
-    def _order(self, act: Callable[[], None]) -> None:
-        self._orders.append(act)
-        os.eventfd_write(self._wake, 1)
+            self._orders.give(lambda: self._forget_older(step))
 
     # -- the thread -----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        set_name("ck-keeper")
-        lower_priority(_NICENESS)
-        try:
-            self._serve()
-        except Exception as error:  # noqa: BLE001 - nobody would see it on a thread
-            self._fail(error)
 
     def _serve(self) -> None:
         while True:
             bells = [self._kept[self._source].bell] if self._source else []
-            readable, _, _ = select.select([self._wake, *bells], [], [])
-            if self._wake in readable:  # first: what is ordered may be on the way of a recovery
-                os.eventfd_read(self._wake)
-                while self._orders:
-                    self._orders.popleft()()
+            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
+            if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
+                self._orders.carry_out()
             else:
                 os.eventfd_read(bells[0])
                 self._copy()
@@ -205,7 +191,7 @@ class Keeper:
     def _forget_older(self, step: int) -> None:
         if self._left is not None and self._left[1].step < step:
             self._left = None
-            self._withdraw([])
+            self._offers.withdraw([])
 
     def _recall(self) -> None:
         raise_priority()  # a recovery waits for this
@@ -214,10 +200,10 @@ class Keeper:
             worker, view = self._left
             with contextlib.suppress(Torn):  # cannot be: its writer has ended
                 copies.append((worker, Copy(seal(view), view)))
-        self._withdraw([copy.view for _, copy in copies])
+        self._offers.withdraw([copy.view for _, copy in copies])
         snapshots: tuple[Snapshot, ...] = ()
         with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
-            snapshots = tuple(self._offer(worker, copy) for worker, copy in copies)
+            snapshots = tuple(self._offers.offer(worker, copy.seal, copy.view) for worker, copy in copies)
         for offered in snapshots:
             self._journal.write(
                 Event.SEALED,
@@ -227,29 +213,7 @@ class Keeper:
                 checksum=offered.checksum,
             )
         self._tell(Sealed(self._node, snapshots))
-        lower_priority(_NICENESS)
-
-    def _withdraw(self, views: list[ArenaView]) -> None:
-        """Stop to serve all but ``views``."""
-        for fd, (view, server) in list(self._servers.items()):
-            if not any(view is one for one in views):
-                server.close()
-                del self._servers[fd]
-
-    def _offer(self, worker: str, copy: Copy) -> Snapshot:
-        fd, sealed = copy.view.fd, copy.seal
-        if fd not in self._servers:
-            self._servers[fd] = copy.view, StateServer(copy.view, self._token, self._host)
-        return Snapshot(
-            node=self._node,
-            worker=worker,
-            step=sealed.step,
-            generation=sealed.generation,
-            size_bytes=sealed.size_bytes,
-            checksum=sealed.checksum,
-            endpoint=Endpoint(host_id(), self._host, self._servers[fd][1].port, os.getpid(), fd),
-            tier=self._tier.name,
-        )
+        lower_priority(NICENESS)
 
 
 def _age(view: ArenaView) -> tuple[int, int]:

@@ -11,6 +11,9 @@ may be lost with its node, though: if the members have met, the others count fro
 When a node has seen a generation of which nothing is known, the record of the run was lost. Nobody can tell any more
 who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
 has started more workers than are known, the record has lost its end.
+
+The state of a sharded job is in pieces, one a rank. Then all members together hold it, or nobody does: with one rank
+the state is lost, and every generation but the first begins with sealed copies of all pieces.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ class Membership:
         self._begun_s: dict[str, float] = {}  # workers that are not ready yet -> when their start was decided
         self._ready: dict[str, Endpoint] = {}
         self._holders: set[str] = set()
+        self._healed: set[str] = set()  # members of a sharded job that have their piece, until all have
         self._done: set[str] = set()
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
@@ -154,6 +158,11 @@ class Membership:
         return not self._finished and len(self.members) < self.world
 
     @property
+    def revives(self) -> bool:
+        """Whether nobody has the state, and enough workers are ready to begin again with copies of it."""
+        return self._revival.active and len(self._ready) >= self._config.nodes
+
+    @property
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self._finished
@@ -194,7 +203,10 @@ class Membership:
         if self._finished:
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
-        chores = self._take_in(event, now_s) + self._recall(now_s)
+        chores = self._take_in(event, now_s)
+        if self._config.job.sharded:
+            self._look_at_pieces()
+        chores += self._recall(now_s)
         decision = self._decide(now_s)
         if isinstance(decision, Finish):
             self._finished = True
@@ -237,12 +249,12 @@ class Membership:
                 self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
             case Settled(generation) if self._plan and generation == self._plan.generation:
-                if not self._trained:
+                if not self._trained and not self._plan.restore:
                     self._holders.update(self.members)
                 self._trained = self._settled = True
                 self._base = self._plan
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
-                self._holders.add(worker)
+                (self._healed if self._config.job.sharded else self._holders).add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
             case Sealed(node, snapshots):
                 self._revival.answer(node, snapshots, now_s)
@@ -302,7 +314,26 @@ class Membership:
             assert self._base is not None
             old = [worker for worker in self.members if self._base.member(worker)]
             self._trained = True
-            self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
+            if not self._config.job.sharded:
+                self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
+
+    def _look_at_pieces(self) -> None:
+        """Of a sharded state, whether all members hold it together. If not, all of them must begin anew."""
+        members = set(self.members)
+        if not self._trained or self._plan is None:
+            return
+        if len(members) < self.world or self._stalled_generation == self.generation or self._may_grow():
+            if self._holders or self._healed:
+                self._holders, self._healed, self._done = set(), set(), set()
+                self._stalled_generation = self.generation
+                self._revival.end()  # what was known to be stored is too old
+        elif self._healed >= members:
+            self._holders = members
+
+    def _may_grow(self) -> bool:
+        """Whether the world is not full, though it could be, and no member is at its end."""
+        short = len(self.members) < self._config.nodes
+        return self._settled and not self._done and short and bool(self.spares) and not self._revival.active
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
@@ -356,7 +387,7 @@ class Membership:
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if self._settled and not self._done and len(members) < self._config.nodes and self.spares:
+        if self._may_grow():
             return self._regroup(abort=False)
         return None
 
@@ -401,6 +432,9 @@ class Membership:
         if revival.is_asking(now_s):
             return None
         if not revival.snapshots:
+            if self._config.job.sharded and len(self.members) == self.world:
+                revival.end()  # they train on, and have answered between different steps: ask again
+                return None
             if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
@@ -409,7 +443,8 @@ class Membership:
         if self._is_restoring():
             return None
         missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
-        if missing > 0 and now_s < self._ready_s + GATHER_S:
+        sharded = self._config.job.sharded and revival.waited_s(now_s) < self._config.replacement_s
+        if missing > 0 and (sharded or now_s < self._ready_s + GATHER_S):
             return None
         return self._regroup(abort=True, restore=revival.snapshots)
 

@@ -301,7 +301,9 @@ class ControlPlane:
                 return self._look_at_links(now_s)
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
-            case Healed(worker):
+            case Healed(worker, generation):
+                if self._config.job.sharded and generation != self._membership.generation:
+                    return shown  # a piece of what must be taken over again
                 return self._advance(events.Healed(worker), now_s) + shown
             case Sealed(node, snapshots):
                 return self._advance(events.Sealed(node, snapshots), now_s) + shown
@@ -497,6 +499,8 @@ class ControlPlane:
         if isinstance(event, events.Tick) and not actions and not first:
             return []  # nothing came of it
         outputs: list[Output] = [Remember(event, now_s, self._lag_s)]
+        if self._config.job.sharded and self._membership.revives:  # with a spare: its successor can wait
+            self._deferral.recover(self._membership.newest_known + 1, self._membership.world, now_s)
         for action in actions:
             match action:
                 case events.Publish(plan):
@@ -506,14 +510,15 @@ class ControlPlane:
                     outputs += self._start(self._deferral.submit(worker))
                 case events.Recall(node):
                     outputs.append(Send(node, Recall()))
-                    outputs += self._start(self._deferral.release())  # no step is repeated without replacements
+                    if not self._membership.revives:
+                        outputs += self._start(self._deferral.release())  # no step is repeated without replacements
                 case events.StopWorker(worker, cause):
                     outputs.append(Send(self._hosts.get(worker, ""), StopWorker(worker, cause)))
                 case events.SetAside(node):
                     outputs.append(Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max}))
                 case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
-        if self._membership.is_short:
+        if self._membership.is_short and not self._membership.revives:
             outputs += self._start(self._deferral.release())  # no step is repeated without replacements
         return outputs
 

@@ -33,8 +33,12 @@ class Revival:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """What can be restored, the newest first."""
-        return tuple(sorted(self._snapshots, key=lambda snapshot: snapshot.age, reverse=True))
+        """What can be restored, the newest first. Of a state in pieces: if every piece is there."""
+        found: dict[tuple[tuple[int, int], int], set[int]] = {}
+        for snapshot in self._snapshots:
+            found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
+        whole = [one for one in self._snapshots if len(found[one.age, one.pieces]) == one.pieces]
+        return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
@@ -81,12 +85,13 @@ class Revival:
 
     def bare_s(self, now_s: float) -> float:
         """For how long there has been nothing to restore, and no answer to wait for; 0 while there is."""
-        if self._snapshots or self.is_asking(now_s):
+        if self.snapshots or self.is_asking(now_s):
             return 0.0
         asked_s = self._since_s if all(self._answered.values()) else self._since_s + RECALL_S
         return now_s - max(self._moved_s, asked_s)
 
     def serves(self, plan: Plan) -> bool:
-        """Whether the copies that ``plan`` tells its members to begin with can still be read: one of them at least."""
+        """Whether the copies that ``plan`` tells its members to begin with can still be read: one of each piece."""
         newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
-        return any(snapshot in self._snapshots for snapshot in newest)
+        left = {snapshot.piece for snapshot in newest if snapshot in self._snapshots}
+        return left == {snapshot.piece for snapshot in newest}

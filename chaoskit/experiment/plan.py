@@ -63,7 +63,7 @@ def plan_experiment(
     options: dict[str, Any] | None = None,
     faults: Sequence[Fault] = (),
     deadline_s: float | None = None,
-    max_lost_steps: int = 0,
+    max_lost_steps: int | None = None,
     **settings: Any,
 ) -> Experiment:
     """Check and assemble an experiment.
@@ -75,6 +75,7 @@ def plan_experiment(
         faults: what to break.
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
         max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
+            Default: 0; for a sharded job one for each fault, as it goes back to the last step that all have copied.
         settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``.
 
     Raises:
@@ -103,7 +104,9 @@ def plan_experiment(
         deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
     elif not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
-    if not max_lost_steps >= 0:
+    if max_lost_steps is None:
+        max_lost_steps = len(expanded) if spec.sharded else 0
+    elif not max_lost_steps >= 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
     return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
 

@@ -37,7 +37,8 @@ _PTHREAD_MUTEX_ROBUST = 1
     _COPYING,
     _COPIED,
     _LEASE,
-) = range(13)
+    _PROTECTED,
+) = range(14)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -64,7 +65,7 @@ class Board:
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch()
-        board._slots[_RANK] = board._slots[_COPIED] = -1  # the state before the first step is copied, too
+        board._slots[_RANK] = board._slots[_COPIED] = board._slots[_PROTECTED] = -1  # the first state is copied, too
         return board
 
     def _init_latch(self) -> None:
@@ -121,6 +122,11 @@ class Board:
         """Whether the node has not been heard by a coordinator for so long that others may train in its place."""
         return 0 < self._slots[_LEASE] < time.monotonic_ns()
 
+    @property
+    def protected(self) -> int:
+        """The newest step of which this worker's piece of the state has all its copies; -1 for none."""
+        return self._slots[_PROTECTED]
+
     # -- agent ------------------------------------------------------------------------------------------------
 
     def await_death(self) -> None:
@@ -140,6 +146,10 @@ class Board:
     def copied(self, step: int) -> None:
         """The worker need not wait any more with the state of ``step`` steps: it is copied, or given up."""
         self._slots[_COPIED] = step
+
+    def protect(self, step: int) -> None:
+        """This worker's piece of the state of ``step`` steps has all its copies."""
+        self._slots[_PROTECTED] = step
 
     @property
     def pid(self) -> int:

@@ -29,4 +29,5 @@ class WorkerContext:
     share: Callable[[Replica], Endpoint]  # start to serve the state to peers
     ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken
     token: str
+    host: str  # address under which peers reach this node
     disk: Path

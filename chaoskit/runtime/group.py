@@ -52,15 +52,14 @@ class Group:
         self, store: Store, rank: int, size: int, device: torch.device, *, address: str, timeout_s: float
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
-        self._handles: list[int] = []
         self._aborted = False
         self._line: WaitingLine | None = None
-        before = _sockets()
+        self._connections = Connections()
         if device.type == "cuda":
             self._backend: Any = _nccl(store, rank, size, device, timeout_s)
         else:
-            self._backend = _gloo(store, rank, size, address, timeout_s)
-            self._handles = _connected(before)
+            self._backend = gloo(store, rank, size, address, timeout_s)
+            self._connections.find()
             self._line = WaitingLine()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Work:
@@ -94,9 +93,7 @@ class Group:
         """Free what this object holds beside the backend."""
         if self._line is not None:
             self._line.abort()
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            os.close(handle)
+        self._connections.close()
 
     def abort(self) -> None:
         """Get every rank out of every collective of this group. May be called from any thread, more than once."""
@@ -107,12 +104,40 @@ class Group:
             self._backend.abort()
             return
         self._line.abort()
+        self._connections.shut_down()
+
+
+class Connections:
+    """The connected sockets that appear in this process while a gloo group is built: made before it, asked after."""
+
+    def __init__(self) -> None:
+        self._before = _sockets()
+        self._handles: list[int] = []
+
+    def find(self) -> None:
+        """The group is built: remember what it has opened."""
+        self._handles = _connected(self._before)
+
+    def shut_down(self) -> None:
+        """End every transfer on these connections, at once and on both sides."""
         handles, self._handles = self._handles, []
         for handle in handles:
             _shut_down(handle)
 
+    def close(self) -> None:
+        """Forget them; the group's own descriptors stay open."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            os.close(handle)
 
-def _gloo(store: Store, rank: int, size: int, address: str, timeout_s: float) -> ProcessGroupGloo:
+
+def gloo(store: Store, rank: int, size: int, address: str, timeout_s: float) -> ProcessGroupGloo:
+    """gloo's own group, every pair connected.
+
+    Args:
+        address: of this host, as its peers can reach it.
+        timeout_s: after which an operation fails that nobody ended.
+    """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]

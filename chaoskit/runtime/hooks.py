@@ -11,7 +11,7 @@ from chaoskit.journal import Journal
 from chaoskit.messages import HookReached, Lever, LeverPulled, Member, Message, Plan, Release, Trigger
 from chaoskit.runtime import levers
 from chaoskit.runtime.board import Board
-from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.registered import Registered
 from chaoskit.vocabulary import Event, Phase
 
 _REPEAT_S = 1.0  # the report or the answer may have been lost with a coordinator
@@ -53,7 +53,7 @@ class Hooks:
         step: int = -1,
         plan: Plan | None = None,
         me: Member | None = None,
-        replica: Replica | None = None,
+        replica: Registered | None = None,
         peer: str = "",
     ) -> None:
         """Stop here if a trigger is due, until it is released.
@@ -95,7 +95,7 @@ class Hooks:
             self._board.enter(shown)
         return release.lever
 
-    def _pull(self, hook: HookReached, lever: Lever, replica: Replica | None) -> None:
+    def _pull(self, hook: HookReached, lever: Lever, replica: Registered | None) -> None:
         def report(effective: bool, observed: str) -> None:
             self._journal.write(Event.LEVER, fault=hook.fault, effective=effective, observed=observed)
             self._send(LeverPulled(self._worker, hook.fault, observed, effective))

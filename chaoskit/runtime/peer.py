@@ -155,6 +155,27 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: s
             return pulled
 
 
+def fetch(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
+    """Step, index, scalars and data of what a peer serves, by TCP; to be verified by the caller.
+
+    Raises:
+        PeerLost: if it cannot be read to the end.
+    """
+    try:
+        with wire.connect((peer.address, peer.port), token, made=disown) as connection:
+            connection.settimeout(_SILENT_S)
+            try:
+                (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
+                offer = _read_offer(wire.receive_exactly(connection, length))
+                data = bytearray(offer.size_bytes)
+                _fill(memoryview(data), connection)
+            finally:
+                reown(connection.fileno())
+    except (OSError, Refused) as error:
+        raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
+    return offer.step, offer.index, offer.scalars, data
+
+
 def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None:
     view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
     try:

@@ -33,6 +33,7 @@ class Formation:
     group: Group | None = None
     broken: bool = False
     rendezvous: Rendezvous | None = field(default=None, repr=False)
+    leavers: list[Callable[[], None]] = field(default_factory=list, repr=False)  # for groups beside ``group``
 
     @property
     def target(self) -> Standing:
@@ -119,6 +120,8 @@ class Regrouper:
                 previous.rendezvous.interrupt()
             if previous.group is not None:
                 previous.group.abort()
+            for leave in previous.leavers:
+                leave()
             self._retired.append(previous)
         name = f"form-{plan.generation}"
         threading.Thread(target=self._form, args=(self._current,), name=name, daemon=True).start()
@@ -189,6 +192,13 @@ class Regrouper:
                 raise GenerationSuperseded(f"generation {formation.plan.generation} is over")
             return formation.group
 
+    def attach(self, formation: Formation, leave: Callable[[], None]) -> bool:
+        """Have ``leave`` called as soon as ``formation`` is over. False: it is over already."""
+        with self._changed:
+            if not self._is_over(formation):
+                formation.leavers.append(leave)
+            return not self._is_over(formation)
+
     def wait_newer(self, formation: Formation, timeout_s: float | None = None) -> bool:
         """Wait until ``formation`` is not the newest one; False if that took longer than ``timeout_s``."""
         with self._changed:
@@ -243,6 +253,11 @@ class Regrouper:
         """Training is over on this rank; it goes on to serve its state to others."""
         with self._changed:
             self.done = True
+
+    def resume(self) -> None:
+        """Training goes on after all: the last step must be taken again."""
+        with self._changed:
+            self.done = False
 
     def dispose_retired(self, afterwards: Callable[[], None]) -> None:
         """Free the groups of former generations, which takes gloo 10 ms a pair, off the main thread."""

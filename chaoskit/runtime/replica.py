@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named, plain
+from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named
 from chaoskit.errors import BadInput
-from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
 from chaoskit.runtime.buffers import MovingBuffers
-
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
-
-
-class Scheduler(Protocol):
-    """What a learning-rate scheduler must offer."""
-
-    def step(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 
 
-class Replica:
+class Replica(Registered):
     """The registered objects of a job.
 
     Args:
@@ -47,20 +35,8 @@ class Replica:
         *,
         shared: bool = True,
     ) -> None:
-        self.model = model
-        self.optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
-        schedulers = () if scheduler is None else scheduler
-        self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
-        require_model(model)
-        require_optimizers(self.optimizers, model)
-        require_schedulers(self.schedulers)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        super().__init__(model, optimizer, scheduler)
         self.buffers = MovingBuffers(model)
-        self.step = 0
-        self._updating = False
-        for one in self.optimizers:
-            one.register_step_pre_hook(self._refuse_step)
-        self.device = self.parameters[0].device
         total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
         shared = shared and self.device.type == "cpu"
         self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if shared else None
@@ -68,61 +44,18 @@ class Replica:
         self._homed: list[str] = []
         self.rehome()
 
-    def _refuse_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """A script's own ``optimizer.step()``, or that of a GradScaler, would change the weights of one rank."""
-        if not self._updating:
-            remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the optimizers"
-            raise BadInput("optimizer", type(optimizer).__name__, remedy)
-
-    def advance(self) -> None:
-        """One step of every optimizer, then one of every scheduler. Only inside :meth:`update`."""
-        for optimizer in self.optimizers:
-            optimizer.step()
-        for scheduler in self.schedulers:
-            scheduler.step()
-
     # -- inventory --------------------------------------------------------------------------------------------
 
     def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield _MODEL + name, parameter.data
+            yield MODEL + name, parameter.data
         for name, buffer in self.model.named_buffers():
-            yield _MODEL + name, self.buffers.committed.get(name, buffer)
-
-    def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for index, (optimizer, parameter) in enumerate(self._owned()):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    yield f"{_OPTIMIZER}{index}/{key}", value
-
-    def _owned(self) -> list[tuple[torch.optim.Optimizer, Tensor]]:
-        """Every parameter with its optimizer; numbered through all optimizers."""
-        return [
-            (one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]
-        ]
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+            yield MODEL + name, self.buffers.committed.get(name, buffer)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state, as it was committed, under a path that is the same on all ranks."""
         yield from self._model_tensors()
-        yield from self._optimizer_tensors()
-
-    def scalars_checksum(self) -> int:
-        """Of learning rates, the scheduler's and the optimizer's numbers."""
-        return zlib.crc32(self._scalars())
-
-    def _scalars(self) -> bytes:
-        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
-        state = {
-            f"{index}/{key}": plain(value)
-            for index, (optimizer, parameter) in enumerate(self._owned())
-            for key, value in optimizer.state.get(parameter, {}).items()
-            if not isinstance(value, Tensor)
-        }
-        schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
-        return msgspec.msgpack.encode({"groups": groups, "state": state, "schedulers": schedulers})
+        yield from self.optimizer_tensors()
 
     # -- sharing ----------------------------------------------------------------------------------------------
 
@@ -132,22 +65,22 @@ class Replica:
             return
         with self.arena.writing():
             self._move_in()
-            self.arena.publish(self._homed, self._scalars(), self.step)
+            self.arena.publish(self._homed, self.scalars(), self.step)
 
     def _move_in(self) -> None:
         for name, parameter in self.model.named_parameters():
-            parameter.data = self._home(_MODEL + name, parameter.data)
+            parameter.data = self._home(MODEL + name, parameter.data)
         committed = self.buffers.committed
         for name, buffer in self.model.named_buffers():
             if name in committed:
-                committed[name] = self._home(_MODEL + name, committed[name])
+                committed[name] = self._home(MODEL + name, committed[name])
             else:
-                buffer.data = self._home(_MODEL + name, buffer.data)
-        for index, (optimizer, owner) in enumerate(self._owned()):
+                buffer.data = self._home(MODEL + name, buffer.data)
+        for index, (optimizer, owner) in enumerate(self.owned()):
             state = optimizer.state.get(owner, {})
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    state[key] = self._home(f"{_OPTIMIZER}{index}/{key}", value)
+                    state[key] = self._home(f"{OPTIMIZER}{index}/{key}", value)
         self._homed = [path for path, _ in self.tensors()]
 
     def _home(self, path: str, tensor: Tensor) -> Tensor:
@@ -171,22 +104,14 @@ class Replica:
         If the block raises, the state stays marked as being written: nobody takes over half an update.
         """
         self.begin_write()
-        with self._running_optimizers():
+        with self.running_optimizers():
             yield
         self.step += 1
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
-            self.arena.publish(self._homed, self._scalars(), self.step)
+            self.arena.publish(self._homed, self.scalars(), self.step)
         self.end_write()
-
-    @contextmanager
-    def _running_optimizers(self) -> Iterator[None]:
-        self._updating = True
-        try:
-            yield
-        finally:
-            self._updating = False
 
     def stand_in(self, generation: int) -> None:
         """Mark the state as the one that ``generation`` trains on."""
@@ -225,7 +150,7 @@ class Replica:
             if slot.size_bytes:
                 target = torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel(), offset=slot.offset)
                 target.copy_(tensor.detach().reshape(-1))
-        return msgspec.msgpack.encode(slots), self._scalars(), data
+        return msgspec.msgpack.encode(slots), self.scalars(), data
 
     def unpack(self, index: bytes, data: bytearray) -> None:
         """Take over tensors that a peer has packed."""
@@ -241,11 +166,11 @@ class Replica:
         with torch.no_grad():
             for path, tensor in self._model_tensors():
                 tensor.copy_(received[path])
-        self._rebuild_optimizer_state({path: self._like_state(path, value) for path, value in received.items()})
+        self.rebuild_optimizer_state({path: self._like_state(path, value) for path, value in received.items()})
 
     def _like_state(self, path: str, value: Tensor) -> Tensor:
         """A copy where the optimizer keeps such a value: step counts stay on the host."""
-        return value.clone() if value.dim() == 0 or not path.startswith(_OPTIMIZER) else value.to(self.device)
+        return value.clone() if value.dim() == 0 or not path.startswith(OPTIMIZER) else value.to(self.device)
 
     # -- taking over a peer's state -----------------------------------------------------------------------------
 
@@ -261,57 +186,32 @@ class Replica:
         self.arena.adopt_layout(slots, size_bytes)
         by_path = {slot.path: slot for slot in slots}
         for name, parameter in self.model.named_parameters():
-            parameter.data = self.arena.tensor(by_path[_MODEL + name])
+            parameter.data = self.arena.tensor(by_path[MODEL + name])
         for name, buffer in self.model.named_buffers():
-            home = self.arena.tensor(by_path[_MODEL + name])
+            home = self.arena.tensor(by_path[MODEL + name])
             if name in self.buffers.committed:
                 self.buffers.committed[name] = home
             else:
                 buffer.data = home
-        self._rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
+        self.rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
         self._homed = [slot.path for slot in slots]
 
     def _check_inventory(self, slots: list[Slot]) -> None:
         mine = {(path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()}
-        theirs = {(slot.path, f"torch.{slot.dtype}", slot.shape) for slot in slots if slot.path.startswith(_MODEL)}
+        theirs = {(slot.path, f"torch.{slot.dtype}", slot.shape) for slot in slots if slot.path.startswith(MODEL)}
         if mine != theirs:
             odd, *_ = min(mine ^ theirs)
             raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
-        parameters = {str(index) for index, _ in enumerate(self._owned())}
+        parameters = {str(index) for index, _ in enumerate(self.owned())}
         for slot in slots:
-            index, _, _ = slot.path.removeprefix(_OPTIMIZER).partition("/")
-            if not slot.path.startswith(_MODEL) and index not in parameters:
+            index, _, _ = slot.path.removeprefix(OPTIMIZER).partition("/")
+            if not slot.path.startswith(MODEL) and index not in parameters:
                 raise BadInput("optimizer", slot.path, "build the same optimizer on every rank: a peer has other state")
 
-    def _rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        owned = self._owned()
-        for optimizer, parameter in owned:
-            optimizer.state.pop(parameter, None)
-        for path, tensor in tensors.items():
-            if path.startswith(_OPTIMIZER):
-                index, _, key = path.removeprefix(_OPTIMIZER).partition("/")
-                optimizer, parameter = owned[int(index)]
-                optimizer.state[parameter][key] = tensor
-
     def load_scalars(self, data: bytes, step: int) -> None:
-        """Take over learning rates, schedulers and step of a peer: the end of taking over its state."""
-        scalars = msgspec.msgpack.decode(data)
-        for group, theirs in zip(self._groups(), scalars["groups"], strict=True):
-            for key, value in theirs.items():
-                mine = group.get(key)
-                if isinstance(mine, Tensor):
-                    mine.fill_(value)  # the optimizer and its scheduler may both hold it
-                else:
-                    group[key] = tuple(value) if isinstance(mine, tuple) else value
-        owned = self._owned()
-        for path, value in scalars["state"].items():
-            index, _, key = path.partition("/")
-            optimizer, parameter = owned[int(index)]
-            optimizer.state[parameter][key] = value
-        for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
-            scheduler.load_state_dict(theirs)
+        """See :meth:`Registered.load_scalars`."""
+        super().load_scalars(data, step)
         self.buffers.reset()
-        self.step = step
 
     # -- comparing ----------------------------------------------------------------------------------------------
 
@@ -335,15 +235,15 @@ class Replica:
     def undone_afterwards(self) -> Iterator[None]:
         """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
-        scalars, step = self._scalars(), self.step
-        with self._running_optimizers():
+        scalars, step = self.scalars(), self.step
+        with self.running_optimizers():
             yield
         self.rehome()  # touches the memory that the optimizer's state will live in
         with torch.no_grad():
             for path, tensor in self._model_tensors():
                 tensor.copy_(tensors[path])
-        kept = {path: tensor for path, tensor in tensors.items() if path.startswith(_OPTIMIZER)}
-        self._rebuild_optimizer_state(kept)
+        kept = {path: tensor for path, tensor in tensors.items() if path.startswith(OPTIMIZER)}
+        self.rebuild_optimizer_state(kept)
         self.load_scalars(scalars, step)
         self.rehome()
 

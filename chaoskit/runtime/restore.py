@@ -81,15 +81,15 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
 
 
 def _report(worker: WorkerContext, formation: Formation, source: Source, error: Exception) -> None:
-    if source.snapshot is None:
-        return  # a lost member is noticed by those who watch it
-    corrupt, detail = isinstance(error, Corrupt), str(error)[:200]
+    if source.snapshot is not None:  # a lost member is noticed by those who watch it
+        corrupt = isinstance(error, Corrupt)
+        report_copy(worker, formation.plan.generation, source.snapshot, corrupt, str(error))
+
+
+def report_copy(worker: WorkerContext, generation: int, snapshot: Snapshot, corrupt: bool, detail: str) -> None:
+    """Say that a copy could not be restored. One that is corrupt is never offered again."""
+    detail = detail[:200]
     if corrupt:
-        worker.journal.write(
-            Event.QUARANTINED,
-            generation=formation.plan.generation,
-            step=source.snapshot.step,
-            source=source.name,
-            detail=detail,
-        )
-    worker.send(SourceFailed(worker.name, source.snapshot, corrupt, detail))
+        source = f"{snapshot.tier} of {snapshot.node}"
+        worker.journal.write(Event.QUARANTINED, generation=generation, step=snapshot.step, source=source, detail=detail)
+    worker.send(SourceFailed(worker.name, snapshot, corrupt, detail))

@@ -32,9 +32,10 @@ from chaoskit.runtime.inquiry import Inquiry
 from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
 from chaoskit.runtime.reduction import CorruptSegment, DoubtfulSum, Reduced
+from chaoskit.runtime.registered import Scheduler
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
-from chaoskit.runtime.replica import Replica, Scheduler
+from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork

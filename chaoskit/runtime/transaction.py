@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from chaoskit.runtime.shardwork import Shard
 
-if TYPE_CHECKING:
-    from chaoskit.runtime.trainer import Trainer
+
+class Attempts(Protocol):
+    """What a trainer does in a transaction."""
+
+    @property
+    def step(self) -> int: ...
+    def _begin(self) -> None: ...
+    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]: ...
+    def _backward(self, loss: Tensor) -> None: ...
+    def _finish(self) -> None: ...
 
 
 class Transaction:
-    """One attempt at a step; made by :meth:`Trainer.transaction`."""
+    """One attempt at a step; made by ``trainer.transaction()``."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Attempts) -> None:
         self._trainer = trainer
 
     @property

@@ -44,6 +44,7 @@ from chaoskit.messages import (
 from chaoskit.osprocess import host_id, keep_freed_memory, set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.entries import Entries
 from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
@@ -51,6 +52,7 @@ from chaoskit.runtime.peer import StateServer
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.sharded_trainer import ShardedTrainer
 from chaoskit.runtime.sources import imported_sources, source_digest
 from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
 from chaoskit.vocabulary import LOAD, Event, Phase
@@ -234,12 +236,17 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         share=control.share,
         ready=control.ready,
         token=spec.token,
+        host=spec.host,
         disk=disk_directory(spec.run_directory, spec.node),
     )
-    trainer = Trainer(context)
     control.hooks.reach(LOAD)
+    job = spec.config.job
+    train = load_job(job)
+    if job.sharded:
+        return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
+    trainer = Trainer(context)
     try:
-        load_job(spec.config.job)(trainer, **spec.config.job.options)
+        train(trainer, **job.options)
     except TrainingOver:
         pass  # a late joiner found that everything is done
     if not trainer.took_part:
@@ -247,18 +254,34 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
         )
     board.enter(Phase.DONE)
-    digest = trainer.replica.weights_digest()
-    control.journal.write(
+    replica = trainer.replica
+    _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest())
+    control.ended.wait()  # peers that are behind may still need this state
+    return 0
+
+
+def _train_sharded(control: Control, context: WorkerContext, train: Callable[[ShardedTrainer], None]) -> int:
+    entries = Entries(context, train)
+    entries.rehearse(os.getpid())
+    while True:
+        step, weights_digest, state_digest = entries.run()
+        context.board.enter(Phase.DONE)
+        _finish(control, context, step, weights_digest, state_digest)
+        if entries.is_over(control.ended):
+            return 0
+
+
+def _finish(control: Control, context: WorkerContext, step: int, weights_digest: str, state_digest: str) -> None:
+    """This rank has taken the last step."""
+    context.journal.write(
         Event.FINISHED,
-        step=trainer.step,
-        weights_digest=digest,
-        state_digest=trainer.replica.state_digest(),
+        step=step,
+        weights_digest=weights_digest,
+        state_digest=state_digest,
         sources=imported_sources(),
     )
     control.regrouper.finish()
-    control.send(WorkerDone(spec.worker, trainer.step, digest))
-    control.ended.wait()  # peers that are behind may still need this state
-    return 0
+    control.send(WorkerDone(context.name, step, weights_digest))
 
 
 def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:

@@ -151,7 +151,7 @@ def boundaries(trace: Trace) -> Finding:
 
 def committed_work(trace: Trace) -> Finding:
     """As long as one who has committed a step goes on, the step is never computed again."""
-    if not trace.of(Event.DETECTED):
+    if not trace.of(Event.DETECTED) or trace.of(Event.ENTERED):  # of a sharded state nobody who goes on has all
         return None
     repeated = trace.history.repeated_beside_survivors()
     return [f"step {step} was committed, and computed again" for step in repeated]

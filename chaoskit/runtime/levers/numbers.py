@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.runtime.levers.rig import Bench, Report
-from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.registered import Registered
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
@@ -93,7 +93,7 @@ class BitFlipper:
     """
 
     def __init__(self, bench: Bench, options: dict[str, Any]) -> None:
-        self._replica: Replica = bench.replica
+        self._replica: Registered = bench.replica
         self._rig, self._report = bench.rig, bench.report
         self._where: str = options["where"]
         self._name: str = options["parameter"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chaoskit.errors import ChaoskitError
 from chaoskit.runtime.collective import Group
-from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.registered import Registered
 
 Report = Callable[[bool, str], None]
 Fetch = Callable[[], Any]
@@ -71,14 +71,14 @@ class Bench:
     ``report(effective, observed)`` may be called from any thread.
     """
 
-    live: Replica | None
+    live: Registered | None
     rig: Rig
     report: Report
     phase: str
     step: int
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> Registered:
         """Raises ChaoskitError in a worker that has not begun to train."""
         if self.live is None:
             raise ChaoskitError("this lever needs a worker that trains")

@@ -1,0 +1,187 @@
+"""One copy from tensors into a slot, in chunks that two threads share, with its checksum and a look for NaN.
+
+The thread that copies takes chunks from the front, and digests each while it is in the cache. The training thread,
+once it has nothing else to do, takes chunks from the back; from then on nothing is digested until all is copied:
+training never waits for a checksum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, Slot, dtype_named
+from chaoskit.checkpoint.held import HeldTensor
+from chaoskit.checkpoint.seal import Checksum
+
+#: A chunk, its copy and the code fit into the second-level cache of one core.
+CHUNK_BYTES = 2**19
+_SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread alone
+_SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Poisoned(Exception):
+    """The state holds NaN or infinity."""
+
+
+class Chunk(NamedTuple):
+    """Bytes of a tensor. ``offset`` counts from the start of the tensor, ``place`` from the start of the data."""
+
+    tensor: int
+    offset: int
+    place: int
+    size_bytes: int
+
+
+def cut(tensors: Sequence[HeldTensor], slots: Sequence[Slot]) -> list[Chunk]:
+    """Chunks of all tensors, in the order in which they lie. A tensor with gaps is one chunk, whatever its size."""
+    chunks = []
+    for number, (held, slot) in enumerate(zip(tensors, slots, strict=True)):
+        step_bytes = CHUNK_BYTES if held.tensor.is_contiguous() else max(slot.size_bytes, 1)
+        for offset in range(0, slot.size_bytes, step_bytes):
+            size_bytes = min(step_bytes, slot.size_bytes - offset)
+            chunks.append(Chunk(number, offset, slot.offset + offset, size_bytes))
+    return chunks
+
+
+class Copying:
+    """One copy under way. One thread calls :meth:`run`; another one may call :meth:`finish_copy` meanwhile.
+
+    Args:
+        image: taken, and begun.
+        arrived: returns when tensors on other devices, whose copies were started elsewhere, are here.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[HeldTensor],
+        slots: Sequence[Slot],
+        chunks: Sequence[Chunk],
+        image: ArenaImage,
+        digest: Checksum,
+        *,
+        check_finite: bool = False,
+        arrived: Callable[[], None] | None = None,
+    ) -> None:
+        self._tensors, self._slots, self._chunks = tensors, slots, chunks
+        self._image, self._digest = image, digest
+        self._check_finite, self._arrived = check_finite, arrived
+        self._base = image.address
+        self._lock = threading.Lock()
+        self._front, self._back = 0, len(chunks)  # chunks between them are not copied yet
+        self._busy = 0  # threads that copy a chunk
+        self._hurry = arrived is not None  # copy first, digest later
+        self.error: BaseException | None = None
+        self._done = threading.Event()
+        self._checked = 0  # chunks
+        self._digested = 0  # bytes
+
+    def run(self, after_chunk: Callable[[int], None]) -> str:
+        """Copy what is left and digest all of it; returns the checksum.
+
+        Args:
+            after_chunk: told the number of each chunk that this thread has copied.
+
+        Raises:
+            Poisoned: if the state is not finite, and that is asked. Else whatever copying raises.
+        """
+        while (number := self._claim(front=True)) is not None:
+            self._copy(number)
+            after_chunk(number)
+            if not self._hurry and self.error is None:
+                self._digest_up_to(number + 1)
+        self._finish_if_last()
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+        if self._arrived is not None:
+            self._arrived()
+        self._digest_up_to(len(self._chunks))
+        self._digest_bytes(self._image.size_bytes)  # with the gap behind the last tensor
+        return self._digest.hexdigest()
+
+    def finish_copy(self) -> None:
+        """Help, from the back, until all is copied or copying has failed."""
+        self._hurry = True
+        while (number := self._claim(front=False)) is not None:
+            self._copy(number)
+        self._finish_if_last()
+        self._done.wait()
+
+    def _claim(self, *, front: bool) -> int | None:
+        with self._lock:
+            if self._front == self._back or self.error is not None:
+                return None
+            self._busy += 1
+            if front:
+                self._front += 1
+                return self._front - 1
+            self._back -= 1
+            return self._back
+
+    def _copy(self, number: int) -> None:
+        error: BaseException | None = None
+        try:
+            chunk = self._chunks[number]
+            self._move(self._tensors[chunk.tensor].tensor, self._slots[chunk.tensor], chunk)
+        except BaseException as caught:  # noqa: BLE001 - raised again by run(), where it drops this copy
+            error = caught
+        with self._lock:
+            self._busy -= 1
+            self.error = self.error or error
+
+    def _finish_if_last(self) -> None:
+        with self._lock:
+            if not self._busy:
+                self._done.set()
+
+    def _move(self, tensor: Tensor, slot: Slot, chunk: Chunk) -> None:
+        if tensor.nbytes != slot.size_bytes:
+            raise RuntimeError(f"{slot.path} has {tensor.nbytes} bytes, and had {slot.size_bytes} when it was laid out")
+        if tensor.is_cuda:
+            return
+        if tensor.is_contiguous():  # not by torch, which would wake threads of its own for this
+            ctypes.memmove(self._base + chunk.place, tensor.data_ptr() + chunk.offset, chunk.size_bytes)
+        else:
+            self._view(slot.offset, slot.size_bytes, slot.dtype).view(slot.shape).copy_(tensor.detach())
+
+    def _digest_up_to(self, number: int) -> None:
+        """Digest the first ``number`` chunks, as far as they are not yet."""
+        if not number:
+            return
+        if self._check_finite:
+            for chunk in self._chunks[self._checked : number]:
+                self._look_at(chunk)
+            self._checked = number
+        last = self._chunks[number - 1]
+        self._digest_bytes(last.place + last.size_bytes)
+
+    def _digest_bytes(self, end: int) -> None:
+        data = self._image.bytes
+        while self._digested < end:
+            stop = min(end, self._digested + CHUNK_BYTES)
+            self._digest.update(data[DATA_OFFSET + self._digested : DATA_OFFSET + stop])
+            self._digested = stop
+
+    def _look_at(self, chunk: Chunk) -> None:
+        """The sum of a chunk is finite exactly if all of it is, but for overflows, which are looked at closely."""
+        dtype = dtype_named(self._slots[chunk.tensor].dtype)
+        if dtype not in _SUMMABLE:
+            return
+        values = self._view(chunk.place, chunk.size_bytes, self._slots[chunk.tensor].dtype)
+        for part in values.split(_SUMMED):
+            total = part.sum(dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+            if not math.isfinite(float(total)) and not bool(torch.isfinite(part).all()):
+                raise Poisoned(f"{self._slots[chunk.tensor].path} is not finite")
+
+    def _view(self, place: int, size_bytes: int, dtype: str) -> Tensor:
+        start = DATA_OFFSET + place
+        return torch.frombuffer(self._image.map, dtype=torch.uint8, count=size_bytes, offset=start).view(
+            dtype_named(dtype)
+        )

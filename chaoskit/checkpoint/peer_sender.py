@@ -1,0 +1,238 @@
+"""From the slots of a piece to its partners, the newest snapshot first; protected once a partner has verified it.
+
+A snapshot that is on its way is finished even when a newer one is complete: given up half-way, it would have cost the
+same bytes and protected nothing, and over a link that is slower than a step nothing would ever arrive. Then the newest
+goes next, and those between are skipped. So what is protected is never older than two transfers and a step. While a
+slot is on its way it is locked, and the snapshotter drops a snapshot that finds no other slot.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from chaoskit import wire
+from chaoskit.checkpoint import peer_protocol as protocol
+from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.peer_protocol import (
+    Ask,
+    Declined,
+    Go,
+    Holding,
+    Offer,
+    PeerAddress,
+    SlotPlace,
+    Stored,
+)
+from chaoskit.checkpoint.peer_server import send_copy
+from chaoskit.checkpoint.seal import Seal, Torn
+from chaoskit.checkpoint.stored import StoredCopy, newest
+from chaoskit.errors import Refused
+from chaoskit.osprocess import host_id, lower_priority, set_name
+
+_NICENESS = 10
+_BACK_OFF_S = 0.05
+_BACK_OFF_MAX_S = 5.0
+
+#: Moments that ``probe`` is told of: before an offer, within a transfer, when it is acknowledged.
+OFFERING, SENDING, ACKNOWLEDGED = "offering", "sending", "acknowledged"
+
+
+class CopySender:
+    """Keeps the copies of one piece at its partners up to date. A partner that is gone or slow holds up nobody.
+
+    Args:
+        paths: the slots of the piece, of this process or of another one on this host.
+        transport: ``auto`` (partners on this host read the slots themselves) or ``tcp``.
+        acknowledged: told node and seal when a partner has stored and verified a copy.
+        failed: told node and reason when one did not, once for each reason in a row.
+        made: told the descriptor of each socket, before it is connected; ``unmade`` before it is closed.
+        niceness: of the threads. In a process that trains use 0: there a thread that has to wait may hold the lock of
+            the interpreter.
+        probe: told the moments named above, for tests that end the process there.
+    """
+
+    def __init__(
+        self,
+        piece: str,
+        paths: Sequence[str],
+        partners: Sequence[PeerAddress],
+        token: str,
+        *,
+        transport: str = "auto",
+        acknowledged: Callable[[str, Seal], None] = lambda node, seal: None,
+        failed: Callable[[str, str], None] = lambda node, reason: None,
+        made: Callable[[int], None] = lambda fd: None,
+        unmade: Callable[[int], None] = lambda fd: None,
+        niceness: int = _NICENESS,
+        probe: Callable[[str], None] = lambda moment: None,
+    ) -> None:
+        self.piece, self.paths = piece, tuple(paths)
+        self.token, self.transport, self.niceness = token, transport, niceness
+        self.tell_acknowledged, self.tell_failed = acknowledged, failed
+        self.made, self.unmade, self.probe = made, unmade, probe
+        self.protected = -1
+        self._lines = [_Line(self, partner) for partner in partners]
+        self.notify()
+
+    @property
+    def acknowledged(self) -> dict[str, Seal]:
+        """By node: the newest copy that it has verified. Without those that are out of reach."""
+        return {line.partner.node: line.seal for line in self._lines if line.seal is not None}
+
+    @property
+    def protected_step(self) -> int:
+        """The newest step of which a partner has a verified copy; -1 before the first."""
+        return max((seal.step for seal in self.acknowledged.values()), default=-1)
+
+    def notify(self) -> None:
+        """A snapshot was sealed. Returns at once."""
+        for line in self._lines:
+            line.wake()
+
+    def follow(self, paths: Sequence[str]) -> None:
+        """The piece lies in other slots now: its worker was replaced."""
+        self.paths = tuple(paths)
+        self.notify()
+
+    def protect(self, step: int) -> None:
+        """Every piece of ``step`` has its copies: partners keep it until a newer one is protected."""
+        self.protected = step
+
+    def close(self) -> None:
+        """Stop, also in the middle of a copy."""
+        for line in self._lines:
+            line.stop()
+
+
+class _Line:
+    """The thread that serves one partner."""
+
+    def __init__(self, sender: CopySender, partner: PeerAddress) -> None:
+        self._sender, self.partner = sender, partner
+        self.seal: Seal | None = None  # of what the partner has, as far as is known
+        self._unconfirmed: Seal | None = None  # of what it had before the connection was lost
+        self._declined: tuple[int, int] = (-1, -1)
+        self._connection: socket.socket | None = None
+        self._changed = threading.Condition()
+        self._news = self._stopped = False
+        self._failures, self._last_reason = 0, ""
+        threading.Thread(target=self._run, name=f"copies-to-{partner.node}", daemon=True).start()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._news = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+            if self._connection is not None:
+                _shut(self._connection)
+
+    def _run(self) -> None:
+        set_name("ck-copy-sender")
+        lower_priority(self._sender.niceness)
+        while self._wait():
+            try:
+                self._connect()
+                while not self._stopped and (path := newest(self._sender.paths, self._after())):
+                    self._send(path)
+            except Torn:
+                continue  # overwritten at this moment: its seal will be told
+            except (OSError, Refused, Damaged) as error:
+                self._disconnect()
+                self._fail(str(error) or type(error).__name__)
+        self._disconnect()
+
+    def _wait(self) -> bool:
+        """Until there may be something to send; False at the end."""
+        with self._changed:
+            if self._failures:
+                pause_s = min(_BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
+                self._changed.wait_for(lambda: self._stopped, pause_s)
+            else:
+                self._changed.wait_for(lambda: self._news or self._stopped)
+            self._news = False
+            return not self._stopped
+
+    def _after(self) -> tuple[int, int]:
+        return max(self.seal.age if self.seal is not None else (-1, -1), self._declined)
+
+    def _send(self, path: str) -> None:
+        connection = self._connect()
+        with StoredCopy(path) as copy:
+            self._sender.probe(OFFERING)
+            protocol.send(connection, self._offer(copy))
+            answer = protocol.receive(connection)
+            if isinstance(answer, Go):
+                send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
+                answer = protocol.receive(connection)
+        if isinstance(answer, Declined):
+            self._declined = copy.seal.age
+            self._tell(answer.reason)
+        elif answer == Stored(copy.seal):
+            self.seal = copy.seal
+            self._last_reason = ""
+            self._sender.probe(ACKNOWLEDGED)
+            self._sender.tell_acknowledged(self.partner.node, copy.seal)
+        else:
+            raise Refused(f"an answer to another offer: {answer}")
+
+    def _offer(self, copy: StoredCopy) -> Offer:
+        sender, place = self._sender, None
+        if sender.transport == "auto" and self.partner.host_id == host_id():
+            place = SlotPlace.at(copy.path, self.partner.host_id)
+        return Offer(sender.piece, copy.seal, len(copy.index), len(copy.scalars), sender.protected, place)
+
+    def _connect(self) -> socket.socket:
+        if self._connection is None:
+            address = (self.partner.host, self.partner.port)
+            connection = wire.connect(address, self._sender.token, made=self._sender.made)
+            connection.settimeout(protocol.SILENT_S)
+            with self._changed:
+                self._connection = connection
+                if self._stopped:
+                    _shut(connection)
+            self._confirm(connection)
+        return self._connection
+
+    def _confirm(self, connection: socket.socket) -> None:
+        """What the partner acknowledged counts only if it still has it: it may be another process."""
+        protocol.send(connection, Ask(self._sender.piece))
+        answer = protocol.receive(connection)
+        if not isinstance(answer, Holding):
+            raise Refused(f"{type(answer).__name__} is no answer to that question")
+        if self._unconfirmed in [copy.seal for copy in answer.copies]:
+            self.seal = self._unconfirmed
+        self._failures = 0
+
+    def _disconnect(self) -> None:
+        with self._changed:
+            connection, self._connection = self._connection, None
+        if self.seal is not None:
+            self.seal, self._unconfirmed = None, self.seal
+        self._declined = (-1, -1)
+        if connection is not None:
+            self._sender.unmade(connection.fileno())
+            connection.close()
+
+    def _fail(self, reason: str) -> None:
+        self._failures += 1
+        if not self._stopped:
+            self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._last_reason:
+            self._last_reason = reason
+            self._sender.tell_failed(self.partner.node, reason)
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was faster

@@ -1,0 +1,173 @@
+"""Slots: the reused pieces of shared memory that snapshots are written to, and the rule which one is next.
+
+A slot is an :class:`ArenaImage` whose header bears its seal, so another process that maps it can read and trust it when
+its writer is gone. Its writer locks it exclusively, whoever reads it shares a lock: these are locks of open files
+(``flock``), which the kernel drops with their process. So a copy on its way to a peer is not overwritten, and a reader
+that dies blocks nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from chaoskit.checkpoint.arena import ArenaImage
+from chaoskit.checkpoint.seal import Seal
+from chaoskit.errors import ChaoskitError
+
+
+class Busy(ChaoskitError):
+    """No slot may be overwritten now: what is in them is protected, being read, or not complete yet."""
+
+
+class Slots:
+    """``count`` slots of equal capacity.
+
+    Which one is written next: never the one with the protected step; where none is protected, or no slot holds that
+    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most. What an
+    older generation left of steps that are now trained again counts as nothing.
+
+    Args:
+        paths: files on a memory file system, one a slot, which outlive their processes; "" for unnamed memory.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        self._names = paths
+        self._images: list[ArenaImage] = []
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def in_memory(cls, count: int = 2) -> Slots:
+        """Unnamed: they last as long as a process has them open."""
+        return cls([""] * count)
+
+    @classmethod
+    def at(cls, directory: Path, piece: str, count: int = 2) -> Slots:
+        """Files in ``directory``, see :mod:`chaoskit.checkpoint.shared`. What they hold is kept, and protected."""
+        return cls(slot_files(directory, piece, count))
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of each; 0 before memory was reserved."""
+        return min((image.capacity_bytes for image in self._images), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is taken, in all slots together."""
+        return sum(image.capacity_bytes for image in self._images)
+
+    def complete(self) -> list[tuple[str, Seal]]:
+        """Paths and seals of the complete copies, the newest first. Looks without a lock."""
+        found = [
+            (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
+            for path, image in zip(self.paths, self._images, strict=True)
+        ]
+        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].age, reverse=True)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of the slots. Others open them as ``/proc/PID/fd/N``; they stay the same when slots grow."""
+        return tuple(image.fd for image in self._images)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where processes of this host can open the slots."""
+        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self.fds)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make room for so much data in each slot, every page of it touched. Takes about a second for each GB.
+
+        Raises:
+            OSError: if there is no room. What the slots hold is kept.
+        """
+        for name in self._names[len(self._images) :]:
+            self._images.append(ArenaImage(size_bytes, name))
+            self._images[-1].touch()
+        for image in self._images:
+            if image.capacity_bytes < size_bytes:
+                image.grow(size_bytes)
+                image.touch()
+
+    def take(self, step: int, generation: int, protected_step: int = -1) -> ArenaImage:
+        """A slot for that step, locked until it is given back.
+
+        Raises:
+            Busy: if there is none.
+        """
+        with self._lock:
+            complete = [image for image in self._images if self._counts(image, step, generation)]
+            protected = [image for image in complete if image.step == protected_step]
+            keep = max(protected or complete, key=_age, default=None)
+            reasons = []
+            for image in sorted(self._images, key=lambda image: (image in complete, *_age(image))):
+                if image.fd in self._taken:
+                    reasons.append("one is not complete yet")
+                elif image is keep:
+                    reasons.append(f"step {image.step} must be kept")
+                elif not _lock(image.fd):
+                    reasons.append(f"step {image.step} is being read")
+                else:
+                    self._taken.add(image.fd)
+                    return image
+        raise Busy("no slot is free: " + ", ".join(reasons))
+
+    def give_back(self, image: ArenaImage) -> None:
+        """It is complete, or will not be."""
+        with self._lock:
+            fcntl.flock(image.fd, fcntl.LOCK_UN)
+            self._taken.discard(image.fd)
+
+    def forget_after(self, step: int) -> None:
+        """Training went back to ``step``: what was committed later never happened."""
+        with self._lock:
+            for image in self._images:
+                if image.step > step and image.fd not in self._taken:
+                    image.spoil()
+
+    def _counts(self, image: ArenaImage, step: int, generation: int) -> bool:
+        abandoned = image.generation < generation and image.step >= step
+        return bool(image.checksum) and image.fd not in self._taken and not abandoned
+
+
+class Adopted:
+    """Slots of another process, held open so that they outlive it. Raises OSError if it is gone already."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._fds: list[int] = []
+        try:
+            for path in paths:
+                self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where processes of this host can open them, as long as this one lives."""
+        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._fds)
+
+    def close(self) -> None:
+        """They are of no use any more."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
+    """Names of the slots of ``piece``."""
+    return [str(directory / f"{piece}.{number}") for number in range(count)]
+
+
+def _age(image: ArenaImage) -> tuple[int, int]:
+    return image.generation, image.step
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

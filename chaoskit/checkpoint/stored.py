@@ -1,0 +1,267 @@
+"""Reading back what slots hold: after the death of their writer, into any tensors, in any cut.
+
+    with stored(paths) as copies:           # the newest first
+        scalars = copies[0].read_into(tensors)
+
+A copy is complete or invisible. Its bytes are verified when they are read: one that is damaged raises, and what it was
+read into must be read again from another copy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import torch
+from torch import Tensor
+
+from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView, Slot, decode_index, dtype_named
+from chaoskit.checkpoint.held import HeldTensor, lay_out
+from chaoskit.checkpoint.layout import cover
+from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.seal import Checksum, Seal, Torn
+from chaoskit.errors import ChaoskitError
+
+_BATCH_BYTES = 2**20  # read at once, and digested while in the cache
+_BATCH_PIECES = 512  # the kernel takes 1024
+
+
+class StoredCopy:
+    """A sealed copy in a slot, which is not overwritten while this is open.
+
+    Args:
+        path: where this process can open the slot, such as ``/proc/PID/fd/N``.
+
+    Raises:
+        Torn: if there is no complete copy in it. Damaged: if what describes the copy was changed. OSError: if there
+            is no such slot.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.view = ArenaView.open(path)
+        try:
+            self._look(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self, path: str) -> None:
+        view = self.view
+        try:
+            fcntl.flock(view.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Torn(f"{path} is being written") from None
+        if view.sequence % 2 or not view.sequence:
+            raise Torn(f"{path} holds nothing complete")
+        if not view.checksum:
+            raise Damaged(f"the seal of {path} was changed")
+        self.seal = Seal(view.step, view.generation, view.size_bytes, view.checksum)
+        if os.fstat(view.fd).st_size < DATA_OFFSET + view.size_bytes:
+            raise Damaged(f"{path} was cut off")
+        self.index, self.scalars = view.index_bytes(), view.scalars_bytes()
+        try:
+            self.slots: list[Slot] = decode_index(self.index, view.size_bytes)
+        except ChaoskitError as error:
+            raise Damaged(f"the index of {path} was changed: {error}") from None
+
+    def __enter__(self) -> StoredCopy:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The slot may be overwritten again."""
+        with suppress(OSError):
+            fcntl.flock(self.view.fd, fcntl.LOCK_UN)
+        self.view.close()
+
+    def verify(self) -> None:
+        """Read all of it once. Raises Damaged if it is not what was sealed."""
+        scratch = memoryview(bytearray(_BATCH_BYTES))
+        digest = Checksum(self.seal.step, self.index, self.scalars)
+        for start in range(0, self.seal.size_bytes, _BATCH_BYTES):
+            part = scratch[: self.seal.size_bytes - start]
+            self.read_bytes(part, start)
+            digest.update(part)
+        compare(self.seal, digest)
+
+    def read_into(self, tensors: Sequence[HeldTensor]) -> bytes:
+        """Fill ``tensors`` with what is stored of them, and verify it; returns the scalars.
+
+        Tensors that are cut in the same way as those of the copy are read at the speed of memory, others box by box.
+
+        Raises:
+            Damaged: if the copy is not what was sealed. The tensors are then of no use.
+            ChaoskitError: if something of a tensor is not in the copy, or is of another type.
+        """
+        slots, _ = lay_out(tensors)
+        if slots != self.slots:
+            assemble(tensors, [self])
+            return self.scalars
+        fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read)
+        return self.scalars
+
+    def read_bytes(self, target: memoryview, place: int) -> None:
+        """Fill ``target`` with the data from ``place`` on. Not verified."""
+        self._read([target], place)
+
+    def _read(self, pieces: Sequence[memoryview], place: int) -> None:
+        wanted = sum(map(len, pieces))
+        count = os.preadv(self.view.fd, pieces, DATA_OFFSET + place)
+        while count < wanted:  # short reads are rare: go on piece by piece
+            rest, skip = [], count
+            for piece in pieces:
+                rest.append(piece[min(skip, len(piece)) :])
+                skip -= min(skip, len(piece))
+            more = os.preadv(self.view.fd, rest, DATA_OFFSET + place + count)
+            if not more:
+                raise Damaged("the copy is shorter than its seal says")
+            count += more
+
+    def tensor(self, slot: Slot) -> Tensor:
+        """What lies at ``slot``, in memory of its own. Not verified."""
+        found = torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
+        if slot.size_bytes:
+            self.read_bytes(_tensor_bytes(found), slot.offset)
+        return found
+
+
+@contextmanager
+def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason: None) -> Iterator[list[StoredCopy]]:
+    """What can be restored from slots, the newest first. Slots without a complete copy are passed over.
+
+    Args:
+        damaged: told of each slot whose seal or index was changed.
+    """
+    with ExitStack() as stack:
+        copies = []
+        for path in paths:
+            try:
+                copies.append(stack.enter_context(StoredCopy(path)))
+            except Damaged as error:
+                damaged(str(error))
+            except (Torn, OSError):
+                pass  # nothing was promised
+        yield sorted(copies, key=lambda copy: copy.seal.age, reverse=True)
+
+
+def newest(paths: Iterable[str], after: tuple[int, int] = (-1, -1)) -> str:
+    """The slot with the newest complete copy, if its age is above ``after``; else "". Looks without a lock."""
+    best, best_age = "", after
+    for path in paths:
+        with suppress(OSError):
+            view = ArenaView.open(path)
+            if view.checksum and (view.generation, view.step) > best_age:
+                best, best_age = path, (view.generation, view.step)
+            view.close()
+    return best
+
+
+def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> None:
+    """Fill ``tensors`` from the copies of several pieces of one state, whatever way each is cut.
+
+    Raises:
+        Damaged: if a copy is not what was sealed; nothing is filled then.
+        ChaoskitError: if the copies are not of one step, or leave a hole, or hold another type.
+    """
+    if len({copy.seal.age for copy in copies}) > 1:
+        raise ChaoskitError(f"copies of different steps: {sorted({copy.seal.step for copy in copies})}")
+    for copy in copies:
+        copy.verify()
+    offers: dict[str, list[tuple[StoredCopy, Slot]]] = {}
+    for copy in copies:
+        for slot in copy.slots:
+            offers.setdefault(slot.path, []).append((copy, slot))
+    for held in tensors:
+        _fill(held, offers.get(held.path, []))
+
+
+def fill_all(
+    tensors: Sequence[HeldTensor],
+    slots: Sequence[Slot],
+    seal: Seal,
+    index: bytes,
+    scalars: bytes,
+    read: Callable[[Sequence[memoryview], int], None],
+) -> None:
+    """Fill ``tensors``, which are laid out as ``slots`` say, straight from where a copy is read.
+
+    Args:
+        read: fills pieces of memory with the data from some place on; the places ascend without a gap.
+
+    Raises:
+        Damaged: if it was not what was sealed. The tensors are then of no use.
+    """
+    digest = Checksum(seal.step, index, scalars)
+    landings = [_landing(held.tensor) for held in tensors]
+    for place, pieces in _batches(landings, slots, seal.size_bytes):
+        read(pieces, place)
+        for piece in pieces:
+            digest.update(piece)
+    compare(seal, digest)
+    for held, landing in zip(tensors, landings, strict=True):
+        if landing is not held.tensor:
+            with torch.no_grad():
+                held.tensor.copy_(landing)
+
+
+def compare(seal: Seal, digest: Checksum) -> None:
+    """Raises Damaged if what was digested is not what was sealed."""
+    if (found := digest.hexdigest()) != seal.checksum:
+        raise Damaged(f"the copy of step {seal.step} has checksum {found}, sealed as {seal.checksum}")
+
+
+def _fill(held: HeldTensor, offers: Sequence[tuple[StoredCopy, Slot]]) -> None:
+    dtype, whole = str(held.tensor.dtype).removeprefix("torch."), tuple(held.whole or held.tensor.shape)
+    for _, slot in offers:
+        if slot.dtype != dtype or tuple(slot.whole or slot.shape) != whole:
+            stored_as = f"{slot.dtype} of shape {slot.whole or slot.shape}"
+            raise ChaoskitError(f"{held.path} is stored as {stored_as}, wanted as {dtype} of shape {whole}")
+    if not held.tensor.numel():
+        return
+    try:
+        parts = cover(held.box, [slot.box for _, slot in offers])
+    except ChaoskitError as error:
+        raise ChaoskitError(f"{held.path}: {error}") from None
+    for number, part in parts:
+        copy, slot = offers[number]
+        with torch.no_grad():
+            held.tensor[part.within(held.box)] = copy.tensor(slot)[part.within(slot.box)].to(held.tensor.device)
+
+
+def _tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _landing(tensor: Tensor) -> Tensor:
+    """Where bytes for ``tensor`` can be read to: itself, if its memory is that of a plain block."""
+    if tensor.is_contiguous() and tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _batches(
+    landings: Sequence[Tensor], slots: Sequence[Slot], size_bytes: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Places in the data, and the memory that is to be filled from there on: tensors, and the gaps between them."""
+    gap = memoryview(bytearray(64))
+    first, place = 0, 0
+    batch: list[memoryview] = []
+    ends = [slot.offset for slot in slots[1:]] + [size_bytes]
+    for landing, slot, end in zip(landings, slots, ends, strict=True):
+        whole = _tensor_bytes(landing) if slot.size_bytes else gap[:0]
+        pieces = [whole[start : start + _BATCH_BYTES] for start in range(0, len(whole), _BATCH_BYTES)]
+        for piece in [*pieces, gap[: end - slot.offset - slot.size_bytes]]:
+            if batch and (place + len(piece) - first > _BATCH_BYTES or len(batch) == _BATCH_PIECES):
+                yield first, batch
+                first, batch = place, []
+            if piece:
+                batch.append(piece)
+                place += len(piece)
+    if batch:
+        yield first, batch

@@ -1,0 +1,109 @@
+"""A worker's part of the fast tiers: each committed state of its piece, in slots of memory that its agent maps, too."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from chaoskit.checkpoint.seal import Seal
+from chaoskit.checkpoint.slots import Slots
+from chaoskit.checkpoint.snapshotter import Snapshotter
+from chaoskit.journal import Journal
+from chaoskit.messages import Holding, Message
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.sharding import ShardedState
+from chaoskit.vocabulary import Event
+
+_ACK_WAIT_S = 0.05  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
+_LOOK_S = 0.0005
+
+
+class Copies:
+    """The slots outlive the entries of a train function; what is copied into them changes with each entry.
+
+    Args:
+        worker: its name.
+        send: takes a message to the agent.
+    """
+
+    def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None]) -> None:
+        self._worker, self._board, self._journal, self._send = worker, board, journal, send
+        self._slots = Slots.in_memory()
+        self._state: ShardedState | None = None
+        self._piece = (0, 1)
+        self._told: Holding | None = None
+        self._tensors: list[int] = []  # that are copied: one that the optimizer made, or replaced, is another object
+        self._snapshotter: Snapshotter | None = None
+
+    def hold(self, state: ShardedState, number: int, count: int) -> None:
+        """Copy this state from now on: piece ``number`` of ``count`` different ones."""
+        self.drop()
+        self._state, self._piece = state, (number, count)
+        self._tensors = _identities(state)
+        self._snapshotter = Snapshotter(
+            self._slots,
+            state.held(),
+            state.scalars,
+            check_finite=True,
+            sealed=self._sealed,
+            dropped=self._dropped,
+        )
+        self._tell()
+
+    def drop(self) -> None:
+        """Copy nothing any more. What is in the slots stays."""
+        snapshotter, self._snapshotter, self._state = self._snapshotter, None, None
+        if snapshotter is not None:
+            snapshotter.close()
+
+    def begin(self, step: int, generation: int) -> None:
+        """The state of ``step`` steps stands. It must not change before :meth:`wait` has returned."""
+        assert self._snapshotter is not None
+        assert self._state is not None
+        now = _identities(self._state)
+        if now != self._tensors:
+            self._tensors = now
+            self._snapshotter.rebind(self._state.held())
+            self._tell()
+        self._snapshotter.begin(step, generation)
+
+    def wait(self) -> None:
+        """Until the state may change."""
+        assert self._snapshotter is not None
+        self._snapshotter.wait()
+
+    def go_back(self, step: int) -> None:
+        """Training goes on from ``step``: copies of what came after it count no more."""
+        assert self._snapshotter is not None
+        self._snapshotter.forget_after(step)
+
+    def keep(self, step: int) -> None:
+        """Every piece of ``step`` has all its copies: it is kept until that holds of a newer one."""
+        assert self._snapshotter is not None
+        self._snapshotter.protected(step)
+
+    def protected(self, step: int) -> int:
+        """The newest step of which this piece has all its copies; waits a moment for ``step``."""
+        deadline_s = time.monotonic() + _ACK_WAIT_S
+        while self._board.protected < step and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+        return self._board.protected
+
+    def _tell(self) -> None:
+        """The agent must know what to map, and what it is a part of."""
+        number, count = self._piece
+        holding = Holding(self._worker, os.getpid(), self._slots.fds, number, count)
+        if holding != self._told:
+            self._told = holding
+            self._send(holding)
+
+    def _sealed(self, seal: Seal) -> None:
+        os.eventfd_write(self._board.bell, 1)
+
+    def _dropped(self, step: int, reason: str) -> None:
+        self._journal.write(Event.COPY_FAILED, worker=self._worker, step=step, reason=reason)
+
+
+def _identities(state: ShardedState) -> list[int]:
+    return [id(tensor) for _, tensor in state.tensors()]

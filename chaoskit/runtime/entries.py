@@ -1,0 +1,102 @@
+"""The second rung of the ladder: the train function of a sharded job is entered again, in the same process.
+
+The first entry is a rehearsal in a world of this process alone. It warms every path of a step, so that a replacement is
+as fast as anybody from its first step on. After it each generation is an entry: fresh groups, fresh objects, and the
+state from copies. An entry that its generation outlives ends with the job.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+from chaoskit.errors import BadInput
+from chaoskit.messages import Endpoint
+from chaoskit.osprocess import host_id
+from chaoskit.runtime.ballot import Suspicion
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.rendezvous import GenerationSuperseded
+from chaoskit.runtime.sharded_trainer import Reentry, ShardedTrainer
+from chaoskit.vocabulary import Event, Phase
+
+_LOOK_S = 0.05
+
+
+class Entries:
+    """Enters the train function until the last step is committed on all ranks.
+
+    Args:
+        train: calls the user's function with a trainer.
+    """
+
+    def __init__(self, worker: WorkerContext, train: Callable[[ShardedTrainer], None]) -> None:
+        self._worker, self._train = worker, train
+        self._copies = Copies(worker.name, worker.board, worker.journal, worker.send)
+        self._suspicion = Suspicion()
+        self._last: Formation | None = None  # the generation of the newest entry
+
+    def rehearse(self, pid: int) -> None:
+        """Run the function up to the end of its first transaction, and report for duty.
+
+        Raises:
+            BadInput: if it enters none.
+        """
+        self._enter(None)
+        gc.collect()  # sharded modules refer to themselves in circles
+        gc.freeze()
+        worker = self._worker
+        worker.ready(Endpoint(host_id(), worker.host, 0, pid, -1))
+        worker.board.enter(Phase.REGROUP)
+
+    def run(self) -> tuple[int, str, str]:
+        """Train to the end: the last step, and SHA-256 over all ranks' weights and over the whole state."""
+        while True:
+            self._worker.board.enter(Phase.REGROUP)
+            formation = self._worker.regrouper.membership()
+            if formation is self._last:
+                self._worker.regrouper.wait_newer(formation)
+                continue
+            self._last = formation
+            self._worker.regrouper.resume()
+            self._worker.journal.write(Event.ENTERED, generation=formation.plan.generation, rank=formation.me.rank)
+            if (end := self._enter(formation)) is not None:
+                return end
+
+    def is_over(self, ended: threading.Event) -> bool:
+        """Wait for the end of the job; False if a rank was lost before that, and the last steps must be repeated."""
+        regrouper = self._worker.regrouper
+        assert self._last is not None
+        while not ended.is_set():
+            if regrouper.wait_newer(self._last, _LOOK_S):
+                return False
+        return True
+
+    def _enter(self, formation: Formation | None) -> tuple[int, str, str] | None:
+        """One entry. None if it was left to be entered again, else the end."""
+        worker, trainer = self._worker, None
+        try:
+            group = None
+            if formation is not None:
+                worker.board.place(formation.plan.generation, formation.me.rank)
+                group = worker.regrouper.group(formation)
+                worker.board.enter(Phase.OUTSIDE)
+            alone = formation is None or len(formation.plan.members) == 1
+            trainer = ShardedTrainer(worker, self._copies, formation, None if alone else group, self._suspicion)
+            self._train(trainer)
+            if formation is None:
+                remedy = "enter `with trainer.transaction()` at least once: it never trained"
+                raise BadInput("job", worker.config.job.path, remedy)
+            return trainer.step, *trainer.agree_on_end()
+        except (Reentry, GenerationSuperseded):
+            return None
+        except Exception as error:
+            if trainer is None:
+                raise
+            trainer.give_up(error)
+            return None
+        finally:
+            if trainer is not None:
+                trainer.leave()

@@ -1,0 +1,148 @@
+"""What a job has registered to be trained: model, optimizers, schedulers, and the numbers among their state."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from chaoskit.checkpoint.arena import plain
+from chaoskit.errors import BadInput
+from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
+
+#: Paths of a training state begin with one of these.
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+class Scheduler(Protocol):
+    """What a learning-rate scheduler must offer."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Registered:
+    """The registered objects of a job.
+
+    Args:
+        optimizer, scheduler: one, or several that take their steps in this order.
+
+    Raises:
+        BadInput: if they cannot be trained by a transaction.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        scheduler: Scheduler | Sequence[Scheduler] | None,
+    ) -> None:
+        self.model = model
+        self.optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+        schedulers = () if scheduler is None else scheduler
+        self.schedulers = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
+        require_model(model)
+        require_optimizers(self.optimizers, model)
+        require_schedulers(self.schedulers)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.device = self.parameters[0].device
+        self.step = 0
+        self._updating = False
+        for one in self.optimizers:
+            one.register_step_pre_hook(self._refuse_step)
+
+    def _refuse_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """A script's own ``optimizer.step()``, or that of a GradScaler, would change the weights of one rank."""
+        if not self._updating:
+            remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the optimizers"
+            raise BadInput("optimizer", type(optimizer).__name__, remedy)
+
+    def advance(self) -> None:
+        """One step of every optimizer, then one of every scheduler. Only inside :meth:`running_optimizers`."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    @contextmanager
+    def running_optimizers(self) -> Iterator[None]:
+        """The block may run the optimizers."""
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def owned(self) -> list[tuple[Optimizer, Tensor]]:
+        """Every parameter with its optimizer; numbered through all optimizers."""
+        return [
+            (one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]
+        ]
+
+    def optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizers' state under paths that are the same on all ranks."""
+        for index, (optimizer, parameter) in enumerate(self.owned()):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    yield f"{OPTIMIZER}{index}/{key}", value
+
+    def rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        """Replace the optimizers' tensors by those under optimizer paths; anything else in ``tensors`` is left."""
+        owned = self.owned()
+        for optimizer, parameter in owned:
+            optimizer.state.pop(parameter, None)
+        for path, tensor in tensors.items():
+            if path.startswith(OPTIMIZER):
+                index, _, key = path.removeprefix(OPTIMIZER).partition("/")
+                optimizer, parameter = owned[int(index)]
+                optimizer.state[parameter][key] = tensor
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def scalars(self) -> bytes:
+        """Learning rates, the schedulers' and the optimizers' numbers.
+
+        Raises:
+            ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
+        """
+        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
+        state = {
+            f"{index}/{key}": plain(value)
+            for index, (optimizer, parameter) in enumerate(self.owned())
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if not isinstance(value, Tensor)
+        }
+        schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
+        return msgspec.msgpack.encode({"groups": groups, "state": state, "schedulers": schedulers})
+
+    def scalars_checksum(self) -> int:
+        """Of :meth:`scalars`."""
+        return zlib.crc32(self.scalars())
+
+    def load_scalars(self, data: bytes, step: int) -> None:
+        """Take over learning rates, schedulers and step of another state: the end of taking it over."""
+        scalars = msgspec.msgpack.decode(data)
+        for group, theirs in zip(self._groups(), scalars["groups"], strict=True):
+            for key, value in theirs.items():
+                mine = group.get(key)
+                if isinstance(mine, Tensor):
+                    mine.fill_(value)  # the optimizer and its scheduler may both hold it
+                else:
+                    group[key] = tuple(value) if isinstance(mine, tuple) else value
+        owned = self.owned()
+        for path, value in scalars["state"].items():
+            index, _, key = path.partition("/")
+            optimizer, parameter = owned[int(index)]
+            optimizer.state[parameter][key] = value
+        for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
+            scheduler.load_state_dict(theirs)
+        self.step = step

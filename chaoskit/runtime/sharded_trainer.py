@@ -1,0 +1,525 @@
+"""The trainer of a job whose state is sharded: no rank can replace another one's state, so all begin anew together.
+
+    mesh = trainer.mesh()
+    fully_shard(model, mesh=mesh)
+    trainer.register(model=model, optimizer=optimizer)
+    while trainer.step < 1000:
+        with trainer.transaction() as step:
+            for shard in step.shards(dataset, batch_size=64):
+                step.backward(loss(model, shard.batch))
+
+Gradients are reduced by the model's own collectives, during the backward pass. A step still commits on every rank or on
+none: at its end all ranks tell each other whether their part arrived and is finite, and only then the optimizers run.
+Each committed state is copied into memory that outlives the process, and from there to another node. When a rank is
+lost, all leave their collectives, and the train function is entered again with new groups, from the newest state of
+which every piece is there (:mod:`chaoskit.runtime.entries`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # public, though not in __all__
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grad_norm_
+
+from chaoskit.errors import BadInput, NonFiniteBatch
+from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
+from chaoskit.runtime.checksums import checksum
+from chaoskit.runtime.commit import LeaseOver
+from chaoskit.runtime.compiling import Compilations
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.group import Group
+from chaoskit.runtime.guard import accuse
+from chaoskit.runtime.peer import PeerLost
+from chaoskit.runtime.pieces import NoCopy, Restorer
+from chaoskit.runtime.registered import Scheduler
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
+from chaoskit.runtime.restore import report_copy
+from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.runtime.sharding import ShardedState, are_finite, is_sharded
+from chaoskit.runtime.shardwork import Shard
+from chaoskit.runtime.trainer import TrainingOver, this_device
+from chaoskit.runtime.transaction import Transaction
+from chaoskit.runtime.world import World
+from chaoskit.vocabulary import Event, Phase
+
+_PLAN_S = 10.0  # a broken collective is explained by a plan much sooner; without a coordinator it may take this long
+_WORD = 2**32
+
+
+class Reentry(BaseException):
+    """Leaves the train function, to enter it again; not caught by ``except Exception`` in the user's code."""
+
+
+class ShardedTrainer:
+    """One rank's view of one entry of the train function.
+
+    Attributes:
+        step, seed, device, disk: as those of :class:`chaoskit.runtime.trainer.Trainer`.
+
+    Args:
+        formation: the generation to train in; None for the rehearsal, in a world of this process alone.
+        group: of that generation.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        copies: Copies,
+        formation: Formation | None,
+        group: Group | None,
+        suspicion: Suspicion,
+    ) -> None:
+        self._worker, self._copies, self._formation, self._group = worker, copies, formation, group
+        self.config = worker.config
+        self.seed = worker.config.seed
+        self.disk = worker.disk
+        self.device = this_device(worker.config.device)
+        self._state: ShardedState | None = None
+        self._world: World | None = None
+        self._clip_norm: float | None = None
+        self._suspicion = suspicion
+        self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
+        self._began_ns = 0
+        self._samplers: dict[tuple[int, int], Sampler] = {}
+        self._losses: dict[int, Tensor] = {}
+        self._samples: dict[int, list[int]] = {}
+        self._current = -1  # the shard under way; -1 for one that only keeps the others company
+        self._generation = 0  # in which the state was committed
+        self._compilations = Compilations(worker.board)
+
+    # -- what users call ------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self._state.step if self._state else 0
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the current world."""
+        return self._formation.me.rank if self._formation else 0
+
+    @property
+    def world(self) -> int:
+        """Ranks in the current generation."""
+        return len(self._formation.plan.members) if self._formation else 1
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """A device mesh over all ranks, for ``fully_shard``.
+
+        Args:
+            sizes: its dimensions, the last one varies fastest; -1 stands for what is left. Without any: one dimension
+                ``shard``. ``mesh(replicate=2, shard=-1)`` is for HSDP.
+
+        Raises:
+            BadInput: if the ranks do not make up such a mesh.
+        """
+        filled = _fill(sizes or {"shard": -1}, self.world)
+        if self._world is None:
+            self._world = self._open_world()
+        return self._world.mesh(filled)
+
+    def register(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Name what is trained, and take over its state. To be called once in each entry, before the first transaction.
+
+        Args:
+            model: sharded over a mesh of :meth:`mesh`.
+            optimizer: over the model's parameters, made after they were sharded. One, or several.
+            scheduler: stepped once a committed step. One, or several.
+            clip_norm: largest 2-norm of the whole reduced gradient; None leaves it as it is.
+
+        Raises:
+            BadInput: if the model is not sharded, or is not the one that was trained before.
+        """
+        if self._state is not None:
+            raise BadInput("register", type(model).__name__, "call trainer.register once")
+        if not is_sharded(model.parameters()):
+            raise BadInput("model", type(model).__name__, "shard it over trainer.mesh(): fully_shard(model, mesh=mesh)")
+        self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
+        if self._formation is not None:
+            self._take_over(self._formation, self._state)
+
+    def transaction(self) -> Transaction:
+        """One attempt at the next step. See the module's example."""
+        if self._state is None:
+            raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
+        return Transaction(self)
+
+    @contextmanager
+    def long_phase(self, name: str) -> Iterator[None]:
+        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
+        self._worker.board.enter(Phase.LONG)
+        self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
+        try:
+            yield
+        finally:
+            self._worker.board.enter(Phase.OUTSIDE)
+
+    # -- entry and exit -------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ShardedState:
+        """What was registered."""
+        assert self._state is not None
+        return self._state
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether this entry only warms up."""
+        return self._formation is None
+
+    def _open_world(self) -> World:
+        formation = self._formation
+        store: Store = HashStore()
+        if formation is not None:
+            assert formation.rendezvous is not None
+            store = RendezvousStore(formation.rendezvous, formation.plan.generation)
+        timeout_s = self.config.collective_timeout_s
+        world = World(store, self.rank, self.world, self.device, address=self._worker.host, timeout_s=timeout_s)
+        if formation is not None and not self._worker.regrouper.attach(formation, world.leave):
+            world.leave()
+            raise GenerationSuperseded("a newer generation was begun while the groups of this one were built")
+        return world
+
+    def _take_over(self, formation: Formation, state: ShardedState) -> None:
+        """Take the newest state of which every piece is there, and hold the boxes of this rank from now on."""
+        worker, plan = self._worker, formation.plan
+        boxes = gather(self._group, state.boxes_digest())
+        different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
+        number, count = different.index(boxes[self.rank]), len(different)
+        if plan.restore:
+            worker.board.enter(Phase.RESTORE)
+            self._stop_for_fault("restore")
+            self._restore(formation, state, number, count)
+        self._copies.hold(state, number, count)
+        self._copies.go_back(state.step)
+        with worker.regrouper.advance(formation):
+            worker.regrouper.step = state.step
+        worker.board.progress(state.step)
+        self._copies.begin(state.step, self._generation)
+        if plan.generation > 1:
+            worker.send(Healed(worker.name, plan.generation))
+        worker.board.enter(Phase.OUTSIDE)
+
+    def _restore(self, formation: Formation, state: ShardedState, number: int, count: int) -> None:
+        worker, generation = self._worker, formation.plan.generation
+        restorer = Restorer(
+            formation.plan.restore,
+            node=formation.me.node,
+            rank=self.rank,
+            token=worker.token,
+            transport=self.config.transport,
+            failed=partial(report_copy, worker, generation),
+        )
+        try:
+            restorer.restore(state, number, count)
+        except NoCopy as error:
+            if not worker.regrouper.wait_newer(formation, _PLAN_S):
+                raise PeerLost(str(error)) from error
+            raise GenerationSuperseded(str(error)) from error
+        self._generation = restorer.generation
+        for snapshot in restorer.read:
+            worker.journal.write(
+                Event.RESTORED,
+                generation=generation,
+                rank=self.rank,
+                step=snapshot.step,
+                size_bytes=snapshot.size_bytes,
+                transport=self.config.transport,
+                source=f"{snapshot.tier} of {snapshot.node}",
+                checksum=snapshot.checksum,
+            )
+        worker.journal.write(Event.ADOPT, step=restorer.step, generation=generation, source="copies of every piece")
+
+    def leave(self) -> None:
+        """The train function was left: let go of its groups, and of everything that it made."""
+        self._copies.drop()
+        self._state = None
+        self._losses.clear()
+        if self._world is not None:
+            self._world.retire()
+
+    # -- one attempt ----------------------------------------------------------------------------------------------
+
+    def _mine(self) -> tuple[int, ...]:
+        """Shards that this rank computes in this attempt."""
+        if self._formation is None:
+            return (0,)
+        members = self._formation.plan.members
+        return members[(self.rank + self._shift) % len(members)].shards
+
+    def _begin(self) -> None:
+        if self._formation is None:
+            self._began_ns = time.monotonic_ns()
+        elif self._formation.broken:
+            raise Reentry
+        self._compilations.watch()
+        self.state.forget_gradients()
+        self._losses.clear()
+        self._samples.clear()
+        self._worker.board.enter(Phase.FORWARD)
+
+    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+        key = (len(dataset), batch_size)
+        if key not in self._samplers:
+            self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
+        sampler, mine = self._samplers[key], self._mine()
+        most = max(len(member.shards) for member in self._formation.plan.members) if self._formation else 1
+        for turn in range(most):  # as many on every rank: the model's own collectives need all of them
+            index = mine[min(turn, len(mine) - 1)]
+            self._current = index if turn < len(mine) else -1
+            self._enter_phase(Phase.FORWARD)
+            samples = sampler.samples(self.step, index)
+            seed_everything(self.seed, self.step, index)
+            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            yield Shard(index, samples, batch)
+            if self._current >= 0:
+                self._require_loss(index)
+                self._samples[index] = samples
+
+    def _require_loss(self, index: int) -> None:
+        if index not in self._losses:
+            raise BadInput("loss", None, f"call step.backward(loss) for shard {index}: its loop body did not")
+
+    def _backward(self, loss: Tensor) -> None:
+        self._enter_phase(Phase.BACKWARD)
+        loss = self._worker.hooks.rig.loss(loss)
+        index = self._current
+        # ranks' gradients are averaged; the step's gradient is the mean over all shards
+        weight = self.world / self.config.shard_count if index >= 0 and not self.rehearses else float(index >= 0)
+        (loss * weight).backward()
+        if index >= 0:
+            detached = loss.detach()
+            self._losses[index] = self._losses[index] + detached if index in self._losses else detached
+        self._worker.board.enter(Phase.FORWARD)
+
+    def _enter_phase(self, phase: Phase) -> None:
+        """Show the phase, and let a fault strike that waits for it."""
+        self._worker.board.enter(phase)
+        if self._formation is not None:
+            self._stop_for_fault(phase.label)
+
+    def _stop_for_fault(self, phase: str) -> None:
+        formation = self._formation
+        assert formation is not None
+        self._worker.hooks.reach(phase, self.step, formation.plan, formation.me, self._state)
+
+    def _finish(self) -> None:
+        formation = self._formation
+        if formation is None:
+            self._rehearse()
+        missing = [shard for shard in self._mine() if shard not in self._losses]
+        if missing:
+            remedy = "let the loop over step.shards() run to its end in every transaction"
+            raise BadInput("step.shards", missing, remedy)
+        self._attempt(formation)
+        self._worker.board.enter(Phase.OUTSIDE)
+
+    def _rehearse(self) -> NoReturn:
+        """Every path of a step is warm: leave no trace, and report for duty."""
+        state, worker = self.state, self._worker
+        if self._clip_norm is not None:
+            clip_grad_norm_(state.parameters, self._clip_norm)
+        with state.running_optimizers():
+            state.advance()
+        worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
+        raise Reentry
+
+    def _attempt(self, formation: Formation) -> None:
+        worker, state = self._worker, self.state
+        self._stop_for_fault(Phase.REDUCE.label)
+        worker.board.enter(Phase.REDUCE)
+        mine = self._mine()
+        worker.journal.write(
+            Event.REDUCE,
+            step=self.step,
+            generation=formation.plan.generation,
+            rank=self.rank,
+            shards=mine,
+            samples=[sample for shard in mine for sample in self._samples[shard]],
+        )
+        if self._group is not None:
+            worker.hooks.rig.before_reduction(self._group)
+        gradients = state.gradients()
+        worker.hooks.rig.received(gradients)
+        rows = share(self._group, self._row(gradients))
+        members = formation.plan.members
+        owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
+        decision = self._suspicion.decide(self.step, owners, rows)
+        if decision.verdict == "commit":
+            self._commit(formation, rows)
+        else:
+            self._object(formation, decision)
+
+    def _row(self, gradients: list[Tensor]) -> Row:
+        losses = [
+            float(self._losses[shard]) if shard in self._losses else None for shard in range(self.config.shard_count)
+        ]
+        finite = are_finite(gradients) and are_finite(self._losses.values())
+        return Row(
+            healthy=finite or self.state.is_finite(),
+            finite=finite,
+            protected=self._copies.protected(self.step),
+            digest=checksum(gradients) % _WORD,
+            losses=losses,
+        )
+
+    def _commit(self, formation: Formation, rows: Sequence[Row]) -> None:
+        worker, state = self._worker, self.state
+        self._copies.keep(min(row.protected for row in rows))
+        if self._clip_norm is not None:
+            clip_grad_norm_(state.parameters, self._clip_norm)
+        worker.board.enter(Phase.OPTIMIZER)
+        self._stop_for_fault(Phase.OPTIMIZER.label)
+        if formation.plan.generation > 1:
+            self._stop_for_fault("recommit")
+        self._copies.wait()
+        if worker.board.lease_over:
+            raise LeaseOver("the lease of this node has run out")
+        loss = _mean(rows)
+        with worker.regrouper.advance(formation):
+            with state.running_optimizers():
+                state.advance()
+            worker.journal.write(
+                Event.COMMIT,
+                step=state.step,
+                generation=formation.plan.generation,
+                rank=self.rank,
+                world=self.world,
+                loss=loss,
+                grad_sum=sum(row.digest for row in rows) % _WORD,
+            )
+            state.step += 1
+            worker.regrouper.step = state.step
+        self._after_commit(formation, loss, rows)
+
+    def _after_commit(self, formation: Formation, loss: float, rows: Sequence[Row]) -> None:
+        worker, state = self._worker, self.state
+        state.forget_gradients()
+        self._generation = formation.plan.generation
+        self._copies.begin(state.step, self._generation)
+        worker.board.progress(state.step, loss)
+        self._shift = 0
+
+    # -- numbers that are not finite --------------------------------------------------------------------------------
+
+    def _object(self, formation: Formation, decision: Decision) -> None:
+        """Do not commit: compute the step again, have somebody replaced, or skip its batch."""
+        worker = self._worker
+        if decision.shards:
+            worker.journal.write(Event.NONFINITE, step=self.step, shards=decision.shards, owner=self.rank)
+        self._shift = decision.shift
+        if decision.verdict == "repeat":
+            return
+        worker.journal.write(
+            Event.ATTRIBUTED, step=self.step, shards=decision.shards, verdict=decision.verdict, rank=self.rank
+        )
+        if decision.verdict == "rank":
+            accuse(formation.plan, decision.ranks, worker.name, self.step, worker.send)
+            worker.regrouper.wait_newer(formation)
+            raise Reentry
+        if self.config.nonfinite != "skip":
+            raise NonFiniteBatch(
+                f"step {self.step}: shards {list(decision.shards)} give numbers that are not finite on every rank that "
+                f"computes them (policy {self.config.nonfinite!r}); mend the data or the learning rate, or skip"
+            )
+        self._skip(formation, decision)
+
+    def _skip(self, formation: Formation, decision: Decision) -> None:
+        worker, state = self._worker, self.state
+        self._copies.wait()
+        with worker.regrouper.advance(formation):
+            worker.journal.write(
+                Event.SKIP,
+                step=state.step,
+                generation=formation.plan.generation,
+                rank=self.rank,
+                world=self.world,
+                shards=decision.shards,
+                samples=[sample for shard in self._mine() for sample in self._samples[shard]],
+            )
+            state.step += 1
+            worker.regrouper.step = state.step
+        state.forget_gradients()
+        self._generation = formation.plan.generation
+        self._copies.begin(state.step, self._generation)
+        worker.board.progress(state.step, float("nan"))
+
+    # -- losses -----------------------------------------------------------------------------------------------------
+
+    def give_up(self, error: BaseException) -> None:
+        """An exception came out of the train function: returns if a newer generation explains it, else raises it."""
+        formation, worker = self._formation, self._worker
+        if formation is None:
+            raise error
+        over = isinstance(error, (GenerationSuperseded, LeaseOver)) or formation.broken
+        if not over and not _is_collective(error):
+            raise error
+        worker.board.enter(Phase.REGROUP)
+        generation = formation.plan.generation
+        if not isinstance(error, GenerationSuperseded):
+            detail = str(error)[:200]
+            worker.journal.write(Event.QUIESCED, generation=generation, rank=self.rank, error=detail)
+            worker.send(GroupBroken(worker.name, generation, detail))
+        worker.regrouper.give_up(formation)
+        if not worker.regrouper.wait_newer(formation, None if over else _PLAN_S):
+            raise error
+
+    def agree_on_end(self) -> tuple[str, str]:
+        """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
+        state = self.state
+        self._worker.board.enter(Phase.REDUCE)
+        found = gather(self._group, state.weights_digest() + state.state_digest())
+        half = len(found[0]) // 2
+        weights, whole = b"".join(one[:half] for one in found), b"".join(one[half:] for one in found)
+        return hashlib.sha256(weights).hexdigest(), hashlib.sha256(whole).hexdigest()
+
+
+def _is_collective(error: BaseException) -> bool:
+    """Whether the error came from a process group: torch has no type of its own for what gloo raises."""
+    import torch.distributed as dist
+
+    return isinstance(error, (dist.DistError, ConnectionError)) or (
+        isinstance(error, RuntimeError)
+        and any(word in str(error).lower() for word in ("gloo", "process group", "nccl"))
+    )
+
+
+def _fill(sizes: dict[str, int], world: int) -> dict[str, int]:
+    """``sizes`` with -1 filled in, so that they make up ``world``."""
+    if world == 1:
+        return dict.fromkeys(sizes, 1)  # the rehearsal, or all that is left
+    known, open_ones = 1, [name for name, size in sizes.items() if size == -1]
+    for size in sizes.values():
+        known *= size if size != -1 else 1
+    if len(open_ones) > 1 or known < 1 or world % known or (not open_ones and known != world):
+        raise BadInput("mesh", sizes, f"use sizes whose product is {world}, the ranks of the world; one may be -1")
+    return {name: world // known if size == -1 else size for name, size in sizes.items()}
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    """Of the losses of all shards, in their order: the same bits on every rank."""
+    found = [
+        next(loss for row in rows if (loss := row.losses[shard]) is not None) for shard in range(len(rows[0].losses))
+    ]
+    return sum(found) / len(found)
+
+
+__all__ = ["Reentry", "ShardedTrainer", "TrainingOver"]

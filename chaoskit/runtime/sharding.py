@@ -1,0 +1,161 @@
+"""The part of a training state that one rank of a sharded job holds: boxes of tensors, and the numbers beside them.
+
+A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box. Everything else
+is here whole. The same paths, on all ranks together, make up the state, so a world of any size can read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from chaoskit.checkpoint.arena import Slot, dtype_named
+from chaoskit.checkpoint.held import HeldTensor
+from chaoskit.checkpoint.layout import Box, whole
+from chaoskit.errors import BadInput
+from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether any of the tensors is spread over ranks."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors)
+
+
+def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
+    """The memory of this rank behind ``tensor``, the shape of the whole, and the box of it that the memory holds.
+
+    Raises:
+        BadInput: if the part is not one box of the whole.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), tuple(tensor.shape), whole(tuple(tensor.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local = _local(tensor)
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(local.shape) != tuple(shape) or any(placement.is_partial() for placement in tensor.placements):
+        raise BadInput("model", str(tensor.placements), "shard parameters evenly along dimensions, or replicate them")
+    return local, tuple(tensor.shape), Box(tuple(start), tuple(shape))
+
+
+class ShardedState(Registered):
+    """The registered objects of a job whose parameters are spread over ranks."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the state under a path that is the same on all ranks; sharded ones as DTensors."""
+        for name, parameter in self.model.named_parameters():
+            yield MODEL + name, parameter
+        for name, buffer in self.model.named_buffers():
+            yield MODEL + name, buffer
+        yield from self.optimizer_tensors()
+
+    def parts(self) -> dict[str, tuple[Tensor, tuple[int, ...], Box]]:
+        """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
+        return {path: local_part(tensor) for path, tensor in self.tensors()}
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's part of the reduced gradients, of the parameters that have one."""
+        return [local_part(one.grad)[0] for one in self.parameters if one.grad is not None]
+
+    def forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # -- taking over ----------------------------------------------------------------------------------------------
+
+    def held(self) -> list[HeldTensor]:
+        """What this rank holds, as copies of it are made and read."""
+        return [
+            HeldTensor(path, memory, shape if box.extent != shape else (), box.start if box.extent != shape else ())
+            for path, (memory, shape, box) in self.parts().items()
+        ]
+
+    def prepare(self, slots: Iterable[Slot]) -> list[HeldTensor]:
+        """Make place for a stored state: the memory of this rank, and the box of each tensor that belongs there.
+
+        Args:
+            slots: of all pieces that make up the state.
+
+        Raises:
+            BadInput: if the model or its optimizers are others than those that were stored.
+        """
+        stored = {slot.path: slot for slot in slots}
+        self._check(stored)
+        owned = self.owned()
+        fresh = {}
+        for path, slot in stored.items():
+            if path.startswith(OPTIMIZER):
+                index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
+                fresh[path] = _like(owned[int(index)][1], slot)
+        self.rebuild_optimizer_state(fresh)
+        return self.held()
+
+    def _check(self, stored: dict[str, Slot]) -> None:
+        mine = {path: (tuple(t.shape), t.dtype) for path, t in self.tensors() if path.startswith(MODEL)}
+        theirs = {
+            path: (slot.whole or slot.shape, dtype_named(slot.dtype))
+            for path, slot in stored.items()
+            if path.startswith(MODEL)
+        }
+        if mine != theirs:
+            odd = min(set(mine.items()) ^ set(theirs.items()), key=lambda item: item[0])[0]
+            raise BadInput("model", odd, "build the same model on every rank and in every run: the stored one differs")
+        count = len(self.owned())
+        for path in stored:
+            index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
+            if path.startswith(OPTIMIZER) and not (index.isdecimal() and int(index) < count):
+                raise BadInput("optimizer", path, "build the same optimizer on every rank: the stored state differs")
+
+    # -- comparing ------------------------------------------------------------------------------------------------
+
+    def is_finite(self) -> bool:
+        """Whether every trained weight of this rank is a finite number."""
+        return are_finite(local_part(parameter)[0] for parameter in self.parameters)
+
+    def boxes_digest(self) -> bytes:
+        """SHA-256 over which boxes of which parameters this rank holds: equal where ranks hold the same piece."""
+        parts = {path: (shape, box) for path, (_, shape, box) in self.parts().items() if path.startswith(MODEL)}
+        return hashlib.sha256(repr(sorted(parts.items())).encode()).digest()
+
+    def weights_digest(self) -> bytes:
+        """SHA-256 over names, types, boxes and bits of this rank's parameters and buffers."""
+        return self._digest(MODEL)
+
+    def state_digest(self) -> bytes:
+        """The same over the whole state, the optimizers' tensors included."""
+        return self._digest("")
+
+    def _digest(self, prefix: str) -> bytes:
+        digest = hashlib.sha256()
+        for path, (memory, _, box) in self.parts().items():
+            if path.startswith(prefix):
+                digest.update(f"{path}:{memory.dtype}:{box.start}:{box.extent}\n".encode())
+                digest.update(memory.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all numbers are finite. A sum is (in all but a few cases) as telling as all of its terms."""
+    return all(bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in tensors)
+
+
+def _local(tensor: DTensor) -> Tensor:
+    with torch.no_grad():  # else the result would belong to a graph
+        return tensor.to_local()
+
+
+def _like(parameter: Tensor, slot: Slot) -> Tensor:
+    """Uninitialised memory for what an optimizer stored beside ``parameter``: spread as that is, if it was."""
+    shape = slot.whole or slot.shape
+    if not isinstance(parameter, DTensor) or shape != tuple(parameter.shape):
+        on_host = not shape  # step counts stay on the host
+        return torch.empty(shape, dtype=dtype_named(slot.dtype), device="cpu" if on_host else parameter.device)
+    local = torch.empty_like(_local(parameter), dtype=dtype_named(slot.dtype))
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

@@ -1,0 +1,493 @@
+"""Snapshots in shared memory: complete or invisible, whatever happens to their writer, and never at training's cost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaoskit.checkpoint import snapshotter
+from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView
+from chaoskit.checkpoint.held import HeldTensor, lay_out
+from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.seal import Seal, Torn
+from chaoskit.checkpoint.slots import Adopted, Busy, Slots
+from chaoskit.checkpoint.snapshotter import Snapshotter
+from chaoskit.checkpoint.stored import StoredCopy, assemble, stored
+from chaoskit.errors import BadInput, ChaoskitError
+
+SIZES = (300_000, 7, 0, 1_000_000)  # floats: tensors of several chunks, and gaps
+
+
+def state(step: int) -> list[HeldTensor]:
+    """Tensors of which every element tells the step."""
+    return [HeldTensor(f"t{number}", torch.full((size,), float(step))) for number, size in enumerate(SIZES)]
+
+
+def advance(tensors: list[HeldTensor]) -> None:
+    for held in tensors:
+        held.tensor.add_(1)
+
+
+def check(copy: StoredCopy) -> None:
+    """Every byte of the copy is that of its step."""
+    targets = state(-1)
+    assert copy.read_into(targets) == str(copy.seal.step).encode()
+    for held in targets:
+        assert torch.equal(held.tensor, torch.full_like(held.tensor, float(copy.seal.step)))
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """A directory in shared memory."""
+    with tempfile.TemporaryDirectory(prefix="chaoskit-test-", dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+class Trainer:
+    """Updates a state, with a snapshot of each step."""
+
+    def __init__(self, slots: Slots, probe: Callable[[str], None] = lambda moment: None, first: int = 0) -> None:
+        self.tensors, self.step = state(first), first
+        self.settled: SimpleQueue[tuple[int, str]] = SimpleQueue()  # steps, and why they were dropped
+        self.snapshotter = Snapshotter(
+            slots,
+            self.tensors,
+            lambda: str(self.step).encode(),
+            sealed=lambda seal: self.settled.put((seal.step, "")),
+            dropped=lambda step, reason: self.settled.put((step, reason)),
+            probe=probe,
+        )
+
+    def train(self) -> snapshotter.Taken:
+        """One step."""
+        taken = self.snapshotter.wait()
+        advance(self.tensors)
+        self.step += 1
+        self.snapshotter.begin(self.step)
+        return taken
+
+
+def in_child(act: Callable[[], object]) -> int:
+    """Do it in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(1)
+    return pid
+
+
+# -- what is stored is what is read ---------------------------------------------------------------------------------
+
+
+def test_every_type_and_shape_comes_back() -> None:
+    tensors = [
+        HeldTensor("a", torch.randn(3, 5)),
+        HeldTensor("half", torch.randn(700).bfloat16()),
+        HeldTensor("empty", torch.empty(0, 4)),
+        HeldTensor("scalar", torch.tensor(3.5, dtype=torch.float64)),
+        HeldTensor("columns", torch.randn(900, 800).t()),
+        HeldTensor("flags", torch.tensor([True, False, True])),
+        HeldTensor("count", torch.tensor(7)),
+        HeldTensor("complex", torch.randn(9, dtype=torch.complex64)),
+    ]
+    snapshotter = Snapshotter(Slots.in_memory(), tensors, lambda: b"scalars")
+    snapshotter.begin(3, 2)
+    assert snapshotter.wait().dropped == ""
+    snapshotter.close()
+    targets = [HeldTensor(held.path, torch.zeros_like(held.tensor)) for held in tensors]
+    with stored(snapshotter.slots.paths) as copies:
+        (copy,) = copies
+        assert (copy.seal.step, copy.seal.generation) == (3, 2)
+        assert copy.read_into(targets) == b"scalars"
+        assert copy.seal == snapshotter.newest
+    for held, target in zip(tensors, targets, strict=True):
+        assert torch.equal(held.tensor, target.tensor), held.path
+        assert target.tensor.stride() == held.tensor.stride()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 40))
+def test_any_cut_is_read_through_any_other(written: int, wanted: int, rows: int) -> None:
+    """As FSDP cuts: rows in equal blocks, the last ones smaller or empty."""
+    full = torch.randn(rows, 3)
+
+    def cut(pieces: int, source: torch.Tensor) -> list[HeldTensor]:
+        block = -(-rows // pieces)
+        starts = [min(number * block, rows) for number in range(pieces)]
+        parts = [source[start : start + block].clone() for start in starts]
+        return [HeldTensor("w", part, (rows, 3), (start, 0)) for part, start in zip(parts, starts, strict=True)]
+
+    slots = []
+    for held in cut(written, full):
+        slots.append(Slots.in_memory())
+        snapshotter = Snapshotter(slots[-1], [held])
+        snapshotter.begin(1)
+        snapshotter.close()
+    copies = [StoredCopy(path) for each in slots for path in each.paths[:1]]
+    targets = cut(wanted, torch.zeros(rows, 3))
+    for target in targets:
+        assemble([target], copies)
+    assert torch.equal(torch.cat([target.tensor for target in targets]), full)
+    for copy in copies:
+        copy.close()
+
+
+def test_a_snapshot_holds_the_values_of_its_step() -> None:
+    trainer = Trainer(Slots.in_memory())
+    for _ in range(10):
+        trainer.train()
+    trainer.snapshotter.close()
+    with stored(trainer.snapshotter.slots.paths) as copies:
+        assert len(copies) == 2
+        for copy in copies:
+            check(copy)
+
+
+def test_tensors_that_cannot_be_copied_are_refused() -> None:
+    with pytest.raises(BadInput, match="path of its own"):
+        lay_out([HeldTensor("a", torch.zeros(1)), HeldTensor("a", torch.zeros(1))])
+    with pytest.raises(BadInput, match="plain dense"):
+        lay_out([HeldTensor("a", torch.zeros(2, 2).to_sparse())])
+    with pytest.raises(BadInput, match="on CPU or CUDA"):
+        lay_out([HeldTensor("a", torch.zeros(2, device="meta"))])
+    with pytest.raises(BadInput, match="number of dimensions"):
+        lay_out([HeldTensor("a", torch.zeros(2), (4, 4), (0, 0))])
+
+
+def test_what_is_not_stored_cannot_be_read() -> None:
+    trainer = Trainer(Slots.in_memory())
+    trainer.train()
+    trainer.snapshotter.close()
+    with stored(trainer.snapshotter.slots.paths) as copies:
+        with pytest.raises(ChaoskitError, match="0 of 3 elements"):
+            copies[0].read_into([HeldTensor("other", torch.zeros(3))])
+        with pytest.raises(ChaoskitError, match="is stored as float32 of shape"):
+            copies[0].read_into([HeldTensor("t1", torch.zeros(7, dtype=torch.float64))])
+
+
+# -- which slot -----------------------------------------------------------------------------------------------------
+
+
+def steps(slots: Slots) -> set[int]:
+    with stored(slots.paths) as copies:
+        return {copy.seal.step for copy in copies}
+
+
+def take(trainer: Trainer) -> None:
+    """A step whose snapshot is complete."""
+    trainer.train()
+    assert trainer.settled.get(timeout=10) == (trainer.step, "")
+
+
+def test_the_protected_slot_is_never_overwritten() -> None:
+    trainer = Trainer(Slots.in_memory())
+    slots = trainer.snapshotter.slots
+    take(trainer)
+    trainer.snapshotter.protected(1)
+    for _ in range(3):
+        take(trainer)
+        assert steps(slots) == {1, trainer.step}
+    trainer.snapshotter.protected(4)
+    take(trainer)
+    assert steps(slots) == {4, 5}
+
+
+def test_without_protection_the_newest_is_kept() -> None:
+    trainer = Trainer(Slots.in_memory())
+    for _ in range(4):
+        take(trainer)
+    assert steps(trainer.snapshotter.slots) == {3, 4}
+
+
+def test_a_slot_that_is_read_is_not_overwritten() -> None:
+    trainer = Trainer(Slots.in_memory())
+    slots = trainer.snapshotter.slots
+    take(trainer)
+    trainer.snapshotter.protected(1)
+    take(trainer)
+    with stored(slots.paths) as copies:
+        trainer.train()
+        assert "step 2 is being read" in trainer.snapshotter.wait().dropped
+        check(copies[0])
+    assert trainer.settled.get(timeout=10)[0] == 3
+    take(trainer)
+    assert steps(slots) == {1, 4}
+
+
+def test_what_an_older_generation_left_is_given_up() -> None:
+    """Training went back from step 6 to 4: the copy of step 6 must not be taken for the newest."""
+    slots = Slots.in_memory()
+    slots.reserve(1)
+    for step, generation in ((5, 1), (6, 1)):
+        image = slots.take(step, generation)
+        image.begin(step, generation, b"", b"", 0)
+        image.end("00" * 16)
+        slots.give_back(image)
+    for step in (5, 6):
+        image = slots.take(step, 2)
+        image.begin(step, 2, b"", b"", 0)
+        image.end("00" * 16)
+        slots.give_back(image)
+    assert [slots.take(7, 2).step] == [5]
+    with pytest.raises(Busy, match="step 6 must be kept"):
+        slots.take(7, 2)
+
+
+def test_steps_that_never_happened_are_forgotten() -> None:
+    trainer = Trainer(Slots.in_memory())
+    for _ in range(3):
+        take(trainer)
+    trainer.snapshotter.forget_after(2)
+    assert steps(trainer.snapshotter.slots) == {2}
+
+
+def test_a_larger_layout_grows_in_place() -> None:
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    slots, before = trainer.snapshotter.slots, trainer.snapshotter.slots.fds
+    adopted = Adopted(slots.paths)
+    trainer.tensors.append(HeldTensor("more", torch.full((500_000,), 1.0)))
+    trainer.snapshotter.rebind(trainer.tensors)
+    assert steps(slots) == {1}
+    trainer.train()
+    trainer.snapshotter.close()
+    assert slots.fds == before
+    with stored(adopted.paths) as copies:
+        targets = [*state(0), HeldTensor("more", torch.zeros(500_000))]
+        copies[0].read_into(targets)
+        assert torch.equal(targets[-1].tensor, torch.full((500_000,), 2.0))
+        check_all = [torch.unique(held.tensor).tolist() for held in targets[:-1] if held.tensor.numel()]
+        assert check_all == [[2.0]] * 3
+    adopted.close()
+
+
+# -- copies are dropped before training is --------------------------------------------------------------------------
+
+
+def test_without_memory_the_copy_is_dropped_and_tried_again() -> None:
+    """In a process of its own, whose files may not be larger than a bit."""
+
+    def act() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (DATA_OFFSET + 1000, resource.RLIM_INFINITY))
+        trainer = Trainer(Slots.in_memory())
+        assert not trainer.snapshotter.has_room
+        for _ in range(6):
+            trainer.train()
+            assert "no room" in trainer.snapshotter.wait().dropped
+        assert [trainer.settled.get(timeout=10)[0] for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for _ in range(8):
+            trainer.train()
+        trainer.snapshotter.close()
+        assert trainer.snapshotter.newest is not None
+        os._exit(0)
+
+    _, status = os.waitpid(in_child(act), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_tensor_that_changed_its_size_costs_the_copy() -> None:
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    trainer.tensors[0].tensor.resize_(5)
+    trainer.train()
+    assert "when it was laid out" in trainer.snapshotter.wait().dropped
+    trainer.snapshotter.close()
+    assert steps(trainer.snapshotter.slots) == {1}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -> None:
+    tensors = [HeldTensor("a", torch.zeros(5)), HeldTensor("b", torch.full((300_000,), 3e4, dtype=dtype))]
+    settled: SimpleQueue[Seal | str] = SimpleQueue()
+    snapshotter = Snapshotter(
+        Slots.in_memory(), tensors, check_finite=True, sealed=settled.put, dropped=lambda _, reason: settled.put(reason)
+    )
+    found: list[Seal | str] = []
+    for step in range(1, 5):
+        tensors[1].tensor[250_000] = value if step in (2, 3) else 1.0
+        snapshotter.begin(step)
+        snapshotter.wait()
+        found.append(settled.get(timeout=10))
+    snapshotter.close()
+    assert [each.step for each in found if isinstance(each, Seal)] == [1, 4]
+    assert found[1:3] == ["poisoned snapshot: never published (b is not finite)"] * 2
+    assert steps(snapshotter.slots) == {1, 4}
+
+
+# -- the writer is killed -------------------------------------------------------------------------------------------
+
+
+def kill_self_at(wanted: str, occurrence: int) -> Callable[[str], None]:
+    counts = itertools.count()
+
+    def probe(moment: str) -> None:
+        if moment == wanted and next(counts) == occurrence:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return probe
+
+
+@pytest.mark.parametrize("moment", [snapshotter.BEGUN, snapshotter.CHUNK, snapshotter.COPIED, snapshotter.SEALED])
+@pytest.mark.parametrize("occurrence", [0, 1, 2, 7])
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_killed_at_a_boundary(moment: str, occurrence: int, kind: str, shared_memory: Path) -> None:
+    announced_r, announced_w = os.pipe()
+    go_r, go_w = os.pipe()
+
+    def act() -> None:
+        slots = Slots.in_memory() if kind == "memory" else Slots.at(shared_memory, "piece")
+        trainer = Trainer(slots, kill_self_at(moment, occurrence))
+        os.write(announced_w, " ".join(slots.paths).encode())
+        os.read(go_r, 1)
+        for _ in range(20):
+            taken = trainer.train()
+            os.write(announced_w, f" {taken.step}".encode())
+            trainer.settled.get(timeout=10)
+
+    pid = in_child(act)
+    os.close(announced_w)
+    adopted = Adopted(os.read(announced_r, 1000).decode().split())
+    os.write(go_w, b"x")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    waited_for = max(map(int, os.read(announced_r, 10000).decode().split()), default=-1)
+    with stored(adopted.paths) as copies:
+        for copy in copies:
+            check(copy)
+        newest = max((copy.seal.step for copy in copies), default=0)
+    expected = {snapshotter.BEGUN: occurrence, snapshotter.COPIED: occurrence, snapshotter.SEALED: occurrence + 1}
+    if moment in expected:
+        assert newest == expected[moment]
+    assert newest >= waited_for - 1
+    adopted.close()
+    for fd in (announced_r, go_r, go_w):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_killed_at_any_instant(kind: str, shared_memory: Path) -> None:
+    """The newest or the second newest state can be read, and is right."""
+    random_ = random.Random(7)
+    found = []
+    for number in range(25):
+        board_fd = os.memfd_create("board")
+        os.ftruncate(board_fd, 16)
+        ready_r, ready_w = os.pipe()
+
+        def act(board_fd: int = board_fd, ready_w: int = ready_w, number: int = number) -> None:
+            slots = Slots.in_memory() if kind == "memory" else Slots.at(shared_memory, f"piece{number}")
+            trainer = Trainer(slots)
+            os.write(ready_w, " ".join(slots.paths).encode())
+            while True:
+                trainer.train()
+                newest = trainer.snapshotter.newest
+                os.pwrite(board_fd, (newest.step if newest else 0).to_bytes(8, "little"), 0)
+
+        pid = in_child(act)
+        adopted = Adopted(os.read(ready_r, 1000).decode().split())
+        time.sleep(random_.uniform(0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        sealed = int.from_bytes(os.pread(board_fd, 8, 0), "little")
+        with stored(adopted.paths) as copies:
+            for copy in copies:
+                check(copy)
+            newest = max((copy.seal.step for copy in copies), default=0)
+        assert newest >= sealed
+        found.append(newest)
+        adopted.close()
+        for fd in (board_fd, ready_r, ready_w):
+            os.close(fd)
+    assert max(found) > 3, found
+
+
+def test_files_outlive_their_process_and_are_kept_by_the_next(shared_memory: Path) -> None:
+    def act(first: int, count: int) -> Callable[[], None]:
+        def train() -> None:
+            trainer = Trainer(Slots.at(shared_memory, "piece"), first=first)
+            for _ in range(count):
+                take(trainer)
+            os._exit(0)
+
+        return train
+
+    for first, count in ((0, 3), (3, 0), (3, 1)):
+        assert os.waitstatus_to_exitcode(os.waitpid(in_child(act(first, count)), 0)[1]) == 0
+        slots = Slots.at(shared_memory, "piece")
+        slots.reserve(1)
+        assert max(steps(slots)) == first + count
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+def damage(slots: Slots, offset: int) -> None:
+    for fd in slots.fds:
+        (value,) = os.pread(fd, 1, offset)
+        os.pwrite(fd, bytes([value ^ 16]), offset)
+
+
+@pytest.mark.parametrize("where", [DATA_OFFSET, DATA_OFFSET + 1_200_000 + 29, DATA_OFFSET + 5_000_000])
+def test_a_wrong_bit_is_found(where: int) -> None:
+    """In a tensor, in a gap, at the end."""
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    damage(trainer.snapshotter.slots, where)
+    with stored(trainer.snapshotter.slots.paths) as copies:
+        with pytest.raises(Damaged, match="sealed as"):
+            copies[0].read_into(state(0))
+        with pytest.raises(Damaged, match="sealed as"):
+            copies[0].read_into([HeldTensor("t1", torch.zeros(7))])
+
+
+@pytest.mark.parametrize("word", range(1, 9))
+def test_a_wrong_bit_in_the_header_is_found(word: int) -> None:
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    damage(trainer.snapshotter.slots, word * 8)
+    reasons: list[str] = []
+    with stored(trainer.snapshotter.slots.paths, reasons.append) as copies:
+        assert copies == []
+    assert len(reasons) == 1
+
+
+def test_a_slot_that_was_cut_off_is_no_copy(shared_memory: Path) -> None:
+    trainer = Trainer(Slots.at(shared_memory, "piece"))
+    take(trainer)
+    trainer.snapshotter.close()
+    for path in shared_memory.iterdir():
+        os.truncate(path, DATA_OFFSET + 100)
+        with pytest.raises((Damaged, Torn)):
+            StoredCopy(str(path))
+        os.truncate(path, 10)
+        with pytest.raises(OSError, match="too short") as caught:
+            StoredCopy(str(path))
+        assert caught.value.errno == errno.EINVAL
+
+
+def test_readers_of_arenas_read_slots() -> None:
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    view = ArenaView.open(trainer.snapshotter.slots.paths[0])
+    assert (view.sequence % 2, view.step, view.scalars_bytes()) == (0, 1, b"1")
+    assert view.data()[:4] == memoryview(torch.ones(1).numpy()).cast("B")
+    view.close()
