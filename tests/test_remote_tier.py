@@ -23,7 +23,8 @@ from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
 from chaoskit.checkpoint.remote.dcp import RemoteReader
-from chaoskit.checkpoint.remote.source import DirectorySource, MemorySource
+from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
+from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import QUARANTINE
@@ -38,7 +39,7 @@ pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]
 
 WAIT_S = 30.0
 QUICK = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.2, deadline_s=20.0), request_timeout_s=5.0)
-HASTY = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.1, deadline_s=0.5), request_timeout_s=1.0)
+HASTY = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.1, deadline_s=0.5), request_timeout_s=WAIT_S)
 LARGE = FILE_CHUNK_BYTES // 4 + 100_000  # elements: a file of two parts
 
 
@@ -168,12 +169,18 @@ def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) ->
         RemoteReader(filled.tier(), 7).read_metadata()
 
 
-def test_straight_from_memory(snapshots: dict[int, Path], remote: Remote) -> None:
-    disk = DirectorySource(snapshots[2])
-    files = {entry.name: [disk.read(entry.name, 0, entry.size_bytes)] for entry in disk.manifest.files}
+def test_straight_from_memory(remote: Remote) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
     tier = remote.tier()
-    tier.upload(MemorySource(disk.manifest, files))
+    sent = tier.upload(snapshot_in_memory(2, state(2), {"epoch": b"three"}, generation=1))
+    assert sent.name == "step-000000002.g1"
     assert_restored(tier, 2)
+    assert tier.open(sent.name).read_object("epoch") == b"three"
+    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    dcp.load(loaded, storage_reader=FsspecReader(f"{remote.url}/{sent.name}", **remote.options), no_dist=True)
+    assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_errors_that_pass_are_outlasted(snapshots: dict[int, Path], remote: Remo
 def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> None:
     """The process gives up; what the store had taken is not sent again."""
     tier = remote.tier(HASTY)
-    remote.proxy.impose(Lag(bytes_per_s=20e6))
+    stall = remote.proxy.impose(Stall(path="partNumber=2"))
     failed: list[Exception] = []
 
     def upload() -> None:
@@ -250,6 +257,7 @@ def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> 
         if hasattr(tier, "names_are_hidden")
         else not any(MANIFEST in name for name in remote.objects())
     )
+    remote.proxy.lift(stall)
     remote.proxy.lift(outage)
     before = remote.sent_bytes()
     remote.tier().upload(DirectorySource(snapshots[2]))
@@ -262,6 +270,7 @@ UPLOAD = """
 import sys, json
 from pathlib import Path
 from chaoskit.checkpoint.remote.dcp import RemoteReader
+from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier
 
@@ -472,6 +481,28 @@ def test_it_ends_in_the_middle_of_a_request(snapshots: dict[int, Path], remote: 
     assert released.is_set()
     uploader.offer(DirectorySource(snapshots[2]), released.clear)
     assert not released.is_set(), "what is offered after the end is given back"
+
+
+HANGS = """
+import os, sys
+from pathlib import Path
+from chaoskit.checkpoint import RemoteTier, Uploader
+
+root, snapshot = map(Path, sys.argv[1:])
+(root / snapshot.name).mkdir(parents=True)
+os.mkfifo(root / snapshot.name / "a.distcp")  # to open it is to wait for somebody who reads
+uploader = Uploader(RemoteTier(f"file://{root}"))
+uploader.offer(snapshot)
+while not (root / snapshot.name / "b.distcp").exists():  # the file after it
+    pass
+print(uploader.close(0.2), flush=True)
+"""
+
+
+def test_a_file_system_that_hangs_holds_up_no_exit(snapshots: dict[int, Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "dead"), str(snapshots[1])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout.strip() == "False", "it did not end in time, and said so"
 
 
 # -- taking away --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import msgspec
 from torch import Tensor
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
-from chaoskit.checkpoint.files import remove_tree, sync_directory, write_file
+from chaoskit.checkpoint.files import DigestedFile, remove_tree, sync_directory, write_file
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, Manifest, Part
 from chaoskit.checkpoint.names import (
     QUARANTINE,
@@ -109,7 +109,7 @@ class Staging:
         Raises:
             OSError: if the disk is full or fails, or somebody has given up the snapshot.
         """
-        return PartWriter(self.path / file_name, self._tier.at)
+        return PartWriter(DigestedFile(self.path / file_name, self._tier.at))
 
     def commit(
         self, parts: Iterable[Part], *, world: int = 1, keys: Mapping[str, tuple[str | int, ...]] | None = None

@@ -15,12 +15,12 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import msgspec
 
 from chaoskit.checkpoint.remote.pace import Pace
 from chaoskit.osprocess import set_name
+from chaoskit.substrate.http_messages import HEAD_BYTES_MAX, Head, read_body, read_head
 from chaoskit.substrate.object_proxy import (
     CountTrouble,
     Done,
@@ -33,63 +33,10 @@ from chaoskit.substrate.object_proxy import (
 from chaoskit.substrate.object_troubles import Ailments, Lag, Reply, Ruling
 from chaoskit.substrate.servant import BYTES_MAX, serve_launcher
 
-_BLOCK_BYTES = 2**16
-_HEAD_BYTES_MAX = 2**18
 _LINGER_NONE = struct.pack("ii", 1, 0)  # close() resets the connection
 _CODES = {403: "AccessDenied", 429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-
-
-class _Head(msgspec.Struct):
-    """The first line and the headers of a message; names of headers in lower case."""
-
-    line: bytes
-    headers: list[tuple[bytes, bytes]]
-
-    def get(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"").lower()
-
-    def encode(self) -> bytes:
-        lines = [self.line, *(name + b": " + value for name, value in self.headers if name != b"expect")]
-        return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-async def _read_head(reader: asyncio.StreamReader) -> _Head:
-    data = await reader.readuntil(b"\r\n\r\n")
-    line, *rest = data[:-4].split(b"\r\n")
-    pairs = (header.partition(b":") for header in rest)
-    return _Head(line, [(name.strip().lower(), value.strip()) for name, _, value in pairs])
-
-
-async def _body(reader: asyncio.StreamReader, head: _Head, *, until_eof: bool) -> AsyncIterator[bytes]:
-    """The body of a message in blocks, with the framing of its chunks if it has any."""
-    if head.get(b"transfer-encoding") == b"chunked":
-        size = -1
-        while size:
-            line = await reader.readuntil(b"\r\n")
-            size = int(line.split(b";")[0], 16)
-            yield line
-            left = size + 2 if size else 0
-            while left:
-                block = await reader.read(min(left, _BLOCK_BYTES))
-                if not block:
-                    raise ConnectionError("the body ended before its time")
-                left -= len(block)
-                yield block
-        while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
-            yield line
-        yield line
-        return
-    left = int(head.get(b"content-length") or 0) if head.get(b"content-length") or not until_eof else sys.maxsize
-    while left:
-        block = await reader.read(min(left, _BLOCK_BYTES))
-        if not block:
-            if left > sys.maxsize // 2:
-                return
-            raise ConnectionError("the body ended before its time")
-        left -= len(block)
-        yield block
 
 
 class _Struck(Exception):
@@ -121,7 +68,7 @@ class _Proxy:
         return bound
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, sock=self._bind(self.port), limit=_HEAD_BYTES_MAX)
+        self._server = await asyncio.start_server(self._serve, sock=self._bind(self.port), limit=HEAD_BYTES_MAX)
 
     # -- the launcher -------------------------------------------------------------------------------------------
 
@@ -162,9 +109,9 @@ class _Proxy:
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             while True:
-                head = await _read_head(reader)
+                head = await read_head(reader)
                 if upstream is None:
-                    upstream = await asyncio.open_connection(*self._upstream, limit=_HEAD_BYTES_MAX)
+                    upstream = await asyncio.open_connection(*self._upstream, limit=HEAD_BYTES_MAX)
                 await self._exchange(head, (reader, writer), upstream)
         except _Struck as struck:
             if struck.reset:
@@ -179,7 +126,7 @@ class _Proxy:
 
     async def _exchange(
         self,
-        head: _Head,
+        head: Head,
         client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
@@ -193,7 +140,7 @@ class _Proxy:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         upstream[1].write(head.encode())
         passed = await self._send(reader, head, upstream[1], ruling)
-        answer = await _read_head(upstream[0])
+        answer = await read_head(upstream[0])
         writer.write(answer.encode())
         await self._receive(upstream[0], answer, writer, ruling, bare=method == "HEAD", resets=not passed)
         framed = bool(answer.get(b"content-length") or answer.get(b"transfer-encoding"))
@@ -201,7 +148,7 @@ class _Proxy:
             raise _Struck(reset=False)  # the client has been told so, or sees it by the end
 
     async def _before(
-        self, ruling: Ruling, head: _Head, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self, ruling: Ruling, head: Head, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     ) -> None:
         """What happens before anything of the request is handed on."""
         reader, writer = client
@@ -217,17 +164,17 @@ class _Proxy:
             number, reply = ruling.reply
             self._ailments.strike(number)
             if head.get(b"expect") != b"100-continue":  # else the client waits before it sends its body
-                async for _ in _body(reader, head, until_eof=False):
+                async for _ in read_body(reader, head, until_eof=False):
                     pass  # closing with something unread would reset the connection, and the refusal be lost
             writer.write(_refusal(reply))
             await writer.drain()
             raise _Struck(reset=False)
 
     async def _send(
-        self, reader: asyncio.StreamReader, head: _Head, upstream: asyncio.StreamWriter, ruling: Ruling
+        self, reader: asyncio.StreamReader, head: Head, upstream: asyncio.StreamWriter, ruling: Ruling
     ) -> int:
         passed = 0
-        async for block in _body(reader, head, until_eof=False):
+        async for block in read_body(reader, head, until_eof=False):
             passed += len(block)
             self._sent_bytes += len(block)
             await self._wait(ruling, len(block))
@@ -241,7 +188,7 @@ class _Proxy:
     async def _receive(
         self,
         reader: asyncio.StreamReader,
-        head: _Head,
+        head: Head,
         writer: asyncio.StreamWriter,
         ruling: Ruling,
         *,
@@ -253,7 +200,7 @@ class _Proxy:
             await writer.drain()
             return
         passed = 0
-        async for block in _body(reader, head, until_eof=True):
+        async for block in read_body(reader, head, until_eof=True):
             if ruling.garble and not passed:
                 self._ailments.strike(ruling.garble[0])
                 block = bytes([block[0] ^ 1]) + block[1:]  # noqa: PLW2901 - what is handed on is another block

@@ -18,6 +18,7 @@ import msgspec
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable, meaning
 from chaoskit.checkpoint.remote.pace import Pace
+from chaoskit.checkpoint.remote.workers import Workers, finish
 from chaoskit.errors import BadInput
 
 Result = TypeVar("Result")
@@ -69,7 +70,7 @@ class Store:
         self._closing = threading.Event()
         self._running: set[concurrent.futures.Future[Any]] = set()
         self._running_lock = threading.Lock()
-        self._requests = concurrent.futures.ThreadPoolExecutor(traffic.parallel, "ck-request")
+        self._requests = Workers(traffic.parallel, "ck-request")
         self.sent_bytes = 0  # of files, as far as the store has taken them; for people
 
     # -- what there is ------------------------------------------------------------------------------------------
@@ -164,11 +165,9 @@ class Store:
         futures = [self.submit(act, *row) for row in zip(*arguments, strict=True)]
         try:
             for future in futures:
-                yield future.result()
+                yield _result(future, self.url)
         finally:
-            for future in futures:
-                future.cancel()
-            concurrent.futures.wait(futures)
+            finish(futures)
 
     def close(self) -> None:
         """End what is under way: it raises RemoteUnavailable in its threads."""
@@ -176,7 +175,7 @@ class Store:
         with self._running_lock:
             for future in self._running:
                 future.cancel()
-        self._requests.shutdown(wait=False, cancel_futures=True)
+        self._requests.close()
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -230,6 +229,13 @@ class Store:
         finally:
             with self._running_lock:
                 self._running.discard(future)
+
+
+def _result(future: concurrent.futures.Future[Result], url: str) -> Result:
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise RemoteUnavailable(f"{url} was closed") from None
 
 
 def _text(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.fetch import verify
 from chaoskit.checkpoint.remote.source import Source, read_checked
 from chaoskit.checkpoint.remote.store import Store
+from chaoskit.checkpoint.remote.workers import Workers, finish
 
 #: The object that sets a damaged snapshot aside.
 QUARANTINE = "quarantine.json"
@@ -116,10 +117,11 @@ class Upload:
 
     def _in_parallel(self, entries: list[FileEntry]) -> None:
         """Send files, several at a time; their parts share the requests that are allowed."""
-        with ThreadPoolExecutor(self._store.traffic.parallel, "ck-upload") as pool:
-            futures = [pool.submit(self._send, entry) for entry in entries]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)
+        files = Workers(self._store.traffic.parallel, "ck-upload")
+        futures = [files.submit(self._send, entry) for entry in entries]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        finish(futures)
+        files.close()
         for future in futures:
             if not future.cancelled():
                 future.result()
