@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from chaoskit.checkpoint.dcp import SnapshotWriter
 from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
@@ -167,6 +168,17 @@ def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) ->
         assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
     with pytest.raises(BadInput, match="one of step 7"):
         RemoteReader(filled.tier(), 7).read_metadata()
+
+
+def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    uploader = Uploader(remote.tier(), after_commit=RemoteTier.prune)
+    writer = SnapshotWriter(DiskTier(tmp_path / "disk"), committed=lambda snapshot: uploader.offer(snapshot.path))
+    dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer, no_dist=True)
+    assert uploader.wait(WAIT_S)
+    assert uploader.close()
+    assert_restored(remote.tier(), 2)
 
 
 def test_straight_from_memory(remote: Remote) -> None:
