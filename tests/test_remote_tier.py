@@ -209,13 +209,14 @@ def test_urls_that_are_none(url: str, remedy: str) -> None:
         RemoteTier(url)
 
 
-def test_a_damaged_source_is_not_sent(snapshots: dict[int, Path], remote: Remote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     disk = DiskTier(tmp_path / "other")
     path = save(disk, 1)
     with (path / "a.distcp").open("r+b") as file:
         file.seek(FILE_CHUNK_BYTES + 5)
         file.write(b"?")
-    tier = remote.tier()
+    tier = RemoteTier(f"file://{tmp_path}/run") if kind == "file" else request.getfixturevalue("remote").tier()
     with pytest.raises(Damaged, match="chunk 1"):
         tier.upload(DirectorySource(path))
     assert tier.names() == []

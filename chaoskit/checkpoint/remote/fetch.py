@@ -83,6 +83,10 @@ def verify(store: Store, directory: str, entries: Sequence[FileEntry]) -> None:
     Raises:
         Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
     """
+
+    def check(entry: FileEntry, number: int) -> None:
+        read_chunk(store, directory, entry, number)  # gives nothing on: what was given would be kept until the end
+
     rows = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
-    for _ in store.each(lambda row: read_chunk(store, directory, *row), rows):
+    for _ in store.each(check, [entry for entry, _ in rows], [number for _, number in rows]):
         pass

@@ -57,7 +57,7 @@ class Ranks:
         if self.rank == 0:
             try:
                 data = produce()
-            except ChaoskitError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear of it
                 state = State.of(error)
         self.agree(state)
         size = torch.tensor([len(data)])

@@ -19,7 +19,7 @@ from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable, meaning
 from chaoskit.checkpoint.remote.pace import Pace
 from chaoskit.checkpoint.remote.workers import Workers, finish
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, ChaoskitError
 
 Result = TypeVar("Result")
 
@@ -196,7 +196,7 @@ class Store:
                 return act()
             except concurrent.futures.CancelledError:
                 break
-            except (RemoteRefused, RemoteUnavailable):
+            except ChaoskitError:  # of the source, not of the store
                 raise
             except Exception as error:
                 said, remedy = meaning(error)

@@ -30,7 +30,6 @@ from chaoskit.checkpoint.remote.ranks import DONE, Agreed, Ranks, State
 from chaoskit.checkpoint.remote.store import Store
 from chaoskit.checkpoint.remote.tier import RemoteTier, Restored, checked_manifest
 from chaoskit.checkpoint.snapshot import Snapshot
-from chaoskit.errors import ChaoskitError
 
 
 class _Found(msgspec.Struct):
@@ -162,7 +161,7 @@ class _Together(Snapshot):
         for number, read in reads.items():
             try:
                 arrived[number] = read.result()
-            except ChaoskitError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear of it
                 state = max(state, State.of(error))
         self.ranks.agree(state)
         return arrived
