@@ -32,7 +32,7 @@ from torch import Tensor
 
 from chaoskit.checkpoint import DiskTier, Snapshot, SnapshotReader, SnapshotWriter
 from chaoskit.checkpoint.layout import whole
-from chaoskit.checkpoint.parts import tensor_bytes
+from chaoskit.checkpoint.raw import tensor_bytes
 
 #: A save may cost this much more than a raw write and fsync of its bytes.
 SAVE_RATIO = 1.2

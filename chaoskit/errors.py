@@ -20,6 +20,9 @@ class BadInput(ChaoskitError):
         self.field, self.value, self.remedy = field, value, remedy
         super().__init__(f"{field}={value!r}: {remedy}")
 
+    def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.remedy)  # torch sends what a rank raises to the others
+
 
 class JobFailed(ChaoskitError):
     """The training job ended without reaching its last step."""

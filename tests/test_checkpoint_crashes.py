@@ -6,7 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,3 +148,32 @@ def test_a_limit_on_files(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG
     assert [snapshot.manifest.step for snapshot in tier.snapshots().snapshots] == [1]
     assert list((tmp_path / ".staging").iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
+    """What a loss of power would show: each file is synced after its last write, and all of that before the rename."""
+    root, log = tmp_path / "root", tmp_path / "strace"
+    save = f"DiskTier({str(root)!r}).save(1, {{'w': torch.ones(5 << 20)}})"
+    code = f"import torch; from chaoskit.checkpoint import DiskTier; {save}"
+    calls = "trace=fsync,fdatasync,write,writev,pwrite64,pwritev,rename,mkdir"
+    command = ["strace", "-f", "-y", "-qq", "-e", calls, "-o", str(log), sys.executable, "-c", code]
+    subprocess.run(command, check=True, timeout=LIMIT_S, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    events = []
+    for line in log.read_text().splitlines():
+        found = re.search(r" (\w+)\((?:\d+<(.*?)>|\"(.*?)\")", line)
+        if found and str(tmp_path) in (path := found[2] or found[3]):
+            events.append(("write" if "write" in found[1] else found[1], path))
+    (renamed,) = (number for number, (call, _) in enumerate(events) if call == "rename")
+    staging = events[renamed][1]
+    for name in ("__0_0.distcp", ".metadata", "manifest.json"):
+        about = [(number, call) for number, (call, path) in enumerate(events) if path == f"{staging}/{name}"]
+        assert {call for _, call in about} == {"write", "fsync"}, name
+        assert about[-1][1] == "fsync", name
+        assert about[-1][0] < renamed, name
+    assert ("fsync", staging) in events[:renamed]
+    assert ("fsync", str(root)) in events[renamed:]
+    assert ("fsync", str(tmp_path)) in events[:renamed]  # the root was made, too
+    data = max(number for number, (_, path) in enumerate(events) if path.endswith(".distcp"))
+    manifest = min(number for number, (_, path) in enumerate(events) if path.endswith("manifest.json"))
+    assert data < manifest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,20 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from chaoskit.checkpoint import DiskTier, Retention, Saver, Schedule, Snapshot, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint import (
+    DiskTier,
+    NothingToRestore,
+    Retention,
+    SaveFailed,
+    Saver,
+    Schedule,
+    Snapshot,
+    SnapshotReader,
+    SnapshotWriter,
+    restore,
+)
 from chaoskit.checkpoint.dcp import step_of
 from chaoskit.errors import BadInput, ChaoskitError
 
@@ -25,7 +39,7 @@ LIMIT_S = 120
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def ranks(tmp_path: Path, world: int, act: str, step: int = 1) -> dict[str, Any]:
+def ranks(tmp_path: Path, world: int, act: str, step: int = 1, codes: list[int] | None = None) -> dict[str, Any]:
     """Run a job on so many ranks; what the first one says."""
     store = tmp_path / f"store-{len(list(tmp_path.glob('store-*')))}"
     command = [sys.executable, str(JOB)]
@@ -45,7 +59,9 @@ def ranks(tmp_path: Path, world: int, act: str, step: int = 1) -> dict[str, Any]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * world, told
+    assert [process.returncode for process in processes] == (codes or [0] * world), told
+    if codes:
+        return {}
     found: dict[str, Any] = json.loads(told[0][0].splitlines()[-1])
     return found
 
@@ -84,11 +100,28 @@ def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     assert len(list((tmp_path / "root" / "quarantine").iterdir())) == 1
 
 
+def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
+    told = ranks(tmp_path, 2, "full")
+    assert "rank 1: OSError: [Errno 28] No space left on device" in told["error"]
+    assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [2]
+    assert list((tmp_path / "root" / ".staging").iterdir()) == []
+
+
+def test_a_rank_that_dies_in_a_save_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    ranks(tmp_path, 2, "save")
+    ranks(tmp_path, 2, "dies", 2, codes=[1, -signal.SIGKILL])
+    tier = DiskTier(tmp_path / "root")
+    assert [snapshot.manifest.step for snapshot in tier.snapshots().snapshots] == [1]
+    assert len(tier.sweep()) == 1
+    assert tier.newest_verified().lost == []
+
+
 def test_a_saver_follows_its_schedule_on_all_ranks(tmp_path: Path) -> None:
     told = ranks(tmp_path, 2, "saver")
-    assert told["begun"] == [True, True, False, True, False]  # the first, because there is none, and each second one
+    # the first, because there is none, and each second one; the last one when it is asked for, and once
+    assert told["begun"] == [True, True, False, True, False, True, False]
     assert told["failures"] == []
-    assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [4, 2]
+    assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [5, 4]
 
 
 # -- one process --------------------------------------------------------------------------------------------------
@@ -228,6 +261,28 @@ def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
         restore(loaded, tmp_path)
 
 
+def test_a_planner_that_repeats_old_plans_is_refused(tmp_path: Path) -> None:
+    writer, planner = SnapshotWriter(tmp_path), DefaultSavePlanner(enable_plan_caching=True)
+    dcp.save(state(1), checkpoint_id="step-1", storage_writer=writer, planner=planner)
+    with pytest.raises(CheckpointException, match="enable_plan_caching=True: leave it False"):
+        dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer, planner=planner)
+    assert restore(state(3), tmp_path).step == 1  # type: ignore[union-attr]
+
+
+def test_errors_reach_other_ranks() -> None:
+    for error in (
+        SaveFailed(3, "disk", "full"),
+        BadInput("step", -1, "use 0 or more"),
+        NothingToRestore(Path("x"), []),
+    ):
+        assert str(copy.copy(error)) == str(error)
+
+
+def test_agents_do_not_pay_for_torch_distributed_checkpoint() -> None:
+    code = "import sys, chaoskit.checkpoint.disk as d; assert 'torch.distributed.checkpoint' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_step_is_in_the_name(tmp_path: Path) -> None:
     assert [step_of(name) for name in ("120", "a/b-7/step_12", Path("step-000000120.g3"))] == [120, 12, 120]
     with pytest.raises(BadInput, match="step-120"):
@@ -242,3 +297,13 @@ def test_objects_are_verified_too(tmp_path: Path) -> None:
     dcp.save(state(), checkpoint_id="1", storage_writer=SnapshotWriter(tmp_path))
     snapshot = Snapshot.open(tmp_path / "step-000000001.g0")
     assert torch.load(io.BytesIO(snapshot.read_object("list.2.deep")), weights_only=True) == "text"
+
+
+def test_the_script_of_the_documentation_runs_and_resumes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    script = tmp_path / "script.py"
+    script.write_text("# script:" + page.split("```python\n# script:")[1].split("```")[0])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    for first in (0, 30):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert f"from {first} to {first + 30} failures []" in done.stdout, done.stderr

@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaoskit.checkpoint import DiskTier, NothingToRestore
 from chaoskit.checkpoint.container import ALIGN_BYTES, wrap
-from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, decode_manifest
-from chaoskit.checkpoint.parts import tensor_bytes
+from chaoskit.checkpoint.raw import tensor_bytes
 from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot, Wanted
 from chaoskit.errors import BadInput, ChaoskitError
@@ -83,6 +83,7 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
     tensors = {f"{dtype}{shape}": random_tensor(dtype, shape) for dtype in DTYPES for shape in SHAPES}
     tensors |= {
         "transposed": torch.arange(12.0).view(3, 4).T,
+        "one of a column": torch.arange(6.0).view(2, 3).T[:1, :1],
         "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
     }
     snapshot = DiskTier(tmp_path).save(3, tensors, {"note": b"text", "void": b""})
@@ -130,6 +131,30 @@ def test_large_tensors_cross_chunks_and_one_place_is_read_twice(tmp_path: Path) 
     assert torch.equal(one, full)
     assert torch.equal(two, full)
     assert torch.equal(tail, full[-100:])
+
+
+def test_memory_that_is_no_tensor_is_stored_too(tmp_path: Path) -> None:
+    data = memoryview(bytes(range(24)))
+    with DiskTier(tmp_path).begin(1) as staging, staging.writer("agent") as writer:
+        writer.add_box("w", data, "int16", Box((1, 0), (4, 3)), (5, 3))
+        writer.add_box("w", memoryview(bytes(6)), "int16", Box((0, 0), (1, 3)), (5, 3))
+        with pytest.raises(BadInput, match="whole tensor"):
+            writer.add_box("w", data, "int16", Box((2, 0), (4, 3)), (5, 3))
+        snapshot = staging.commit([writer.finish()])
+    target = torch.empty(5, 3, dtype=torch.int16)
+    snapshot.read_into({"w": (target, whole((5, 3)))})
+    assert tensor_bytes(target, "w").tobytes() == bytes(6) + data.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_on_a_device_come_back(tmp_path: Path) -> None:
+    full = torch.randn(2 * FILE_CHUNK_BYTES // 4, device="cuda").view(-1, 64)
+    snapshot = DiskTier(tmp_path).save(1, {"w": full, "t": full.T})
+    whole_target, part = torch.empty_like(full), torch.empty(64, 100, device="cuda")
+    snapshot.read_into({"w": (whole_target, whole(tuple(full.shape))), "t": (part, Box((0, 50), (64, 100)))})
+    assert torch.equal(whole_target, full)
+    assert torch.equal(part, full[50:150].T)
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:

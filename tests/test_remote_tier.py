@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from chaoskit.checkpoint.dcp import SnapshotWriter
-from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chaoskit.checkpoint.dcp import SaveFailed, SnapshotReader, SnapshotWriter
-    from chaoskit.checkpoint.disk import DiskTier, NothingToRestore
+    from chaoskit.checkpoint.disk import DiskTier
+    from chaoskit.checkpoint.inventory import NothingToRestore
     from chaoskit.checkpoint.manifest import Damaged
     from chaoskit.checkpoint.remote.dcp import RemoteReader
     from chaoskit.checkpoint.remote.tier import RemoteTier
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Damaged": "manifest",
     "DiskTier": "disk",
-    "NothingToRestore": "disk",
+    "NothingToRestore": "inventory",
     "RemoteReader": "remote.dcp",
     "RemoteTier": "remote.tier",
     "Restored": "saver",

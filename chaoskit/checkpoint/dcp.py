@@ -36,12 +36,13 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from chaoskit.checkpoint.dcp_metadata import build_metadata, index_of, indexed
-from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier, Staging
+from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FileEntry, Item, Part
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.parts import PartWriter
 from chaoskit.checkpoint.snapshot import Snapshot, Wanted
+from chaoskit.checkpoint.staging import Staging
 from chaoskit.errors import BadInput, ChaoskitError
 
 _log = logging.getLogger("chaoskit.checkpoint")
@@ -54,6 +55,9 @@ class SaveFailed(ChaoskitError):
     def __init__(self, step: int, tier: str, reason: str) -> None:
         self.step, self.tier, self.reason = step, tier, reason
         super().__init__(f"step {step} was not saved to {tier}: {reason}")
+
+    def __reduce__(self) -> tuple[type[SaveFailed], tuple[int, str, str]]:
+        return type(self), (self.step, self.tier, self.reason)  # torch sends what a rank raises to the others
 
 
 class _Assignment(NamedTuple):
@@ -113,12 +117,17 @@ class SnapshotWriter(StorageWriter):
         self.on_failure, self.committed = on_failure, committed
         self.failures: list[SaveFailed] = []
         self._step: int | None = None
+        self._demanded: int | None = None
         self._stagings: dict[int, Staging] = {}
         self._world = 1
 
     def due(self, step: int) -> bool:
         """Whether any tier wants a snapshot of ``step``."""
-        return any(tier.due(step) for tier in self.tiers)
+        return any(tier.due(step, demanded=step == self._demanded) for tier in self.tiers)
+
+    def demand(self, step: int) -> None:
+        """Have every tier take the snapshot of ``step``, whatever its schedule says: the last one of a job."""
+        self._demanded = step
 
     # -- called by torch, in this order ---------------------------------------------------------------------------
 
@@ -135,13 +144,15 @@ class SnapshotWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if not all(plan.usable for plan in plans):  # the planner puts an old plan in their place, and an old directory
+            raise BadInput("enable_plan_caching", True, "leave it False: each snapshot has a directory of its own")
         for staging in self._stagings.values():  # of a save that ended without a word, as when a rank is lost
             staging.abandon()
         self._stagings, self._world, self.failures = {}, len(plans), []
         step = self._step or 0
         for number, tier in enumerate(self.tiers):
             try:
-                if tier.due(step):
+                if tier.due(step, demanded=step == self._demanded):
                     self._stagings[number] = tier.begin(step)
             except OSError as error:
                 self._note(number, str(error))
@@ -192,10 +203,13 @@ class SnapshotWriter(StorageWriter):
         keys = {path: tuple(place) for path, place in (metadata.planner_data or {}).items() if place != (path,)}
         try:
             snapshot = staging.commit([part], world=self._world, keys=keys)
-            self.tiers[number].prune()
         except OSError as error:
             self._note(number, str(error))
             return
+        try:
+            self.tiers[number].prune()
+        except OSError as error:  # the snapshot is there all the same
+            _log.warning("old snapshots below %s were not deleted: %s", self.tiers[number].root, error)
         if self.committed is not None:
             self.committed(snapshot)
 
@@ -257,6 +271,8 @@ class SnapshotReader(StorageReader):
         if parse_name(self.path.name) is not None:
             return Snapshot.open(self.path)
         listing = DiskTier(self.path).snapshots()
+        for one in listing.damaged:
+            _log.warning("%s is passed over: %s", one.path, one.reason)
         for snapshot in listing.snapshots:
             if self.step in (None, snapshot.manifest.step):
                 return snapshot

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
 
-import msgspec
 from torch import Tensor
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
-from chaoskit.checkpoint.files import DigestedFile, remove_tree, sync_directory, write_file
-from chaoskit.checkpoint.manifest import MANIFEST, Damaged, Manifest, Part
+from chaoskit.checkpoint.files import make_directory, remove_tree, sync_directory
+from chaoskit.checkpoint.inventory import DamagedSnapshot, Found, Listing, NothingToRestore
+from chaoskit.checkpoint.manifest import MANIFEST, Damaged
 from chaoskit.checkpoint.names import (
     QUARANTINE,
     STAGING,
@@ -31,142 +28,16 @@ from chaoskit.checkpoint.names import (
     snapshot_name,
     unique,
 )
-from chaoskit.checkpoint.parts import PartWriter
 from chaoskit.checkpoint.retention import Kept, Retention, Schedule
 from chaoskit.checkpoint.snapshot import Snapshot
-from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.checkpoint.staging import Staging
+from chaoskit.errors import BadInput
 
 #: A writer on another host, which cannot be seen from here, is given up when it has written nothing for so long.
 _FOREIGN_LEASE_S = 86400.0
 REASON = "REASON.txt"
 #: Of files with tensors; torch's own.
 DATA_SUFFIX = ".distcp"
-
-
-class DamagedSnapshot(NamedTuple):
-    """A snapshot that is there and cannot be restored. ``path``: where it is now."""
-
-    name: str
-    path: Path
-    reason: str
-
-    @property
-    def step(self) -> int:
-        age = parse_name(self.name)
-        return age[0] if age else -1
-
-
-class Listing(NamedTuple):
-    """What is in a directory of snapshots, the newest first. ``damaged``: those whose manifest cannot be used."""
-
-    snapshots: list[Snapshot]
-    damaged: list[DamagedSnapshot]
-
-
-class Found(NamedTuple):
-    """The newest snapshot whose digests are right, and the newer ones that were set aside on the way to it."""
-
-    snapshot: Snapshot
-    lost: list[DamagedSnapshot]
-
-    @property
-    def lost_steps(self) -> int:
-        """How many committed steps the damaged snapshots held that this one does not."""
-        return max((one.step for one in self.lost), default=self.snapshot.manifest.step) - self.snapshot.manifest.step
-
-
-class NothingToRestore(ChaoskitError):
-    """No snapshot is whole. ``lost``: those that are not."""
-
-    def __init__(self, root: Path | str, lost: Sequence[DamagedSnapshot]) -> None:
-        self.lost = list(lost)
-        reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
-        super().__init__(f"no snapshot below {root} can be restored{reasons}")
-
-
-class Staging:
-    """A snapshot that is being written. One process begins and commits it; others may join and add files.
-
-    A context manager for the one that began it: what was not committed is removed.
-    """
-
-    def __init__(self, tier: DiskTier, path: Path) -> None:
-        self._tier, self.path = tier, path
-        name, _, _ = path.name.partition("~")
-        age = parse_name(name)
-        if age is None:
-            raise BadInput("staging", path.name, "use the name of a staging directory")
-        self.step, self.generation = age
-
-    @property
-    def name(self) -> str:
-        """For :meth:`DiskTier.join`, in the other processes."""
-        return self.path.name
-
-    def writer(self, file_name: str) -> PartWriter:
-        """A new file of the snapshot; each process needs another name.
-
-        Raises:
-            OSError: if the disk is full or fails, or somebody has given up the snapshot.
-        """
-        return PartWriter(DigestedFile(self.path / file_name, self._tier.at))
-
-    def commit(
-        self, parts: Iterable[Part], *, world: int = 1, keys: Mapping[str, tuple[str | int, ...]] | None = None
-    ) -> Snapshot:
-        """Make the snapshot visible. When this returns it outlives a loss of power.
-
-        Args:
-            parts: of all processes.
-            world: ranks that trained.
-            keys: where an item stands in a nested state dict, by its path.
-
-        Raises:
-            OSError: if the disk is full or fails; there is no such snapshot then, unless only the last sync failed.
-        """
-        everything = list(parts)
-        manifest = Manifest(
-            step=self.step,
-            generation=self.generation,
-            world=world,
-            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            files=tuple(entry for part in everything for entry in part.files),
-            items=tuple(item for part in everything for item in part.items),
-            keys=dict(keys or {}),
-        )
-        return self._publish(manifest)
-
-    def _publish(self, manifest: Manifest) -> Snapshot:
-        from chaoskit.checkpoint.dcp_metadata import METADATA, encode_metadata  # most of a second, the first time
-
-        at = self._tier.at
-        at("metadata")
-        metadata = write_file(self.path / METADATA, encode_metadata(manifest))
-        manifest = msgspec.structs.replace(manifest, files=(*manifest.files, metadata))
-        at("manifest")
-        write_file(self.path / MANIFEST, manifest.encode(), at, "seal")
-        sync_directory(self.path)
-        at("commit")
-        target = self._tier.root / snapshot_name(self.step, self.generation)
-        self.path.rename(target)
-        at("publish")
-        sync_directory(self._tier.root)
-        at("committed")
-        snapshot = Snapshot(target, manifest)
-        self._tier.note_commit(snapshot)
-        return snapshot
-
-    def abandon(self) -> None:
-        """Remove what was written. Nothing of it was visible."""
-        remove_tree(self.path)
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abandon()  # nothing is there any more after a commit
 
 
 class DiskTier:
@@ -196,12 +67,14 @@ class DiskTier:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def due(self, step: int) -> bool:
-        """Whether the schedule asks for a snapshot of ``step``."""
+    def due(self, step: int, *, demanded: bool = False) -> bool:
+        """Whether the schedule asks for a snapshot of ``step``; if one is demanded, whether it is not there yet."""
         names = self._names()
         if not names:
             return True
         newest, elapsed_s = max(names), None
+        if demanded:
+            return newest[0] != step
         if self._last_commit_s is not None:
             elapsed_s = time.monotonic() - self._last_commit_s
         else:  # another process wrote it: only the file system knows when
@@ -229,13 +102,14 @@ class DiskTier:
         elif generation in taken:
             raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
         self.at("stage")
+        make_directory(self.root / STAGING)
         path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation))
-        path.mkdir(parents=True)
-        return Staging(self, path)
+        path.mkdir()
+        return Staging(path, self.at, self._note_commit)
 
     def join(self, name: str) -> Staging:
         """Take part in a snapshot that another process began."""
-        return Staging(self, self.root / STAGING / name)
+        return Staging(self.root / STAGING / name, self.at, self._note_commit)
 
     def save(
         self,
@@ -259,8 +133,8 @@ class DiskTier:
                 part = writer.finish()
             return staging.commit([part])
 
-    def note_commit(self, snapshot: Snapshot) -> None:
-        """For :class:`Staging`: what was written just now is known to be whole."""
+    def _note_commit(self, snapshot: Snapshot) -> None:
+        """What was written just now is known to be whole."""
         self._verified.add(snapshot.manifest.age)
         self._last_commit_s = time.monotonic()
 
@@ -312,7 +186,10 @@ class DiskTier:
         target.parent.mkdir(exist_ok=True)
         if (age := parse_name(path.name)) is not None:
             self._verified.discard(age)
-        path.rename(target)
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            return DamagedSnapshot(path.name, path, f"{reason}; it was deleted meanwhile")
         with contextlib.suppress(OSError):  # a full disk is no reason to offer it again
             (target / REASON).write_text(f"{reason}\n", encoding="utf-8")
         for directory in (self.root, target.parent):

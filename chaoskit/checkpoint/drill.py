@@ -25,6 +25,7 @@ from chaoskit.checkpoint.arena import dtype_named
 from chaoskit.checkpoint.layout import whole
 from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.raw import flat_bytes
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.errors import HarnessError
 
@@ -106,7 +107,7 @@ def _targets(snapshot: Snapshot, paths: list[str]) -> dict[str, Tensor]:
         item = snapshot.items[path][0]
         if item.dtype:
             target = torch.empty(item.shape, dtype=dtype_named(item.dtype))
-            target.reshape(-1).view(torch.uint8).fill_(1)
+            flat_bytes(target).fill_(1)
             found[path] = target
     return found
 
@@ -137,7 +138,7 @@ def _plain(snapshot: Snapshot, paths: list[str]) -> dict[str, Tensor | bytes]:
 
 def _same(one: Tensor | bytes, other: Tensor | bytes | None) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+        return torch.equal(flat_bytes(one), flat_bytes(other))
     return type(one) is type(other) and one == other
 
 

@@ -149,6 +149,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, so that the disk knows of them."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory that others may be removing, too, or writing to: what cannot be removed now stays."""
     shutil.rmtree(path, ignore_errors=True)

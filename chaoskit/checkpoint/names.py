@@ -1,9 +1,11 @@
 """The names in a directory of snapshots, which say what is complete, what is not, and whose it is.
 
-step-000000120.g3       a complete snapshot: step 120, committed by generation 3
-.staging/NAME~OWNER     one that is being written, and the process that does it
-.trash/NAME~NONCE       one that is being deleted
-quarantine/NAME~NONCE   one that failed its digests, and why
+    step-000000120.g3       a complete snapshot: step 120, committed by generation 3
+    .staging/NAME~OWNER     one that is being written, and the process that does it
+    .trash/NAME~NONCE       one that is being deleted
+    quarantine/NAME~NONCE   one that failed its digests, and why
+
+Only the first kind is ever offered to a restore.
 """
 
 from __future__ import annotations

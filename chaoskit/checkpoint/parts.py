@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from chaoskit.checkpoint.container import wrap
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import FileEntry, Item, Part
+from chaoskit.checkpoint.raw import tensor_bytes
 from chaoskit.errors import BadInput
 
 
@@ -63,11 +63,23 @@ class PartWriter:
             OSError: if the disk is full or fails.
         """
         box = Box(start or (0,) * tensor.dim(), tuple(tensor.shape))
-        full = tuple(shape) if start or shape else box.extent
-        if len(full) != tensor.dim() or any(last > most for last, most in zip(box.stop, full, strict=True)):
-            raise BadInput(path, f"{box.extent} at {box.start} of {full}", "give the shape of the whole tensor")
-        data = tensor_bytes(tensor, path)
         dtype = str(tensor.dtype).removeprefix("torch.")
+        return self.add_box(path, tensor_bytes(tensor, path), dtype, box, shape or box.extent)
+
+    def add_box(self, path: str, data: memoryview, dtype: str, box: Box, shape: tuple[int, ...]) -> Item:
+        """Store a box of a tensor from memory that is no tensor, such as an arena's.
+
+        Args:
+            data: the elements of the box, in order, as bytes.
+            dtype: such as ``float32``.
+            shape: of the whole tensor.
+
+        Raises:
+            BadInput: if the box does not lie in the whole.
+            OSError: if the disk is full or fails.
+        """
+        if len(shape) != len(box.extent) or any(last > most for last, most in zip(box.stop, shape, strict=True)):
+            raise BadInput(path, f"{box.extent} at {box.start} of {shape}", "give the shape of the whole tensor")
         first = self._file.size_bytes
         around = wrap(dtype, box.extent, len(data), first)
         for piece in (around.head, data, around.tail):
@@ -79,7 +91,7 @@ class PartWriter:
             size_bytes=len(data),
             container=(first, self._file.size_bytes - first),
             dtype=dtype,
-            shape=full,
+            shape=shape,
             start=box.start,
             extent=box.extent,
         )
@@ -109,11 +121,3 @@ class PartWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.discard()
-
-
-def tensor_bytes(tensor: Tensor, path: str) -> memoryview:
-    """The bytes of a tensor, in order; a copy only where they lie elsewhere or in another order."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise BadInput(path, f"{tensor.dtype}, {tensor.layout}", "store dense tensors; convert this one first")
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy().data

@@ -43,9 +43,9 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             last_step: of the newest snapshot; None if there is none.
             elapsed_s: since it was stored; None if that is not known.
         """
-        if last_step is None or step < last_step or not (self.every_steps or self.every_s):
+        if last_step is None or not (self.every_steps or self.every_s):
             return True
-        if self.every_steps and step > last_step:
+        if self.every_steps and step != last_step:
             passed = step - last_step >= self.every_steps
             if passed or step % self.every_steps == 0:
                 return True

@@ -1,11 +1,13 @@
 """For a training loop: saves that never raise into it, and a restore that falls through to what is whole.
 
-saver = Saver(SnapshotWriter(DiskTier("checkpoints", schedule=Schedule(every_steps=100))))
-resumed = restore(state, "checkpoints")
-for step in range(resumed.step if resumed else 0, steps):
-    ...
-    saver.save(step + 1, state)
-saver.close()
+    saver = Saver(SnapshotWriter(DiskTier("checkpoints", schedule=Schedule(every_steps=100))))
+    resumed = restore(state, "checkpoints")
+    for step in range(resumed.step if resumed else 0, steps):
+        ...
+        saver.save(step + 1, state)
+    saver.save(steps, state, last=True)
+
+Both are collective: every rank calls them.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 from chaoskit.checkpoint.dcp import SaveFailed, SnapshotReader, SnapshotWriter
-from chaoskit.checkpoint.disk import DamagedSnapshot, DiskTier
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.manifest import Damaged
-from chaoskit.errors import ChaoskitError
 
 _Value = TypeVar("_Value")
 _log = logging.getLogger("chaoskit.checkpoint")
@@ -53,14 +55,24 @@ class Saver:
         if dist.is_initialized():
             self._saving, self._deciding = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
 
-    def save(self, step: int, state_dict: dict[str, Any]) -> bool:
-        """Begin to save the state after ``step``, if a tier wants it and the last save is over. Returns whether.
+    def save(self, step: int, state_dict: dict[str, Any], *, last: bool = False) -> bool:
+        """Begin to save the state after ``step``, if a tier wants it and the save before is over. Returns whether.
 
         The state is copied before this returns: training may go on at once.
+
+        Args:
+            last: wait for the save before, save whatever the schedules say, and return when the snapshot is stored.
         """
+        if last:
+            self.close()
+            self._writer.demand(step)
         self._look()
-        if not self._agreed(step):
-            return False
+        begun = self._agreed(step) and self._begin(step, state_dict)
+        if last:
+            self.close()
+        return begun
+
+    def _begin(self, step: int, state_dict: dict[str, Any]) -> bool:
         try:
             found = async_save(
                 state_dict,
@@ -81,6 +93,8 @@ class Saver:
             self._pending = None
             if (error := future.exception()) is not None:
                 self._note(step, error)
+            else:
+                self.failures += self._writer.failures  # those that it reports and does not raise
         return self.failures
 
     def _look(self) -> None:
@@ -110,7 +124,7 @@ def restore(state_dict: dict[str, Any], root: str | Path) -> Restored | None:
     What is read is verified as it is read. A snapshot that fails is quarantined, and the next older one is tried.
 
     Raises:
-        ChaoskitError: if there are snapshots, and none of them is whole. The state dict holds anything then.
+        NothingToRestore: if there are snapshots, and none of them is whole. The state dict holds anything then.
     """
     tier, lost = DiskTier(root), list[DamagedSnapshot]()
     coordinator = not dist.is_initialized() or dist.get_rank() == 0
@@ -119,8 +133,7 @@ def restore(state_dict: dict[str, Any], root: str | Path) -> Restored | None:
         if path is None:
             lost = _shared(lost)
             if lost:
-                reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
-                raise ChaoskitError(f"no snapshot below {root} can be restored{reasons}")
+                raise NothingToRestore(Path(root), lost)
             return None
         reader = SnapshotReader(path)
         try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from chaoskit.checkpoint.arena import dtype_named
 from chaoskit.checkpoint.layout import Box, cover, whole
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Item, Manifest, decode_manifest
+from chaoskit.checkpoint.raw import flat_bytes
 from chaoskit.checkpoint.reading import Segment, read_files, verify_file
 from chaoskit.errors import BadInput, ChaoskitError
 
@@ -172,8 +173,7 @@ def _plan(wanted: Wanted) -> _Read:
 def _buffer(read: _Read) -> Tensor:
     """Bytes to read into: those of the target itself, or others."""
     if read.in_place:
-        target = read.wanted.target
-        return target.as_strided((target.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+        return flat_bytes(read.wanted.target)
     return torch.empty(read.size_bytes, dtype=torch.uint8)
 
 

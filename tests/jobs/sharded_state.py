@@ -1,6 +1,9 @@
 """A rank of a small job whose state is sharded by FSDP2. It saves or loads, and prints the digest of the whole state.
 
-python sharded_state.py RANK WORLD STORE ROOT save|async|process|load|plain|saver|restore [STEP]
+    python sharded_state.py RANK WORLD STORE ROOT ACT [STEP]
+
+``ACT``: save, async, process, saver; full, dies (a save that fails on the second rank); load, restore, plain (with
+torch's own reader).
 """
 
 from __future__ import annotations
@@ -8,8 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,6 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from chaoskit.checkpoint import DiskTier, Saver, Schedule, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint.boundaries import undisturbed
 
 
 def build(world: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -62,6 +69,19 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
+def trouble(act: str) -> Callable[[str], None]:
+    """A hook: the first write finds the disk full, or is the last act of its process."""
+    writes = iter(range(99))
+
+    def hook(boundary: str) -> None:
+        if boundary == "write" and next(writes) == 0:
+            if act == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(28, "No space left on device")
+
+    return hook
+
+
 def main() -> None:
     rank, world, store, root, act, *rest = sys.argv[1:]
     step = int(rest[0]) if rest else 1
@@ -80,12 +100,20 @@ def main() -> None:
             state, checkpoint_id=f"step-{step}", storage_writer=writer, async_checkpointer_type=kind
         )
         future.result()
+    elif act in ("full", "dies"):
+        writer = SnapshotWriter(DiskTier(root, at=trouble(act) if rank == "1" else undisturbed))
+        try:
+            dcp.save(state, checkpoint_id=f"step-{step}", storage_writer=writer)
+        except CheckpointException as error:
+            told["error"] = str(error)
+        dcp.save(state, checkpoint_id=f"step-{step + 1}", storage_writer=writer)
     elif act == "saver":
         saver = Saver(SnapshotWriter(DiskTier(root, schedule=Schedule(every_steps=2))))
         told["begun"] = []
         for number in range(1, 6):
             told["begun"].append(saver.save(number, state))
             saver.close()
+        told["begun"] += [saver.save(number, state, last=True) for number in (5, 5)]
         told["failures"] = [str(failure) for failure in saver.close()]
     elif act == "restore":
         found = restore(state, root)

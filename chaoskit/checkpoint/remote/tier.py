@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from chaoskit.checkpoint.disk import DamagedSnapshot, NothingToRestore
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
 from chaoskit.checkpoint.names import parse_name, snapshot_name

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from chaoskit.checkpoint.disk import DamagedSnapshot, NothingToRestore
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, FileEntry
 from chaoskit.checkpoint.reading import Segment
