@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from chaoskit.checkpoint.disk import DiskTier
     from chaoskit.checkpoint.inventory import NothingToRestore
     from chaoskit.checkpoint.manifest import Damaged
+    from chaoskit.checkpoint.remote.dcp import RemoteReader
+    from chaoskit.checkpoint.remote.tier import RemoteTier
+    from chaoskit.checkpoint.remote.uploader import Uploader
     from chaoskit.checkpoint.retention import Retention, Schedule
     from chaoskit.checkpoint.saver import Restored, Saver, restore
     from chaoskit.checkpoint.snapshot import Snapshot
@@ -22,6 +25,8 @@ _HOMES = {
     "Damaged": "manifest",
     "DiskTier": "disk",
     "NothingToRestore": "inventory",
+    "RemoteReader": "remote.dcp",
+    "RemoteTier": "remote.tier",
     "Restored": "saver",
     "Retention": "retention",
     "SaveFailed": "dcp",
@@ -30,6 +35,7 @@ _HOMES = {
     "Snapshot": "snapshot",
     "SnapshotReader": "dcp",
     "SnapshotWriter": "dcp",
+    "Uploader": "remote.uploader",
     "restore": "saver",
 }
 
@@ -37,6 +43,8 @@ __all__ = [
     "Damaged",
     "DiskTier",
     "NothingToRestore",
+    "RemoteReader",
+    "RemoteTier",
     "Restored",
     "Retention",
     "SaveFailed",
@@ -45,6 +53,7 @@ __all__ = [
     "Snapshot",
     "SnapshotReader",
     "SnapshotWriter",
+    "Uploader",
     "restore",
 ]
 

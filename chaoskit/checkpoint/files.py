@@ -40,6 +40,10 @@ class DigestedFile:
         self._pending_bytes = self._written_bytes = 0
 
     @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
     def size_bytes(self) -> int:
         """Of all that was appended."""
         return self._written_bytes + self._pending_bytes

@@ -46,10 +46,10 @@ class Found(NamedTuple):
 class NothingToRestore(ChaoskitError):
     """No snapshot is whole. ``lost``: those that are not."""
 
-    def __init__(self, root: Path, lost: Sequence[DamagedSnapshot]) -> None:
+    def __init__(self, root: Path | str, lost: Sequence[DamagedSnapshot]) -> None:
         self.root, self.lost = root, list(lost)
         reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
         super().__init__(f"no snapshot below {root} can be restored{reasons}")
 
-    def __reduce__(self) -> tuple[type[NothingToRestore], tuple[Path, list[DamagedSnapshot]]]:
+    def __reduce__(self) -> tuple[type[NothingToRestore], tuple[Path | str, list[DamagedSnapshot]]]:
         return type(self), (self.root, self.lost)  # torch sends what a rank raises to the others

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from torch import Tensor
 
-from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.container import wrap
-from chaoskit.checkpoint.files import DigestedFile
 from chaoskit.checkpoint.layout import Box
-from chaoskit.checkpoint.manifest import Item, Part
+from chaoskit.checkpoint.manifest import FileEntry, Item, Part
 from chaoskit.checkpoint.raw import tensor_bytes
 from chaoskit.errors import BadInput
+
+
+class NewFile(Protocol):
+    """What tensors are appended to; on a disk, or in memory until it is sent elsewhere."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int:
+        """Of all that was appended."""
+        ...
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Add bytes at the end. They must not change before :meth:`close`."""
+        ...
+
+    def close(self) -> FileEntry:
+        """All of it is there."""
+        ...
+
+    def discard(self) -> None:
+        """Remove it, if it was not closed."""
+        ...
 
 
 class PartWriter:
@@ -22,8 +43,8 @@ class PartWriter:
     The memory of what is added must not change until :meth:`finish` returns.
     """
 
-    def __init__(self, path: Path, at: Hook = undisturbed) -> None:
-        self._file = DigestedFile(path, at)
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
         self._items: list[Item] = []
 
     def add_tensor(
@@ -65,7 +86,7 @@ class PartWriter:
             self._file.append(piece)
         item = Item(
             path=path,
-            file=self._file.path.name,
+            file=self._file.name,
             offset=first + len(around.head),
             size_bytes=len(data),
             container=(first, self._file.size_bytes - first),
@@ -81,7 +102,7 @@ class PartWriter:
         """Store bytes that mean something to the caller, such as an object that ``torch.save`` has serialised."""
         first = self._file.size_bytes
         self._file.append(data)
-        item = Item(path, self._file.path.name, first, len(data), (first, len(data)))
+        item = Item(path, self._file.name, first, len(data), (first, len(data)))
         self._items.append(item)
         return item
 

@@ -51,7 +51,7 @@ def read_files(directory: Path, wanted: Sequence[tuple[FileEntry, Sequence[Segme
         _each(
             _Chunk(fd, entry, number, segments)
             for fd, (entry, all_segments) in zip(fds, wanted, strict=True)
-            for number, segments in _by_chunk(all_segments)
+            for number, segments in by_chunk(all_segments)
         )
 
 
@@ -99,7 +99,7 @@ def _each(chunks: Iterable[_Chunk]) -> None:
             raise
 
 
-def _by_chunk(segments: Sequence[Segment]) -> Iterator[tuple[int, list[Segment]]]:
+def by_chunk(segments: Sequence[Segment]) -> Iterator[tuple[int, list[Segment]]]:
     """The chunks that the segments touch, each with its parts of them."""
     found: dict[int, list[Segment]] = {}
     for segment in sorted(segments, key=lambda one: one.offset):

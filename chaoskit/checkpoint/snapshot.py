@@ -88,6 +88,14 @@ class Snapshot:
         for entry in self.manifest.files:
             verify_file(self.path, entry)
 
+    def fill(self, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
+        """Read parts of files into memory. All else is the same wherever a snapshot lies.
+
+        Raises:
+            Damaged: if what is read is not what was written.
+        """
+        read_files(self.path, wanted)
+
     def find(self, path: str) -> list[Item]:
         """The items of a path.
 
@@ -142,7 +150,7 @@ class Snapshot:
             buffers = [_buffer(read) for read in batch]
             for read, buffer in zip(batch, buffers, strict=True):
                 by_file[read.wanted.item.file].append(Segment(read.offset, buffer.numpy().data))
-            read_files(self.path, [(self._entries[name], segments) for name, segments in by_file.items()])
+            self.fill([(self._entries[name], segments) for name, segments in by_file.items()])
             for read, buffer in zip(batch, buffers, strict=True):
                 _spread(read, buffer)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 import msgspec
 
 from chaoskit.checkpoint.boundaries import Hook
-from chaoskit.checkpoint.files import remove_tree, sync_directory, write_file
+from chaoskit.checkpoint.files import DigestedFile, remove_tree, sync_directory, write_file
 from chaoskit.checkpoint.manifest import MANIFEST, Manifest, Part
 from chaoskit.checkpoint.names import parse_name, snapshot_name
 from chaoskit.checkpoint.parts import PartWriter
@@ -48,7 +48,7 @@ class Staging:
         Raises:
             OSError: if the disk is full or fails, or somebody has given up the snapshot.
         """
-        return PartWriter(self.path / file_name, self._at)
+        return PartWriter(DigestedFile(self.path / file_name, self._at))
 
     def commit(
         self, parts: Iterable[Part], *, world: int = 1, keys: Mapping[str, tuple[str | int, ...]] | None = None

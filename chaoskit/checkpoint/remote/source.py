@@ -1,0 +1,118 @@
+"""What can be uploaded: a committed snapshot in a local directory, or one that lies in memory."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
+from chaoskit.errors import ChaoskitError
+
+Bytes = bytes | bytearray | memoryview
+_HELD_MAX = 256  # of the files that a process may have open, no more than a quarter of what is usual
+
+
+class Source(Protocol):
+    """A complete snapshot, whose bytes are given from any offset."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Exactly so many bytes of a file. Any thread may ask. Raises ChaoskitError if they cannot be read."""
+        ...
+
+
+class DirectorySource:
+    """A committed snapshot on a local disk. Its files are kept open: it may be pruned while it is uploaded.
+
+    Raises:
+        ChaoskitError: if there is none; Damaged if its manifest is.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._held)
+        try:
+            self.manifest = decode_manifest((directory / MANIFEST).read_bytes())
+            for entry in self.manifest.files[:_HELD_MAX]:
+                self._held[entry.name] = os.open(directory / entry.name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ChaoskitError(f"no committed snapshot in {directory}: {error}") from None
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        try:
+            if name in self._held:
+                return os.pread(self._held[name], size_bytes, offset)
+            with (self._directory / name).open("rb") as file:
+                return os.pread(file.fileno(), size_bytes, offset)
+        except OSError as error:
+            raise ChaoskitError(f"the snapshot in {self._directory} cannot be read any more: {error}") from None
+
+
+def _close_all(held: dict[str, int]) -> None:
+    for fd in held.values():
+        os.close(fd)
+
+
+class MemorySource:
+    """A snapshot whose files lie in memory, each as the buffers that make it up. They must not change meanwhile."""
+
+    def __init__(self, manifest: Manifest, files: Mapping[str, Sequence[Bytes]]) -> None:
+        self.manifest = manifest
+        self._files = {name: [memoryview(buffer).cast("B") for buffer in buffers] for name, buffers in files.items()}
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        pieces, begin = [], 0
+        for view in self._files[name]:
+            first, last = max(offset - begin, 0), min(offset + size_bytes - begin, len(view))
+            if first < last:
+                pieces.append(view[first:last])
+            begin += len(view)
+        return b"".join(pieces)
+
+
+def describe(name: str, buffers: Iterable[Bytes]) -> FileEntry:
+    """The entry of a file that these buffers make up."""
+    chunks: list[str] = []
+    chunk, size_bytes = xxhash.xxh3_128(), 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        while view:
+            piece = view[: FILE_CHUNK_BYTES - size_bytes % FILE_CHUNK_BYTES]
+            chunk.update(piece)
+            size_bytes += len(piece)
+            view = view[len(piece) :]
+            if not size_bytes % FILE_CHUNK_BYTES:
+                chunks.append(chunk.hexdigest())
+                chunk = xxhash.xxh3_128()
+    if size_bytes % FILE_CHUNK_BYTES:
+        chunks.append(chunk.hexdigest())
+    return FileEntry(name, size_bytes, tuple(chunks))
+
+
+def read_checked(source: Source, entry: FileEntry, offset: int, size_bytes: int) -> bytes:
+    """Whole chunks of a file, if they are what the manifest says: damage here must not become a good copy there.
+
+    Raises:
+        Damaged: if they are not.
+    """
+    data = source.read(entry.name, offset, size_bytes)
+    if len(data) != size_bytes:
+        raise Damaged(f"{entry.name} ends at {offset + len(data)} of {entry.size_bytes} bytes")
+    view = memoryview(data)
+    for begin in range(0, size_bytes, FILE_CHUNK_BYTES):
+        check_chunk(entry, (offset + begin) // FILE_CHUNK_BYTES, view[begin : begin + FILE_CHUNK_BYTES])
+    return data
+
+
+def check_chunk(entry: FileEntry, number: int, data: Bytes) -> None:
+    """Raises Damaged if a chunk of a file is not what the manifest says."""
+    if xxhash.xxh3_128_hexdigest(data) != entry.chunks[number]:
+        raise Damaged(f"chunk {number} of {entry.name} has another digest")

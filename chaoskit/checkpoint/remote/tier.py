@@ -1,0 +1,188 @@
+"""The remote tier: committed snapshots below one URL, the newest of which that is not damaged is restored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
+from chaoskit.checkpoint.layout import Box
+from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
+from chaoskit.checkpoint.names import parse_name, snapshot_name
+from chaoskit.checkpoint.reading import Segment
+from chaoskit.checkpoint.remote import fetch
+from chaoskit.checkpoint.remote.opening import open_store
+from chaoskit.checkpoint.remote.source import Source
+from chaoskit.checkpoint.remote.store import Store, Traffic
+from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verification, quarantine_note
+from chaoskit.checkpoint.retention import Kept, Retention
+from chaoskit.checkpoint.snapshot import Snapshot
+from chaoskit.errors import ChaoskitError
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """What was read, and the newer snapshots that were set aside on the way to it."""
+
+    name: str
+    manifest: Manifest
+    lost: list[DamagedSnapshot]
+
+
+@dataclass(frozen=True)
+class RemoteSnapshot(Snapshot):
+    """A committed snapshot in a store."""
+
+    store: Store
+
+    def fill(self, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
+        fetch.fill(self.store, self.name, wanted)
+
+    def verify(self) -> None:
+        """Read every file, and compare all digests: as much traffic as a restore of all of it. Raises Damaged."""
+        fetch.verify(self.store, self.name, self.manifest.files)
+
+
+class RemoteTier:
+    """Snapshots below a URL.
+
+    Args:
+        url: such as ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/run``, ``memory://run``.
+        storage_options: what fsspec's file system takes: credentials, endpoint, and so on.
+        traffic: time limits, back-off, bandwidth, requests at a time.
+        verification: how what was uploaded is verified.
+        retention: what :meth:`prune` leaves.
+
+    Raises:
+        BadInput: if the URL is none, or what it takes is not installed.
+
+    Every method may raise RemoteRefused at once, or RemoteUnavailable after the deadline of the back-off.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        traffic: Traffic | None = None,
+        verification: Verification = "store",
+        retention: Retention | None = None,
+    ) -> None:
+        self.store = open_store(url, storage_options, traffic)
+        self.retention = retention or Retention()
+        self._verification = verification
+
+    def names(self) -> list[str]:
+        """Of the committed snapshots that are not set aside, the newest first. Asks for each directory."""
+        return list(self.newest())
+
+    def newest(self) -> Iterator[str]:
+        """The same, one after the other: the first costs two requests, however many there are."""
+        for name in self._directories():
+            if _is_committed(self.store.sizes(name)):
+                yield name
+
+    def _directories(self) -> list[str]:
+        ages = {name: parse_name(name) for name in self.store.directories()}
+        return [name for age, name in sorted(((age, name) for name, age in ages.items() if age), reverse=True)]
+
+    def candidates(self) -> Iterator[tuple[str, bytes]]:
+        """Name and manifest of the committed snapshots, the newest first; without those that are deleted meanwhile."""
+        for name in self.newest():
+            try:
+                yield name, self.store.get(f"{name}/{MANIFEST}")
+            except FileNotFoundError:
+                continue
+
+    def open(self, name: str) -> RemoteSnapshot:
+        """Read the manifest of a snapshot.
+
+        Raises:
+            Damaged: if there is none, or it is not what was written.
+        """
+        try:
+            data = self.store.get(f"{name}/{MANIFEST}")
+        except FileNotFoundError:
+            raise Damaged("it has no manifest") from None
+        return RemoteSnapshot(Path(name), checked_manifest(name, data), self.store)
+
+    def upload(self, source: Source) -> Sent:
+        """Send what is not there yet, verify it and commit it. See :meth:`Upload.run` for what it raises."""
+        return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification).run()
+
+    def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> Restored:
+        """Fill tensors from the newest snapshot that is not damaged; damaged ones are set aside on the way.
+
+        Args:
+            targets: by path, the tensor and the box of the stored tensor that it shall hold.
+
+        Raises:
+            NothingToRestore: if there is none. After any error the targets hold anything.
+        """
+        lost: list[DamagedSnapshot] = []
+        for name, data in self.candidates():
+            try:
+                manifest = checked_manifest(name, data)
+                RemoteSnapshot(Path(name), manifest, self.store).read_into(targets)
+            except Damaged as error:
+                lost.append(self.set_aside(name, str(error)))
+            else:
+                return Restored(name, manifest, lost)
+        raise NothingToRestore(self.store.url, lost)
+
+    def set_aside(self, name: str, reason: str) -> DamagedSnapshot:
+        """Quarantine a snapshot: it counts no more, and stays for whoever wants to know why."""
+        _log.warning("%s/%s is damaged and set aside: %s", self.store.url, name, reason)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            if _is_committed(self.store.sizes(name)):  # else somebody deletes it just now
+                self.store.put(f"{name}/{QUARANTINE}", quarantine_note(reason, now))
+        except ChaoskitError as error:  # a reader may have no right to write; it is passed over all the same
+            _log.warning("%s/%s could not be marked: %s", self.store.url, name, error)
+        return DamagedSnapshot(name, Path(name), reason)
+
+    def remove(self, name: str) -> None:
+        """Delete a snapshot: its manifest first, so that half of it is none."""
+        self.store.remove(f"{name}/{MANIFEST}")
+        names = [f"{name}/{file}" for file in self.store.sizes(name)]
+        for _ in self.store.each(self.store.remove, names):
+            pass
+        self.store.forget(name)
+
+    def prune(self) -> list[str]:
+        """Delete what the retention does not keep; returns the names, the oldest first.
+
+        A snapshot is committed only when all of it was verified, so each that is listed counts as whole.
+        """
+        present = {}
+        for name in self._directories():
+            sizes, age = self.store.sizes(name), parse_name(name)
+            if _is_committed(sizes) and age:
+                present[Kept(*age, sum(sizes.values()))] = name
+        doomed = [present[kept] for kept in self.retention.doomed(present, {kept.age for kept in present})]
+        for name in doomed:
+            self.remove(name)
+        return doomed
+
+    def close(self) -> None:
+        """End what is under way."""
+        self.store.close()
+
+
+def checked_manifest(name: str, data: bytes) -> Manifest:
+    """The manifest of the snapshot of that name. Raises Damaged if it is not."""
+    manifest = decode_manifest(data)
+    if manifest.age != parse_name(name):
+        raise Damaged(f"its manifest is of {snapshot_name(*manifest.age)}")
+    return manifest
+
+
+def _is_committed(sizes: Mapping[str, int]) -> bool:
+    return MANIFEST in sizes and QUARANTINE not in sizes

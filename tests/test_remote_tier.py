@@ -1,0 +1,541 @@
+"""The remote tier against a real S3 server behind a proxy that breaks it, and against files and memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from torch import Tensor
+
+from chaoskit.checkpoint.dcp import SnapshotWriter
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import NothingToRestore
+from chaoskit.checkpoint.layout import Box, whole
+from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
+from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
+from chaoskit.checkpoint.remote.dcp import RemoteReader
+from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
+from chaoskit.checkpoint.remote.source import DirectorySource
+from chaoskit.checkpoint.remote.store import Traffic
+from chaoskit.checkpoint.remote.tier import RemoteTier
+from chaoskit.checkpoint.remote.upload import QUARANTINE
+from chaoskit.checkpoint.remote.uploader import Uploader
+from chaoskit.checkpoint.retention import Retention
+from chaoskit.errors import BadInput
+from chaoskit.fixtures.s3_server import S3Server
+from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.object_troubles import Garble, Lag, Outage, Reply, Reset, Stall, Trouble, Truncate
+
+pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
+
+WAIT_S = 30.0
+QUICK = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.2, deadline_s=20.0), request_timeout_s=5.0)
+HASTY = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.1, deadline_s=0.5), request_timeout_s=WAIT_S)
+LARGE = FILE_CHUNK_BYTES // 4 + 100_000  # elements: a file of two parts
+
+
+def state(step: int) -> dict[str, Tensor]:
+    """Of some 17 MB; that of another step differs everywhere."""
+    large = torch.arange(LARGE, dtype=torch.float32) + step
+    return {"large": large.view(-1, 8), "small": torch.full((3, 5), float(step)), "count": torch.tensor(step)}
+
+
+def save(disk: DiskTier, step: int) -> Path:
+    """Commit a snapshot of two files."""
+    staging, parts = disk.begin(step), []
+    for name, paths in (("a.distcp", ["large"]), ("b.distcp", ["small", "count"])):
+        with staging.writer(name) as writer:
+            for path in paths:
+                writer.add_tensor(path, state(step)[path])
+            parts.append(writer.finish())
+    return staging.commit(parts).path
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Committed on the disk, by their step."""
+    disk = DiskTier(tmp_path_factory.mktemp("disk"))
+    return {step: save(disk, step) for step in (1, 2, 3)}
+
+
+class Remote:
+    """A bucket of its own, seen through the proxy by a tier, and directly by the test."""
+
+    def __init__(self, server: S3Server, proxy: ObjectProxy, bucket: str) -> None:
+        server.make_bucket(bucket)
+        self.proxy, self.url = proxy, f"s3://{bucket}/run"
+        self.options = server.options(proxy.url)
+        self.direct = fsspec.filesystem("s3", skip_instance_cache=True, **server.options())
+        self.tiers: list[RemoteTier] = []
+
+    def tier(self, traffic: Traffic = QUICK, **settings: Any) -> RemoteTier:
+        tier = RemoteTier(self.url, storage_options=self.options, traffic=traffic, **settings)
+        self.tiers.append(tier)
+        return tier
+
+    def objects(self) -> set[str]:
+        """What is there, below the URL."""
+        self.direct.invalidate_cache()
+        root = self.url.removeprefix("s3://")
+        return {path.removeprefix(f"{root}/") for path in self.direct.find(root)}
+
+    def sent_bytes(self) -> int:
+        return self.proxy.traffic().sent_bytes
+
+    def spoil(self, name: str, offset: int) -> None:
+        """Change a byte of an object at rest."""
+        path = f"{self.url}/{name}"
+        data = bytearray(self.direct.cat_file(path))
+        data[offset] ^= 1
+        self.direct.pipe_file(path, bytes(data))
+
+
+@pytest.fixture
+def remote(s3_server: S3Server, s3_proxy: ObjectProxy, tmp_path: Path) -> Iterator[Remote]:
+    found = Remote(s3_server, s3_proxy, f"bucket-{abs(hash(tmp_path)) % 10**12}")
+    yield found
+    for tier in found.tiers:
+        tier.close()
+
+
+def targets(step: int = 0) -> dict[str, tuple[Tensor, Box]]:
+    return {path: (torch.zeros_like(value), whole(tuple(value.shape))) for path, value in state(step).items()}
+
+
+def assert_restored(tier: RemoteTier, step: int, lost: int = 0) -> None:
+    wanted = targets()
+    restored = tier.read_into(wanted)
+    assert (restored.manifest.step, len(restored.lost)) == (step, lost)
+    for path, value in state(step).items():
+        assert torch.equal(wanted[path][0], value), path
+
+
+# -- any file system ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "memory", "s3"])
+def test_round_trip(kind: str, snapshots: dict[int, Path], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if kind == "s3":
+        tier = request.getfixturevalue("remote").tier()
+    else:
+        tier = RemoteTier(f"{kind}://{tmp_path}/run", traffic=QUICK)
+    with pytest.raises(NothingToRestore):
+        tier.read_into(targets())
+    for step in (1, 2):
+        sent = tier.upload(DirectorySource(snapshots[step]))
+        assert sent.read_bytes == (0 if kind == "s3" else sent.size_bytes), "what a store does not confirm is read back"
+    assert tier.names() == [snapshots[2].name, snapshots[1].name]
+    assert_restored(tier, 2)
+    tier.open(snapshots[1].name).verify()
+    part = torch.zeros(2, 3)
+    tier.read_into({"large": (part, Box((4, 5), (2, 3)))})
+    assert torch.equal(part, state(2)["large"][4:6, 5:8]), "resharding"
+    tier.remove(snapshots[2].name)
+    assert tier.names() == [snapshots[1].name]
+    assert not tier.store.sizes(snapshots[2].name)
+    tier.close()
+
+
+def test_plain_torch_loads_what_was_uploaded(snapshots: dict[int, Path], tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    tier = RemoteTier(f"file://{tmp_path}/run", traffic=QUICK)
+    tier.upload(DirectorySource(snapshots[2]))
+    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "run" / snapshots[2].name, no_dist=True)
+    assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+
+
+def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) -> None:
+    """With our reader, which verifies, and with torch's own."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    place = f"{filled.url}/{snapshots[2].name}"
+    for reader in (RemoteReader(filled.tier(), 2), FsspecReader(place, **filled.options)):
+        loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+        dcp.load(loaded, storage_reader=reader, no_dist=True)
+        assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+    with pytest.raises(BadInput, match="one of step 7"):
+        RemoteReader(filled.tier(), 7).read_metadata()
+
+
+def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    uploader = Uploader(remote.tier(), after_commit=RemoteTier.prune)
+    writer = SnapshotWriter(DiskTier(tmp_path / "disk"), committed=lambda snapshot: uploader.offer(snapshot.path))
+    dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer, no_dist=True)
+    assert uploader.wait(WAIT_S)
+    assert uploader.close()
+    assert_restored(remote.tier(), 2)
+
+
+def test_straight_from_memory(remote: Remote) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    tier = remote.tier()
+    sent = tier.upload(snapshot_in_memory(2, state(2), {"epoch": b"three"}, generation=1))
+    assert sent.name == "step-000000002.g1"
+    assert_restored(tier, 2)
+    assert tier.open(sent.name).read_object("epoch") == b"three"
+    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    dcp.load(loaded, storage_reader=FsspecReader(f"{remote.url}/{sent.name}", **remote.options), no_dist=True)
+    assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("bucket/run", "PROTOCOL://PLACE"),
+        ("s3://", "PROTOCOL://PLACE"),
+        ("nonsense://x/y", "correct it"),
+        ("gs://bucket/run", r"pip install 'chaoskit\[gcs\]'"),
+    ],
+)
+def test_urls_that_are_none(url: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=remedy):
+        RemoteTier(url)
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    disk = DiskTier(tmp_path / "other")
+    path = save(disk, 1)
+    with (path / "a.distcp").open("r+b") as file:
+        file.seek(FILE_CHUNK_BYTES + 5)
+        file.write(b"?")
+    tier = RemoteTier(f"file://{tmp_path}/run") if kind == "file" else request.getfixturevalue("remote").tier()
+    with pytest.raises(Damaged, match="chunk 1"):
+        tier.upload(DirectorySource(path))
+    assert tier.names() == []
+
+
+# -- uploads that are disturbed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Reply(503, share=0.4, most=6),
+        Reply(500, most=1),
+        Reply(429, most=2),
+        Reset(after_bytes=1_000_000, path="partNumber=1", most=2),
+        Reset(path="uploadId", methods=("POST",), most=1),
+        Truncate(share=0.5, most=6),
+        Stall(spared=2, most=2),
+    ],
+    ids=lambda trouble: f"{type(trouble).__name__}-{getattr(trouble, 'status', '')}{''.join(trouble.methods)}",
+)
+def test_errors_that_pass_are_outlasted(snapshots: dict[int, Path], remote: Remote, trouble: Trouble) -> None:
+    traffic = Traffic(backoff=QUICK.backoff, request_timeout_s=0.5 if isinstance(trouble, Stall) else 5.0)
+    tier = remote.tier(traffic)
+    number = remote.proxy.impose(trouble)
+    tier.upload(DirectorySource(snapshots[2]))
+    assert_restored(tier, 2)
+    assert remote.proxy.lift(number) >= 1, "it was disturbed"
+
+
+def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> None:
+    """The process gives up; what the store had taken is not sent again."""
+    tier = remote.tier(HASTY)
+    stall = remote.proxy.impose(Stall(path="partNumber=2"))
+    failed: list[Exception] = []
+
+    def upload() -> None:
+        try:
+            tier.upload(DirectorySource(snapshots[2]))
+        except RemoteUnavailable as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    wait_until(lambda: tier.store.sent_bytes >= FILE_CHUNK_BYTES)
+    outage = remote.proxy.impose(Outage())
+    thread.join(WAIT_S)
+    assert "tried" in str(failed[0])
+    assert (
+        tier.names_are_hidden()
+        if hasattr(tier, "names_are_hidden")
+        else not any(MANIFEST in name for name in remote.objects())
+    )
+    remote.proxy.lift(stall)
+    remote.proxy.lift(outage)
+    before = remote.sent_bytes()
+    remote.tier().upload(DirectorySource(snapshots[2]))
+    size_bytes = DirectorySource(snapshots[2]).manifest.size_bytes
+    assert remote.sent_bytes() - before < size_bytes - FILE_CHUNK_BYTES + 500_000, "a part was there already"
+    assert_restored(remote.tier(), 2)
+
+
+UPLOAD = """
+import sys, json
+from pathlib import Path
+from chaoskit.checkpoint.remote.dcp import RemoteReader
+from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
+from chaoskit.checkpoint.remote.source import DirectorySource
+from chaoskit.checkpoint.remote.tier import RemoteTier
+
+tier = RemoteTier(sys.argv[1], storage_options=json.loads(sys.argv[2]))
+tier.upload(DirectorySource(Path(sys.argv[3])))
+"""
+
+
+def wait_until(condition: Any) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come"
+        time.sleep(0.005)
+
+
+SLOW = pytest.mark.slow
+SHARES = [0.97, *(pytest.param(share, marks=SLOW) for share in (0.2, 0.5, 0.8, 0.9, 0.99))]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share: float) -> None:
+    """Nobody ever sees half a snapshot, and the next process goes on where the store stands."""
+    source = DirectorySource(snapshots[2])
+    remote.tier().upload(DirectorySource(snapshots[1]))
+    before = remote.sent_bytes()
+    remote.proxy.impose(Lag(bytes_per_s=40e6))
+    command = [sys.executable, "-c", UPLOAD, remote.url, json.dumps(remote.options), str(snapshots[2])]
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: remote.sent_bytes() - before > share * source.manifest.size_bytes)
+        process.send_signal(signal.SIGKILL)
+    if f"{snapshots[2].name}/{MANIFEST}" not in remote.objects():
+        assert_restored(remote.tier(), 1)
+    remote.tier().upload(source)
+    assert_restored(remote.tier(), 2)
+
+
+def test_one_may_be_pruned_while_it_is_uploaded(remote: Remote, tmp_path: Path) -> None:
+    source = DirectorySource(save(DiskTier(tmp_path / "disk"), 2))
+    shutil.rmtree(tmp_path / "disk")
+    remote.tier().upload(source)
+    assert_restored(remote.tier(), 2)
+
+
+def test_what_is_there_is_kept(snapshots: dict[int, Path], remote: Remote) -> None:
+    tier, source = remote.tier(), DirectorySource(snapshots[2])
+    tier.upload(source)
+    tier.store.remove(f"{snapshots[2].name}/{MANIFEST}")
+    tier.store.remove(f"{snapshots[2].name}/b.distcp")
+    before = remote.sent_bytes()
+    assert tier.upload(source).kept_files == len(source.manifest.files) - 1
+    assert remote.sent_bytes() - before < 100_000
+    before = remote.sent_bytes()
+    tier.upload(source)
+    assert remote.sent_bytes() == before, "it is committed"
+
+
+def test_a_store_that_refuses(snapshots: dict[int, Path], remote: Remote) -> None:
+    number = remote.proxy.impose(Reply(403))
+    begin_s = time.monotonic()
+    with pytest.raises(RemoteRefused, match="check the credentials"):
+        remote.tier().upload(DirectorySource(snapshots[2]))
+    assert time.monotonic() - begin_s < 5.0, "it was not tried again"
+    assert remote.proxy.lift(number) <= 2
+    tier = RemoteTier("s3://no-such-bucket/run", storage_options=remote.options, traffic=QUICK)
+    with pytest.raises(RemoteRefused, match="create the bucket"):
+        tier.upload(DirectorySource(snapshots[2]))
+    tier.close()
+
+
+def test_the_bandwidth_is_limited(snapshots: dict[int, Path], remote: Remote) -> None:
+    """A piece waits for the time of those before it: the second upload for that of the first."""
+    size_bytes = DirectorySource(snapshots[1]).manifest.size_bytes
+    tier = remote.tier(Traffic(limit_bytes_per_s=6e6))
+    begin_s = time.monotonic()
+    for step in (1, 2):
+        tier.upload(DirectorySource(snapshots[step]))
+    assert time.monotonic() - begin_s > 0.95 * size_bytes / 6e6
+
+
+# -- reads that are disturbed -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def template(s3_server: S3Server, snapshots: dict[int, Path]) -> Iterator[str]:
+    """A bucket that holds the snapshots of steps 1 to 3. Nobody changes it."""
+    s3_server.make_bucket("template")
+    tier = RemoteTier("s3://template/run", storage_options=s3_server.options())
+    for path in snapshots.values():
+        tier.upload(DirectorySource(path))
+    yield "template/run"
+    tier.close()
+
+
+@pytest.fixture
+def filled(template: str, remote: Remote) -> Remote:
+    """Holds the same."""
+    for path in remote.direct.find(template):
+        remote.direct.cp_file(path, f"{remote.url}/{path.removeprefix(f'{template}/')}")
+    return remote
+
+
+def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[int, Path]) -> None:
+    filled.spoil(f"{snapshots[3].name}/a.distcp", FILE_CHUNK_BYTES + 77)
+    filled.direct.rm_file(f"{filled.url}/{snapshots[2].name}/b.distcp")
+    tier = filled.tier()
+    assert_restored(tier, 1, lost=2)
+    assert tier.names() == [snapshots[1].name]
+    note = json.loads(filled.direct.cat_file(f"{filled.url}/{snapshots[3].name}/{QUARANTINE}"))
+    assert "a.distcp" in note["reason"]
+    assert f"{snapshots[3].name}/a.distcp" in filled.objects(), "nothing was deleted"
+    tier.upload(DirectorySource(snapshots[3]))
+    assert_restored(tier, 3)
+
+
+def test_a_damaged_manifest(filled: Remote, snapshots: dict[int, Path]) -> None:
+    filled.direct.pipe_file(f"{filled.url}/{snapshots[3].name}/{MANIFEST}", b"{}")
+    filled.direct.pipe_file(f"{filled.url}/{snapshots[2].name}/{MANIFEST}", (snapshots[1] / MANIFEST).read_bytes())
+    assert_restored(filled.tier(), 1, lost=2)
+
+
+def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int, Path]) -> None:
+    tier, wanted = filled.tier(), targets()
+    once = filled.proxy.impose(Garble(path="b.distcp", most=1))
+    assert tier.read_into(wanted).lost == [], "what is struck once is asked for again"
+    assert filled.proxy.lift(once) == 1
+    always = filled.proxy.impose(Garble(path=f"{snapshots[3].name}/a.distcp"))
+    assert_restored(tier, 2, lost=1)
+    assert filled.proxy.lift(always) >= 2, "it was asked for twice"
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [Reply(503, most=3), Reset(most=3), Truncate(path="a.distcp", after_bytes=1000, most=2), Lag(delay_ms=20)],
+)
+def test_reads_outlast_what_passes(filled: Remote, trouble: Trouble) -> None:
+    number = filled.proxy.impose(trouble)
+    assert_restored(filled.tier(), 3)
+    assert filled.proxy.lift(number) >= 1
+
+
+def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) -> None:
+    """A short one is outlasted. A long one is no damage: nothing is set aside, and an older one is not taken for it."""
+    tier, wanted = filled.tier(), targets()
+    number = filled.proxy.impose(Outage())
+    timer = threading.Timer(0.3, lambda: filled.proxy.lift(number))
+    timer.start()
+    assert tier.read_into(wanted).manifest.step == 3
+    timer.join()
+    filled.proxy.impose(Outage())
+    with pytest.raises(RemoteUnavailable):
+        filled.tier(HASTY).read_into(targets())
+    assert not any(QUARANTINE in name for name in filled.objects())
+
+
+# -- the thread beside the training -------------------------------------------------------------------------------
+
+
+def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Remote) -> None:
+    remote.proxy.impose(Lag(bytes_per_s=60e6))
+    released: list[int] = []
+    uploader = Uploader(remote.tier())
+    for step, path in snapshots.items():
+        uploader.offer(path, lambda step=step: released.append(step))
+        if step == 1:
+            wait_until(lambda: uploader.status.under_way)
+    assert uploader.wait(WAIT_S)
+    status = uploader.status
+    assert (status.committed, status.superseded, status.failed, status.last_error) == (2, 1, 0, "")
+    assert sorted(released) == [1, 2, 3]
+    assert released[0] == 2
+    assert remote.tier().names() == [snapshots[3].name, snapshots[1].name]
+    assert uploader.close()
+
+
+def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote: Remote) -> None:
+    uploader = Uploader(remote.tier(HASTY))
+    outage = remote.proxy.impose(Outage())
+    uploader.offer(DirectorySource(snapshots[1]))
+    wait_until(lambda: uploader.status.last_error)
+    assert uploader.status.under_way == snapshots[1].name
+    remote.proxy.lift(outage)
+    assert uploader.wait(WAIT_S)
+    assert uploader.status.last is not None
+    assert uploader.status.last.name == snapshots[1].name
+    refusal = remote.proxy.impose(Reply(403))
+    uploader.offer(DirectorySource(snapshots[2]))
+    assert uploader.wait(WAIT_S)
+    assert "check the credentials" in uploader.status.last_error
+    assert uploader.status.failed == 1
+    remote.proxy.lift(refusal)
+    uploader.offer(snapshots[3].parent / "none")
+    assert "no committed snapshot" in uploader.status.last_error
+    uploader.offer(snapshots[3])
+    assert uploader.wait(WAIT_S)
+    assert uploader.status.last_error == ""
+    assert uploader.close()
+
+
+def test_it_ends_in_the_middle_of_a_request(snapshots: dict[int, Path], remote: Remote) -> None:
+    released = threading.Event()
+    uploader = Uploader(remote.tier(Traffic(request_timeout_s=600.0)))
+    stall = remote.proxy.impose(Stall())
+    uploader.offer(DirectorySource(snapshots[1]), released.set)
+    wait_until(lambda: remote.proxy.met(stall))
+    begin_s = time.monotonic()
+    assert uploader.close()
+    assert time.monotonic() - begin_s < 4.0
+    assert released.is_set()
+    uploader.offer(DirectorySource(snapshots[2]), released.clear)
+    assert not released.is_set(), "what is offered after the end is given back"
+
+
+HANGS = """
+import os, sys
+from pathlib import Path
+from chaoskit.checkpoint import RemoteTier, Uploader
+
+root, snapshot = map(Path, sys.argv[1:])
+(root / snapshot.name).mkdir(parents=True)
+os.mkfifo(root / snapshot.name / "a.distcp")  # to open it is to wait for somebody who reads
+uploader = Uploader(RemoteTier(f"file://{root}"))
+uploader.offer(snapshot)
+while not (root / snapshot.name / "b.distcp").exists():  # the file after it
+    pass
+print(uploader.close(0.2), flush=True)
+"""
+
+
+def test_a_file_system_that_hangs_holds_up_no_exit(snapshots: dict[int, Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "dead"), str(snapshots[1])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout.strip() == "False", "it did not end in time, and said so"
+
+
+# -- taking away --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept(snapshots: dict[int, Path], remote: Remote) -> None:
+    uploader = Uploader(remote.tier(retention=Retention(keep_last=1)), RemoteTier.prune)
+    for path in snapshots.values():
+        uploader.offer(DirectorySource(path))
+        assert uploader.wait(WAIT_S)
+    assert uploader.close()
+    assert {name.partition("/")[0] for name in remote.objects()} == {snapshots[3].name}
+
+
+def test_a_kill_while_one_is_deleted(filled: Remote, snapshots: dict[int, Path]) -> None:
+    """The manifest goes first: what is left is none, and is not restored."""
+    number = filled.proxy.impose(Reply(403, methods=("DELETE",), spared=1))
+    with pytest.raises(RemoteRefused):
+        filled.tier().remove(snapshots[3].name)
+    filled.proxy.lift(number)
+    assert any(name.startswith(snapshots[3].name) for name in filled.objects())
+    assert_restored(filled.tier(), 2)
