@@ -142,6 +142,7 @@ class Sizes:
         self._flat, self._flat_target = torch.randn(self.size_bytes // 4), torch.zeros(self.size_bytes // 4)
         self._sealed: SimpleQueue[Seal] = SimpleQueue()
         self._step = 0
+        self._piece = f"piece of {size_bytes} bytes"
         self.snapshotter = Snapshotter(Slots.in_memory(), self.tensors, lambda: b"x", sealed=self._sealed.put)
 
     def plain_copy(self) -> float:
@@ -204,7 +205,7 @@ class Sizes:
         target, plain_target = make_state(self.size_bytes), memoryview(bytearray(self.size_bytes))
         there = threading.Event()
         sender = CopySender(
-            "piece",
+            self._piece,
             self.snapshotter.slots.paths,
             [self._other.address],
             TOKEN,
@@ -216,7 +217,9 @@ class Sizes:
         sender.close()
 
         def fetch(transport: str) -> Timing:
-            return lambda: timed(lambda: fetch_into(self._other.address, TOKEN, "piece", target, transport=transport))
+            return lambda: timed(
+                lambda: fetch_into(self._other.address, TOKEN, self._piece, target, transport=transport)
+            )
 
         kinds = {
             "plain": lambda: timed(lambda: self._other.plain_transfer(plain_target)),
@@ -231,7 +234,7 @@ class Sizes:
         for transport in ("auto", "tcp"):
             there: SimpleQueue[Seal] = SimpleQueue()
             sender = CopySender(
-                f"piece over {transport}",
+                f"{self._piece} over {transport}",
                 self.snapshotter.slots.paths,
                 [self._other.address],
                 TOKEN,

@@ -257,6 +257,21 @@ def test_steps_that_never_happened_are_forgotten() -> None:
     assert steps(trainer.snapshotter.slots) == {2}
 
 
+def test_a_snapshot_under_way_is_forgotten_too() -> None:
+    trainer = Trainer(Slots.in_memory())
+    take(trainer)
+    trainer.train()
+    trainer.snapshotter.forget_after(1)
+    assert steps(trainer.snapshotter.slots) == {1}
+
+
+def test_one_slot_alone_is_no_room() -> None:
+    slots = Slots(["", "/dev/null/there-is-no-such-file"])
+    with pytest.raises(NotADirectoryError):
+        slots.reserve(100)
+    assert (len(slots.fds), slots.capacity_bytes) == (1, 0)
+
+
 def test_a_larger_layout_grows_in_place() -> None:
     trainer = Trainer(Slots.in_memory())
     take(trainer)

@@ -147,7 +147,7 @@ class CopyServer:
                     message = protocol.receive(connection)
                     connection.settimeout(protocol.SILENT_S)
                     self._answer(connection, message)
-            except (OSError, Refused):
+            except (OSError, ChaoskitError):
                 return  # the peer went away, or is not one of ours
 
     @contextmanager

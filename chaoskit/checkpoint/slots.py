@@ -52,8 +52,10 @@ class Slots:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of each; 0 before memory was reserved."""
-        return min((image.capacity_bytes for image in self._images), default=0)
+        """Of each; 0 before all of them have memory."""
+        if len(self._images) < len(self._names):
+            return 0
+        return min(image.capacity_bytes for image in self._images)
 
     @property
     def size_bytes(self) -> int:

@@ -128,6 +128,7 @@ class Snapshotter:
         Raises:
             BadInput: if they cannot be copied.
         """
+        self._settle()
         slots, size_bytes = lay_out(tensors)
         index = msgspec.msgpack.encode(slots)
         self._layout = _Layout(list(tensors), slots, size_bytes, index, cut(tensors, slots))
@@ -139,7 +140,8 @@ class Snapshotter:
         self._protected = step
 
     def forget_after(self, step: int) -> None:
-        """Training went back to ``step``: snapshots of later ones are of no use. After ``wait``, before ``begin``."""
+        """Training went back to ``step``: snapshots of later ones are of no use."""
+        self._settle()
         self.slots.forget_after(step)
 
     def begin(self, step: int, generation: int = 0) -> None:
@@ -154,7 +156,8 @@ class Snapshotter:
             self._current = self._start(step, generation)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
             reason = str(error) if isinstance(error, Busy) else f"{type(error).__name__}: {error}"
-            self._tell_dropped(step, reason)
+            with suppress(Exception):  # of whoever is told
+                self._tell_dropped(step, reason)
         self._begun = Taken(step, time.monotonic() - started_s, reason)
 
     def wait(self) -> Taken:
@@ -178,6 +181,12 @@ class Snapshotter:
         self._thread.join()
 
     # -- the training thread ---------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Complete the copy that is under way, and its checksum."""
+        if self._current is not None:
+            self._current.copying.finish_copy()
+        self._last.wait()
 
     def _reserve(self) -> None:
         try:
@@ -251,7 +260,7 @@ class Snapshotter:
             self.slots.give_back(task.image)
             task.settled.set()
         self._probe(SEALED)
-        with suppress(Exception):  # of whoever is told; the next snapshot is not theirs to stop
+        with suppress(Exception):  # of whoever is told
             if reason:
                 self._tell_dropped(seal.step, reason)
             else:
