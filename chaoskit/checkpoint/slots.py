@@ -27,8 +27,7 @@ class Slots:
     """``count`` slots of equal capacity.
 
     Which one is written next: never the one with the protected step; where none is protected, or no slot holds that
-    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most. What an
-    older generation left of steps that are now trained again counts as nothing.
+    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most.
 
     Args:
         paths: files on a memory file system, one a slot, which outlive their processes; "" for unnamed memory.
@@ -94,14 +93,14 @@ class Slots:
                 image.grow(size_bytes)
                 image.touch()
 
-    def take(self, step: int, generation: int, protected_step: int = -1) -> ArenaImage:
-        """A slot for that step, locked until it is given back.
+    def take(self, protected_step: int = -1) -> ArenaImage:
+        """A slot to overwrite, locked until it is given back.
 
         Raises:
             Busy: if there is none.
         """
         with self._lock:
-            complete = [image for image in self._images if self._counts(image, step, generation)]
+            complete = [image for image in self._images if image.checksum and image.fd not in self._taken]
             protected = [image for image in complete if image.step == protected_step]
             keep = max(protected or complete, key=_age, default=None)
             reasons = []
@@ -129,10 +128,6 @@ class Slots:
             for image in self._images:
                 if image.step > step and image.fd not in self._taken:
                     image.spoil()
-
-    def _counts(self, image: ArenaImage, step: int, generation: int) -> bool:
-        abandoned = image.generation < generation and image.step >= step
-        return bool(image.checksum) and image.fd not in self._taken and not abandoned
 
 
 class Adopted:

@@ -205,7 +205,7 @@ class Snapshotter:
             if not self.has_room:
                 raise MemoryError(f"no room for two copies of {self._layout.size_bytes} bytes")
         layout, scalars = self._layout, self._scalars()
-        image = self._take(step, generation)
+        image = self._take()
         try:
             image.begin(step, generation, layout.index, scalars, layout.size_bytes)
             self._probe(BEGUN)
@@ -227,14 +227,14 @@ class Snapshotter:
         self._queue.put(task)
         return task
 
-    def _take(self, step: int, generation: int) -> ArenaImage:
+    def _take(self) -> ArenaImage:
         try:
-            return self.slots.take(step, generation, self._protected)
+            return self.slots.take(self._protected)
         except Busy:
             if self._last.is_set():
                 raise
             self._last.wait()  # only its checksum is missing, or the next step would have been slower
-            return self.slots.take(step, generation, self._protected)
+            return self.slots.take(self._protected)
 
     # -- the other thread ------------------------------------------------------------------------------------------
 
