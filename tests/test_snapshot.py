@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from chaoskit.checkpoint import snapshotter
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.pipeline import Pipeline
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.checkpoint.slots import Adopted, Busy, Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
@@ -231,22 +233,22 @@ def test_a_slot_that_is_read_is_not_overwritten() -> None:
 
 
 def test_what_an_older_generation_left_is_given_up() -> None:
-    """Training went back from step 6 to 4: the copy of step 6 must not be taken for the newest."""
+    """Training went back from step 7 to 4: the copy of step 7 must not be taken for the newest."""
     slots = Slots.in_memory()
     slots.reserve(1)
-    for step, generation in ((5, 1), (6, 1)):
-        image = slots.take(step, generation)
+    for step, generation in ((6, 1), (7, 1)):
+        image = slots.take()
         image.begin(step, generation, b"", b"", 0)
         image.end("00" * 16)
         slots.give_back(image)
     for step in (5, 6):
-        image = slots.take(step, 2)
+        image = slots.take()
         image.begin(step, 2, b"", b"", 0)
         image.end("00" * 16)
         slots.give_back(image)
-    assert [slots.take(7, 2).step] == [5]
+    assert [slots.take().step] == [5]
     with pytest.raises(Busy, match="step 6 must be kept"):
-        slots.take(7, 2)
+        slots.take()
 
 
 def test_steps_that_never_happened_are_forgotten() -> None:
@@ -255,6 +257,33 @@ def test_steps_that_never_happened_are_forgotten() -> None:
         take(trainer)
     trainer.snapshotter.forget_after(2)
     assert steps(trainer.snapshotter.slots) == {2}
+
+
+def test_a_snapshot_under_way_is_forgotten_too() -> None:
+    go_on = threading.Event()
+    go_on.set()
+
+    def probe(moment: str) -> None:
+        if moment == snapshotter.COPIED:
+            go_on.wait(10)
+
+    trainer = Trainer(Slots.in_memory(), probe)
+    take(trainer)
+    go_on.clear()
+    trainer.train()
+    release = threading.Timer(0.1, go_on.set)
+    release.start()
+    trainer.snapshotter.forget_after(1)
+    trainer.snapshotter.close()
+    assert steps(trainer.snapshotter.slots) == {1}
+    release.join()
+
+
+def test_one_slot_alone_is_no_room() -> None:
+    slots = Slots(["", "/dev/null/there-is-no-such-file"])
+    with pytest.raises(NotADirectoryError):
+        slots.reserve(100)
+    assert (len(slots.fds), slots.capacity_bytes) == (1, 0)
 
 
 def test_a_larger_layout_grows_in_place() -> None:
@@ -331,6 +360,28 @@ def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -
     assert [each.step for each in found if isinstance(each, Seal)] == [1, 4]
     assert found[1:3] == ["poisoned snapshot: never published (b is not finite)"] * 2
     assert steps(snapshotter.slots) == {1, 4}
+
+
+def test_a_helper_is_let_go_when_a_chunk_is_refused() -> None:
+    """As by the look for NaN, when the helper has nothing left to begin."""
+    refused = threading.Event()
+
+    def make(number: int) -> None:
+        if number == 1:
+            helper.start()  # it finds nothing, and waits for this chunk
+
+    def consume(number: int) -> None:
+        if number == 1:
+            refused.set()
+            raise ValueError("refused")
+
+    pipeline = Pipeline(2, make, consume)
+    helper = threading.Thread(target=pipeline.help, daemon=True)
+    with pytest.raises(ValueError, match="refused"):
+        pipeline.run()
+    helper.join(10)
+    assert refused.is_set()
+    assert not helper.is_alive()
 
 
 # -- the writer is killed -------------------------------------------------------------------------------------------

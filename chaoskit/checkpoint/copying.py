@@ -1,15 +1,13 @@
 """One copy from tensors into a slot, in chunks that two threads share, with its checksum and a look for NaN.
 
-The thread that copies takes chunks from the front, and digests each while it is in the cache. The training thread,
-once it has nothing else to do, takes chunks from the back; from then on nothing is digested until all is copied:
-training never waits for a checksum.
+The thread that copies digests each chunk while it is in the cache. The training thread, once it has nothing else to do,
+copies chunks, too, and digests none: training never waits for a checksum.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, Slot, dtype_named
 from chaoskit.checkpoint.held import HeldTensor
+from chaoskit.checkpoint.pipeline import Pipeline
 from chaoskit.checkpoint.seal import Checksum
 
 #: A chunk, its copy and the code fit into the second-level cache of one core.
@@ -73,14 +72,13 @@ class Copying:
         self._image, self._digest = image, digest
         self._check_finite, self._arrived = check_finite, arrived
         self._base = image.address
-        self._lock = threading.Lock()
-        self._front, self._back = 0, len(chunks)  # chunks between them are not copied yet
-        self._busy = 0  # threads that copy a chunk
-        self._hurry = arrived is not None  # copy first, digest later
-        self.error: BaseException | None = None
-        self._done = threading.Event()
-        self._checked = 0  # chunks
         self._digested = 0  # bytes
+        self._pipeline = Pipeline(len(chunks), self._copy, self._digest_chunk)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the copy failed; None if it did not, or is under way."""
+        return self._pipeline.error
 
     def run(self, after_chunk: Callable[[int], None]) -> str:
         """Copy what is left and digest all of it; returns the checksum.
@@ -91,55 +89,20 @@ class Copying:
         Raises:
             Poisoned: if the state is not finite, and that is asked. Else whatever copying raises.
         """
-        while (number := self._claim(front=True)) is not None:
-            self._copy(number)
-            after_chunk(number)
-            if not self._hurry and self.error is None:
-                self._digest_up_to(number + 1)
-        self._finish_if_last()
-        self._done.wait()
-        if self.error is not None:
-            raise self.error
+        self._pipeline.run(after_chunk, in_turn=self._arrived is None)
         if self._arrived is not None:
             self._arrived()
-        self._digest_up_to(len(self._chunks))
+        self._pipeline.finish()
         self._digest_bytes(self._image.size_bytes)  # with the gap behind the last tensor
         return self._digest.hexdigest()
 
     def finish_copy(self) -> None:
-        """Help, from the back, until all is copied or copying has failed."""
-        self._hurry = True
-        while (number := self._claim(front=False)) is not None:
-            self._copy(number)
-        self._finish_if_last()
-        self._done.wait()
-
-    def _claim(self, *, front: bool) -> int | None:
-        with self._lock:
-            if self._front == self._back or self.error is not None:
-                return None
-            self._busy += 1
-            if front:
-                self._front += 1
-                return self._front - 1
-            self._back -= 1
-            return self._back
+        """Help until all is copied or copying has failed."""
+        self._pipeline.help()
 
     def _copy(self, number: int) -> None:
-        error: BaseException | None = None
-        try:
-            chunk = self._chunks[number]
-            self._move(self._tensors[chunk.tensor].tensor, self._slots[chunk.tensor], chunk)
-        except BaseException as caught:  # noqa: BLE001 - raised again by run(), where it drops this copy
-            error = caught
-        with self._lock:
-            self._busy -= 1
-            self.error = self.error or error
-
-    def _finish_if_last(self) -> None:
-        with self._lock:
-            if not self._busy:
-                self._done.set()
+        chunk = self._chunks[number]
+        self._move(self._tensors[chunk.tensor].tensor, self._slots[chunk.tensor], chunk)
 
     def _move(self, tensor: Tensor, slot: Slot, chunk: Chunk) -> None:
         if tensor.nbytes != slot.size_bytes:
@@ -151,16 +114,11 @@ class Copying:
         else:
             self._view(slot.offset, slot.size_bytes, slot.dtype).view(slot.shape).copy_(tensor.detach())
 
-    def _digest_up_to(self, number: int) -> None:
-        """Digest the first ``number`` chunks, as far as they are not yet."""
-        if not number:
-            return
+    def _digest_chunk(self, number: int) -> None:
+        chunk = self._chunks[number]
         if self._check_finite:
-            for chunk in self._chunks[self._checked : number]:
-                self._look_at(chunk)
-            self._checked = number
-        last = self._chunks[number - 1]
-        self._digest_bytes(last.place + last.size_bytes)
+            self._look_at(chunk)
+        self._digest_bytes(chunk.place + chunk.size_bytes)
 
     def _digest_bytes(self, end: int) -> None:
         data = self._image.bytes

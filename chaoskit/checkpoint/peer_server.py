@@ -147,7 +147,7 @@ class CopyServer:
                     message = protocol.receive(connection)
                     connection.settimeout(protocol.SILENT_S)
                     self._answer(connection, message)
-            except (OSError, Refused):
+            except (OSError, ChaoskitError):
                 return  # the peer went away, or is not one of ours
 
     @contextmanager
@@ -183,7 +183,7 @@ class CopyServer:
         shared = offer.place is not None and offer.place.host_id == host_id()
         try:
             slots = self._room_for(offer)
-            image = slots.take(offer.seal.step, offer.seal.generation, offer.protected)
+            image = slots.take(offer.protected)
         except (Busy, Full, OSError, MemoryError) as error:
             reason = str(error) or type(error).__name__
             self._tell_dropped(offer.piece, reason)

@@ -27,8 +27,7 @@ class Slots:
     """``count`` slots of equal capacity.
 
     Which one is written next: never the one with the protected step; where none is protected, or no slot holds that
-    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most. What an
-    older generation left of steps that are now trained again counts as nothing.
+    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most.
 
     Args:
         paths: files on a memory file system, one a slot, which outlive their processes; "" for unnamed memory.
@@ -52,8 +51,10 @@ class Slots:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of each; 0 before memory was reserved."""
-        return min((image.capacity_bytes for image in self._images), default=0)
+        """Of each; 0 before all of them have memory."""
+        if len(self._images) < len(self._names):
+            return 0
+        return min(image.capacity_bytes for image in self._images)
 
     @property
     def size_bytes(self) -> int:
@@ -92,14 +93,14 @@ class Slots:
                 image.grow(size_bytes)
                 image.touch()
 
-    def take(self, step: int, generation: int, protected_step: int = -1) -> ArenaImage:
-        """A slot for that step, locked until it is given back.
+    def take(self, protected_step: int = -1) -> ArenaImage:
+        """A slot to overwrite, locked until it is given back.
 
         Raises:
             Busy: if there is none.
         """
         with self._lock:
-            complete = [image for image in self._images if self._counts(image, step, generation)]
+            complete = [image for image in self._images if image.checksum and image.fd not in self._taken]
             protected = [image for image in complete if image.step == protected_step]
             keep = max(protected or complete, key=_age, default=None)
             reasons = []
@@ -127,10 +128,6 @@ class Slots:
             for image in self._images:
                 if image.step > step and image.fd not in self._taken:
                     image.spoil()
-
-    def _counts(self, image: ArenaImage, step: int, generation: int) -> bool:
-        abandoned = image.generation < generation and image.step >= step
-        return bool(image.checksum) and image.fd not in self._taken and not abandoned
 
 
 class Adopted:

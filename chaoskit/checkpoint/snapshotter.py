@@ -64,6 +64,7 @@ class _Task:
 
     def __init__(self, seal: Seal, image: ArenaImage, copying: Copying, device: DeviceCopies | None) -> None:
         self.seal, self.image, self.copying, self.device = seal, image, copying, device
+        self.settled = threading.Event()  # sealed, or never will be
 
 
 class Snapshotter:
@@ -100,6 +101,8 @@ class Snapshotter:
         self._protected = -1
         self._newest: Seal | None = None
         self._current: _Task | None = None
+        self._last = threading.Event()  # set when the newest task is settled
+        self._last.set()
         self._begun = Taken(-1, 0.0)
         self._failures = self._skips = 0  # attempts to get memory, and snapshots until the next one
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
@@ -125,6 +128,7 @@ class Snapshotter:
         Raises:
             BadInput: if they cannot be copied.
         """
+        self._settle()
         slots, size_bytes = lay_out(tensors)
         index = msgspec.msgpack.encode(slots)
         self._layout = _Layout(list(tensors), slots, size_bytes, index, cut(tensors, slots))
@@ -136,11 +140,15 @@ class Snapshotter:
         self._protected = step
 
     def forget_after(self, step: int) -> None:
-        """Training went back to ``step``: snapshots of later ones are of no use. After ``wait``, before ``begin``."""
+        """Training went back to ``step``: snapshots of later ones are of no use."""
+        self._settle()
         self.slots.forget_after(step)
 
     def begin(self, step: int, generation: int = 0) -> None:
-        """Start to copy the state of ``step``; returns at once. To be called right after the optimizer has run."""
+        """Start to copy the state of ``step``. To be called right after the optimizer has run.
+
+        Returns at once, but where steps are shorter than a copy: then it waits for the checksum of the last one.
+        """
         self.wait()
         started_s = time.monotonic()
         reason = ""
@@ -148,7 +156,8 @@ class Snapshotter:
             self._current = self._start(step, generation)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
             reason = str(error) if isinstance(error, Busy) else f"{type(error).__name__}: {error}"
-            self._tell_dropped(step, reason)
+            with suppress(Exception):  # of whoever is told
+                self._tell_dropped(step, reason)
         self._begun = Taken(step, time.monotonic() - started_s, reason)
 
     def wait(self) -> Taken:
@@ -173,6 +182,12 @@ class Snapshotter:
 
     # -- the training thread ---------------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """Complete the copy that is under way, and its checksum."""
+        if self._current is not None:
+            self._current.copying.finish_copy()
+        self._last.wait()
+
     def _reserve(self) -> None:
         try:
             self.slots.reserve(self._layout.size_bytes)
@@ -190,7 +205,7 @@ class Snapshotter:
             if not self.has_room:
                 raise MemoryError(f"no room for two copies of {self._layout.size_bytes} bytes")
         layout, scalars = self._layout, self._scalars()
-        image = self.slots.take(step, generation, self._protected)
+        image = self._take()
         try:
             image.begin(step, generation, layout.index, scalars, layout.size_bytes)
             self._probe(BEGUN)
@@ -208,8 +223,18 @@ class Snapshotter:
             self.slots.give_back(image)
             raise
         task = _Task(Seal(step, generation, layout.size_bytes, ""), image, copying, device)
+        self._last = task.settled
         self._queue.put(task)
         return task
+
+    def _take(self) -> ArenaImage:
+        try:
+            return self.slots.take(self._protected)
+        except Busy:
+            if self._last.is_set():
+                raise
+            self._last.wait()  # only its checksum is missing, or the next step would have been slower
+            return self.slots.take(self._protected)
 
     # -- the other thread ------------------------------------------------------------------------------------------
 
@@ -233,8 +258,9 @@ class Snapshotter:
             reason = f"{type(error).__name__}: {error}"
         finally:
             self.slots.give_back(task.image)
+            task.settled.set()
         self._probe(SEALED)
-        with suppress(Exception):  # of whoever is told; the next snapshot is not theirs to stop
+        with suppress(Exception):  # of whoever is told
             if reason:
                 self._tell_dropped(seal.step, reason)
             else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -21,6 +22,7 @@ from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView, Slot, decode_index
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.layout import cover
 from chaoskit.checkpoint.manifest import Damaged
+from chaoskit.checkpoint.pipeline import Pipeline
 from chaoskit.checkpoint.seal import Checksum, Seal, Torn
 from chaoskit.errors import ChaoskitError
 
@@ -102,7 +104,7 @@ class StoredCopy:
         if slots != self.slots:
             assemble(tensors, [self])
             return self.scalars
-        fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read)
+        fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read, helped=True)
         return self.scalars
 
     def read_bytes(self, target: memoryview, place: int) -> None:
@@ -187,21 +189,31 @@ def fill_all(
     index: bytes,
     scalars: bytes,
     read: Callable[[Sequence[memoryview], int], None],
+    *,
+    helped: bool = False,
 ) -> None:
     """Fill ``tensors``, which are laid out as ``slots`` say, straight from where a copy is read.
 
     Args:
         read: fills pieces of memory with the data from some place on; the places ascend without a gap.
+        helped: read on a second thread, too, in any order.
 
     Raises:
         Damaged: if it was not what was sealed. The tensors are then of no use.
     """
     digest = Checksum(seal.step, index, scalars)
     landings = [_landing(held.tensor) for held in tensors]
-    for place, pieces in _batches(landings, slots, seal.size_bytes):
-        read(pieces, place)
-        for piece in pieces:
+    batches = list(_batches(landings, slots, seal.size_bytes))
+
+    def consume(number: int) -> None:
+        for piece in batches[number][1]:
             digest.update(piece)
+
+    pipeline = Pipeline(len(batches), lambda number: read(batches[number][1], batches[number][0]), consume)
+    if helped and len(batches) > 1:
+        threading.Thread(target=pipeline.help, name="restore", daemon=True).start()
+    pipeline.run()
+    pipeline.finish()
     compare(seal, digest)
     for held, landing in zip(tensors, landings, strict=True):
         if landing is not held.tensor:
@@ -249,14 +261,14 @@ def _batches(
     landings: Sequence[Tensor], slots: Sequence[Slot], size_bytes: int
 ) -> Iterator[tuple[int, list[memoryview]]]:
     """Places in the data, and the memory that is to be filled from there on: tensors, and the gaps between them."""
-    gap = memoryview(bytearray(64))
     first, place = 0, 0
     batch: list[memoryview] = []
     ends = [slot.offset for slot in slots[1:]] + [size_bytes]
     for landing, slot, end in zip(landings, slots, ends, strict=True):
-        whole = _tensor_bytes(landing) if slot.size_bytes else gap[:0]
+        whole = _tensor_bytes(landing) if slot.size_bytes else memoryview(b"")
+        gap = memoryview(bytearray(end - slot.offset - slot.size_bytes))
         pieces = [whole[start : start + _BATCH_BYTES] for start in range(0, len(whole), _BATCH_BYTES)]
-        for piece in [*pieces, gap[: end - slot.offset - slot.size_bytes]]:
+        for piece in [*pieces, gap]:
             if batch and (place + len(piece) - first > _BATCH_BYTES or len(batch) == _BATCH_PIECES):
                 yield first, batch
                 first, batch = place, []
