@@ -160,7 +160,9 @@ class Membership:
     @property
     def revives(self) -> bool:
         """Whether nobody has the state, and enough workers are ready to begin again with copies of it."""
-        return self._revival.active and len(self._ready) >= self._config.nodes
+        config = self._config
+        enough = config.nodes if config.replacement_s else config.min_world
+        return self._revival.active and len(self._ready) >= enough
 
     @property
     def finished(self) -> bool:

@@ -33,11 +33,15 @@ class Revival:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """What can be restored, the newest first. Of a state in pieces: if every piece is there."""
+        """What can be restored, the newest first. Of a state in pieces: if every piece is there.
+
+        A state that was taken over by a world of another size may be there in two cuts: one of them is as good.
+        """
         found: dict[tuple[tuple[int, int], int], set[int]] = {}
         for snapshot in self._snapshots:
             found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
-        whole = [one for one in self._snapshots if len(found[one.age, one.pieces]) == one.pieces]
+        cuts = {age: pieces for (age, pieces), there in sorted(found.items()) if len(there) == pieces}
+        whole = [one for one in self._snapshots if cuts.get(one.age) == one.pieces]
         return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
