@@ -20,13 +20,14 @@ from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
-from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
+from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
+_NICENESS = 10  # of this thread: below training, which is below everything on the way of a recovery
 _SKIPS_MAX = 64  # commits without a copy after copies kept failing
 
 
@@ -86,7 +87,7 @@ class Keeper:
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
         self._orders = Orders()
-        start_thread(self._serve, fail)
+        start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
@@ -214,7 +215,7 @@ class Keeper:
                 checksum=offered.checksum,
             )
         self._tell(Sealed(self._node, snapshots))
-        lower_priority(NICENESS)
+        lower_priority(_NICENESS)
 
 
 def _age(view: ArenaView) -> tuple[int, int]:

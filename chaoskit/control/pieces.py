@@ -23,13 +23,16 @@ from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.placement import Node, Piece, Placement, place
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.config import RunConfig
-from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
+from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
+#: Of threads that send and receive copies. Many of them: one that waits for a CPU with the interpreter's lock in its
+#: hands keeps the agent from its heartbeat, so they may not wait behind training.
+_NICENESS = -5
 _BUDGET_SHARE = 0.25  # of the node's memory, for the copies of other nodes
 
 
@@ -95,9 +98,11 @@ class PieceKeeper:
         self._placement: Placement = {}
         self._addresses: dict[str, PeerAddress] = {}
         self._offers = Offers(node, host, token)
-        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped)
+        self._server = CopyServer(
+            node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS
+        )
         self._orders = Orders()
-        start_thread(self._serve, fail)
+        start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
@@ -194,7 +199,7 @@ class PieceKeeper:
                 transport=self._config.transport,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
-                niceness=NICENESS,
+                niceness=_NICENESS,
             )
 
     def _sealed(self, held: _Held) -> None:
@@ -272,7 +277,7 @@ class PieceKeeper:
                 tier=offered.tier,
             )
         self._tell(Sealed(self._node, tuple(snapshots)))
-        lower_priority(NICENESS)
+        lower_priority(_NICENESS)
 
 
 def _name(holding: Holding) -> str:
