@@ -111,6 +111,18 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
     run(chaos, Kill(rank=2, at_step=23, phase="optimizer")).assert_same_losses_as_twin()
 
 
+def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
+    """The second rung of the ladder has a budget; the third one is a new process."""
+    job = Path(__file__).parent / "jobs" / "shaky.py"
+    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=12, entries_max=3, twin=False)
+    assert len(outcome.steps) == 12
+    assert outcome.reasons[0].startswith("no false alarm: node1.0")  # no fault was planned
+    causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]
+    assert len(causes) == 4  # the first one trained
+    assert all("fails for this process" in cause for cause in causes[1:])
+    assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
+
+
 # -- nodes ----------------------------------------------------------------------------------------------------------
 
 

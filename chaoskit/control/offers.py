@@ -13,6 +13,7 @@ from chaoskit.messages import Endpoint, Snapshot
 from chaoskit.osprocess import host_id, lower_priority, set_name
 from chaoskit.runtime.peer import StateServer
 
+
 class Orders:
     """Calls from the agent's event loop that a keeper's thread carries out.
 

@@ -98,9 +98,7 @@ class PieceKeeper:
         self._placement: Placement = {}
         self._addresses: dict[str, PeerAddress] = {}
         self._offers = Offers(node, host, token)
-        self._server = CopyServer(
-            node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS
-        )
+        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
         self._orders = Orders()
         start_thread(self._serve, fail, _NICENESS)
 

@@ -486,8 +486,12 @@ class ShardedTrainer:
 
     # -- losses -----------------------------------------------------------------------------------------------------
 
-    def give_up(self, error: BaseException) -> None:
-        """An exception came out of the train function: returns if a newer generation explains it, else raises it."""
+    def give_up(self, error: BaseException) -> bool:
+        """An exception came out of the train function: returns if a newer generation explains it, else raises it.
+
+        Returns:
+            Whether it came before that generation, so that it may be this process's own trouble.
+        """
         formation, worker = self._formation, self._worker
         if formation is None:
             raise error
@@ -503,6 +507,7 @@ class ShardedTrainer:
         worker.regrouper.give_up(formation)
         if not worker.regrouper.wait_newer(formation, None if over else _PLAN_S):
             raise error
+        return not over
 
     def agree_on_end(self) -> tuple[str, str]:
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
