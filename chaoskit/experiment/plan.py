@@ -46,7 +46,7 @@ class Experiment:
 
     def unbroken(self) -> Experiment:
         """The twin: the same job and seed, without faults and spares."""
-        config = msgspec.structs.replace(self.config, spares=0)
+        config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False)
         return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
 
 
