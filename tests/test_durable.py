@@ -16,8 +16,10 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
+from faults import ReplaceNode
 
 TINY = {"size": "tiny"}
+PLAIN = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
@@ -51,3 +53,25 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     assert state["optimizer.state.head.weight.exp_avg"].shape == state["model.head.weight"].shape
     assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
+
+
+def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
+    """Every node is lost at one step, with all that is in memory; empty ones come in their places."""
+    return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(nodes)]
+
+
+@pytest.mark.parametrize("job", [PLAIN, "fsdp"])
+def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    options = {"step_s": 0.05} if job == PLAIN else TINY
+    outcome = chaos.run(
+        job,
+        nodes=2,
+        spares=0,
+        steps=30,
+        options=options,
+        disk={"target": str(tmp_path / "stored"), "every_steps": 5},
+        faults=lose_all(2, 19),
+        max_lost_steps=14,
+    )
+    assert {record["source"].split()[0] for record in journal(outcome, Event.RESTORED)} == {"disk"}
+    outcome.assert_same_losses_as_twin()

@@ -432,6 +432,9 @@ class Membership:
         if revival.is_asking(now_s):
             return None
         if not revival.snapshots:
+            stored = self._config.disk is not None and (not self._nodes or revival.owed)
+            if stored and revival.waited_s(now_s) < startup_s:
+                return None  # a node that comes back sees what is stored
             if self._config.job.sharded and len(self.members) == self.world:
                 revival.end()  # they train on, and have answered between different steps: ask again
                 return None

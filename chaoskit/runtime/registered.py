@@ -53,7 +53,7 @@ class Registered:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._names = [names.get(id(parameter), "") for _, parameter in self.owned()]
+        self.parameter_names = [names.get(id(parameter), "") for _, parameter in self.owned()]
         self.step = 0
         self._updating = False
         for one in self.optimizers:
@@ -125,7 +125,7 @@ class Registered:
         }
         schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
         return msgspec.msgpack.encode(
-            {"groups": groups, "state": state, "schedulers": schedulers, "names": self._names}
+            {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
         )
 
     def scalars_checksum(self) -> int:

@@ -40,10 +40,10 @@ def sources(formation: Formation) -> list[Source]:
         found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
+        copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]
+        nearest = [snapshot for snapshot in copies if not snapshot.path] or copies  # memory, while there is any
         found = [
-            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
-            for snapshot in plan.restore
-            if snapshot.age == newest
+            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot) for snapshot in nearest
         ]
     turn = me % len(found)
     return found[turn:] + found[:turn]
