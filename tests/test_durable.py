@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,7 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
 from faults import ReplaceNode
 
+LIMIT_S = 60.0
 TINY = {"size": "tiny"}
 PLAIN = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 
@@ -75,3 +83,105 @@ def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_pat
     )
     assert {record["source"].split()[0] for record in journal(outcome, Event.RESTORED)} == {"disk"}
     outcome.assert_same_losses_as_twin()
+
+
+# -- a launcher that is killed, and started again -----------------------------------------------------------------
+
+
+class Launches:
+    """Launches of one job with one directory of checkpoints."""
+
+    def __init__(self, directory: Path, job: str, *options: str) -> None:
+        self.directory, self.stored, self._job, self._options = directory, DiskTier(directory / "stored"), job, options
+        self._mark = str(uuid.uuid4())
+
+    def start(self, report: str, *more: str, nodes: int = 2) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "chaoskit.cli", "launch", self._job, *self._options, "--nodes", str(nodes)]
+        command += ["--spares", "0", "--shards", "4", "--json", "--report", str(self.directory / report), *more]
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_STATE_HOME": str(self.directory / "state"), "MARK": self._mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, report: str, *more: str, nodes: int = 2) -> dict[str, Any]:
+        """Run a launch to its end; what it prints."""
+        stdout, stderr = self.start(report, *more, nodes=nodes).communicate(timeout=LIMIT_S)
+        assert stdout, stderr
+        found: dict[str, Any] = json.loads(stdout)
+        return found
+
+    def keep(self, every: int = 5) -> list[str]:
+        return ["--checkpoints", str(self.stored.root), "--checkpoint-every", str(every)]
+
+    def kill_at(self, step: int, *more: str) -> None:
+        """Kill the launcher, and all that it has started with it, when a snapshot of that age is there."""
+        launcher = self.start("killed", *more)
+        wait_for(lambda: any(one.manifest.step >= step for one in self.stored.snapshots().snapshots), "a snapshot")
+        launcher.kill()
+        launcher.communicate(timeout=LIMIT_S)
+        wait_for(lambda: not self._living(), "the end of all processes")
+
+    def _living(self) -> list[str]:
+        return [entry.name for entry in Path("/proc").glob("[0-9]*") if self._mark.encode() in _environment(entry)]
+
+    def restored(self, report: str) -> list[Record]:
+        records = read_journals(self.directory / report / "journal")
+        return [record for record in records if record.event == Event.RESTORED]
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]
+OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
+
+
+@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), ("fsdp", OF_FSDP)])
+def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, options: list[str]) -> None:
+    launches = Launches(tmp_path, job, *options)
+    unbroken = launches.end("unbroken")
+    launches.kill_at(10, *launches.keep())
+    resumed = launches.end("resumed", *launches.keep())
+    assert (resumed["ok"], resumed["steps"], resumed["reason"]) == (True, 60, unbroken["reason"])
+    assert min(record["step"] for record in launches.restored("resumed")) >= 10
+    assert resumed["weights_digest"] == unbroken["weights_digest"] != ""
+    assert resumed["loss"] == unbroken["loss"]
+
+
+def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
+    launches = Launches(tmp_path, "fsdp", *OF_FSDP)
+    unbroken = launches.end("unbroken")
+    launches.kill_at(10, *launches.keep())
+    resumed = launches.end("resumed", *launches.keep(), nodes=1)
+    assert resumed["steps"] == 60
+    assert launches.restored("resumed")
+    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-3)
+
+
+def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
+    launches = Launches(tmp_path, PLAIN, *OF_PLAIN)
+    launches.kill_at(10, *launches.keep())
+    newest, older = launches.stored.snapshots().snapshots
+    with (newest.path / "__1_0.distcp").open("r+b") as file:
+        file.seek(200)
+        file.write(b"damage")
+    resumed = launches.end("resumed", *launches.keep())
+    assert resumed["ok"]
+    assert {record["step"] for record in launches.restored("resumed")} == {older.manifest.step}
+    records = read_journals(tmp_path / "resumed" / "journal")
+    assert {record["step"] for record in records if record.event == Event.QUARANTINED} == {newest.manifest.step}
+    assert [path.name.partition("~")[0] for path in (launches.stored.root / "quarantine").iterdir()] == [newest.name]

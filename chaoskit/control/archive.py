@@ -149,16 +149,17 @@ class Archive:
 
 
 def newest_generation(config: RunConfig) -> int:
-    """The largest generation of the snapshots that a job with this configuration can go on from; 0 if there are none.
+    """The largest generation of all snapshots that are stored where ``config`` says, damaged or not; 0 without any.
 
     Raises:
-        RemoteRefused, RemoteUnavailable: if the remote tier cannot be asked.
+        BadInput: if the remote tier's URL is none. RemoteRefused, RemoteUnavailable: if it cannot be asked.
     """
-    ages = []
+    names: list[str] = []
     if config.disk is not None:
-        ages = [snapshot.manifest.age for snapshot in DiskTier(config.disk.target).snapshots().snapshots]
+        listing = DiskTier(config.disk.target).snapshots()
+        names = [one.name for one in (*listing.snapshots, *listing.damaged)]
     if config.remote is not None:
         tier = RemoteTier(config.remote.target)
-        ages += [age for name in tier.names() if (age := parse_name(name)) is not None]
+        names += tier.names()
         tier.close()
-    return max((max(generation, 1) for _, generation in ages), default=0)
+    return max((max(age[1], 1) for name in names if (age := parse_name(name))), default=0)
