@@ -45,20 +45,25 @@ def plain_load(path: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("job", ["gpt", "fsdp"])
+def settings_of(job: str) -> dict[str, Any]:
+    return {"step_s": 0.05} if job == PLAIN else TINY
+
+
+@pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
     disk = {"target": str(tmp_path / "stored"), "every_steps": 4, "keep_last": 3}
-    outcome = chaos.run(job, nodes=2, spares=0, steps=10, options=TINY, twin=False, disk=disk)
+    outcome = chaos.run(job, nodes=2, spares=0, steps=15, options=settings_of(job), twin=False, disk=disk)
     assert not journal(outcome, Event.SAVE_FAILED)
     found = DiskTier(disk["target"]).snapshots()
-    assert [one.manifest.step for one in found.snapshots] == [8, 4]
+    assert [one.manifest.step for one in found.snapshots] == [12, 8, 4]
     assert not found.damaged
     for snapshot in found.snapshots:
         snapshot.verify()
         assert {item.file for item in snapshot.manifest.items} == {"__0_0.distcp", "__1_0.distcp"}
     state = plain_load(found.snapshots[0].path)
-    assert state["scalars"]["step"] == 8
-    assert state["optimizer.state.head.weight.exp_avg"].shape == state["model.head.weight"].shape
+    assert state["scalars"]["step"] == 12
+    weight = "3.weight" if job == PLAIN else "head.weight"
+    assert state[f"optimizer.state.{weight}.exp_avg"].shape == state[f"model.{weight}"].shape
     assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
 
@@ -70,13 +75,12 @@ def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
 
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
-    options = {"step_s": 0.05} if job == PLAIN else TINY
     outcome = chaos.run(
         job,
         nodes=2,
         spares=0,
         steps=30,
-        options=options,
+        options=settings_of(job),
         disk={"target": str(tmp_path / "stored"), "every_steps": 5},
         faults=lose_all(2, 19),
         max_lost_steps=14,
@@ -150,7 +154,7 @@ OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]
 OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
 
 
-@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), ("fsdp", OF_FSDP)])
+@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
 def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, options: list[str]) -> None:
     launches = Launches(tmp_path, job, *options)
     unbroken = launches.end("unbroken")
@@ -162,6 +166,7 @@ def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, op
     assert resumed["loss"] == unbroken["loss"]
 
 
+@pytest.mark.slow
 def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
     launches = Launches(tmp_path, "fsdp", *OF_FSDP)
     unbroken = launches.end("unbroken")
@@ -185,3 +190,19 @@ def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
     records = read_journals(tmp_path / "resumed" / "journal")
     assert {record["step"] for record in records if record.event == Event.QUARANTINED} == {newest.manifest.step}
     assert [path.name.partition("~")[0] for path in (launches.stored.root / "quarantine").iterdir()] == [newest.name]
+
+
+def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(stored)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system takes root")
+    try:
+        disk = {"target": str(stored), "every_steps": 5}
+        outcome = chaos.run("gpt", nodes=2, spares=0, steps=30, options=TINY, twin=False, disk=disk)
+        assert not DiskTier(stored).snapshots().snapshots
+        assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(30))
+        assert any("No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED))
+    finally:
+        subprocess.run(["umount", "-l", str(stored)], check=True)

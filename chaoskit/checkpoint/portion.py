@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,6 +102,11 @@ def _is_finite(row: torch.Tensor) -> bool:
     return all(math.isfinite(float(part.sum())) or bool(part.isfinite().all()) for part in row.split(_SUMMED))
 
 
+def fresh_memory(size_bytes: int) -> memoryview:
+    """Memory whose pages come as it is filled: to clear it first would keep the interpreter's lock for long."""
+    return memoryview(mmap.mmap(-1, max(size_bytes, 1)))[:size_bytes]
+
+
 def copy_shared(view: ArenaView, slots: Sequence[Slot], number: int, count: int) -> list[tuple[Cut, memoryview]]:
     """This node's share of the state in the arena of a worker, whose next update should wait meanwhile.
 
@@ -109,7 +115,7 @@ def copy_shared(view: ArenaView, slots: Sequence[Slot], number: int, count: int)
     """
     sequence, boxes = view.sequence, []
     for cut in share(slots, number, count):
-        data, done = memoryview(bytearray(cut.size_bytes)), 0
+        data, done = fresh_memory(cut.size_bytes), 0
         while done < len(data):
             done += view.read_into(data[done : done + CHUNK_BYTES], cut.offset + done)
             if view.sequence != sequence:  # now and not at the end: the writer may be waiting for this to be over
@@ -129,7 +135,8 @@ def copy_piece(path: str, age: tuple[int, int]) -> tuple[list[tuple[Cut, memoryv
     with StoredCopy(path) as copy:
         if (copy.seal.step, copy.seal.generation) != age:
             raise Torn(f"step {age[0]} was overwritten by step {copy.seal.step}")
-        data = memoryview(copy.read_verified())
+        data = fresh_memory(copy.seal.size_bytes)
+        copy.read_verified(data)
         slots, scalars = copy.slots, copy.scalars
     cuts = [Cut(slot, slot.box) for slot in slots if slot.size_bytes or not slot.whole]
     return [(cut, data[cut.offset : cut.offset + cut.size_bytes]) for cut in cuts], scalars

@@ -2,7 +2,7 @@
 
 The parts meet in a staging directory that all nodes see. Each part comes with a file that says what is in it: when
 there is one of every part, the node of rank 0 makes the snapshot visible and deletes old ones. All of it happens on a
-thread of low priority, from copies of our own: training waits for no disk, and no failure of one ends it.
+thread of its own, from copies of our own: training waits for no disk, and no failure of one ends it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.config import Tier
 from chaoskit.journal import Journal
-from chaoskit.osprocess import lower_priority, set_name
+from chaoskit.osprocess import set_name
 from chaoskit.runtime.naming import SCALARS, encode_scalars, parameter_names, stored_name
 from chaoskit.vocabulary import Event
 
-_NICENESS = 15  # below the keepers, on whose copies a recovery waits
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0  # without a new part a snapshot is given up
 _LAST_CHANCE_S = 5.0  # for parts of a membership that is over
@@ -97,8 +96,9 @@ class Saver:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        # Not at a low priority: a nice thread that waits for a CPU with the interpreter's lock in its hands holds up the
+        # heartbeat of its node. What takes long, which is to copy, to digest and to write, happens without the lock.
         set_name("ck-saver")
-        lower_priority(_NICENESS)
         import chaoskit.checkpoint.dcp_metadata  # noqa: F401 - most of a second, now and not in the first save
 
         try:
