@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
@@ -206,3 +208,21 @@ def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
         assert any("No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED))
     finally:
         subprocess.run(["umount", "-l", str(stored)], check=True)
+
+
+@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
+def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
+    tmp_path: Path, job: str, options: list[str]
+) -> None:
+    launches = Launches(tmp_path, job, *options)
+    remote = ["--remote", f"file://{tmp_path}/remote", "--remote-every", "10"]
+    launches.kill_at(25, *launches.keep(), *remote)
+    uploaded = {path.parent.name for path in (tmp_path / "remote").glob("*/manifest.json")}
+    assert uploaded
+    shutil.rmtree(launches.stored.root)
+    resumed = launches.end("resumed", *launches.keep(), *remote)
+    assert (resumed["ok"], resumed["steps"]) == (True, 60)
+    restored = launches.restored("resumed")
+    sources = [record["source"] for record in restored]
+    assert sum(source.startswith("remote") for source in sources) == (1 if job == PLAIN else 2)  # once a replica
+    assert {record["step"] for record in restored} == {max(parse_name(name) or (0, 0) for name in uploaded)[0]}

@@ -157,7 +157,7 @@ def newest_generation(config: RunConfig) -> int:
     names: list[str] = []
     if config.disk is not None:
         listing = DiskTier(config.disk.target).snapshots()
-        names = [one.name for one in (*listing.snapshots, *listing.damaged)]
+        names = [one.name for one in listing.snapshots] + [one.name for one in listing.damaged]
     if config.remote is not None:
         tier = RemoteTier(config.remote.target)
         names += tier.names()

@@ -94,7 +94,7 @@ class Keeper:
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
-        self._saved = (-1, -1)  # the age of that which was last offered
+        self._saved = (-1, -1)  # the age of the state that was last looked at
         start_thread(self._serve, fail)
 
     # -- called by the agent --------------------------------------------------------------------------------------
@@ -182,10 +182,11 @@ class Keeper:
         """Have this node's share of a state stored whose step is due."""
         plan, view = self._plan, kept.view
         age = view.step, view.generation
-        if plan is None or view.generation != plan.generation or age <= self._saved or not saver.due(view.step):
+        if plan is None or view.generation != plan.generation or age == self._saved:
             return
+        begins = view.generation != self._saved[1]
         self._saved = age
-        if not saver.wants(age):
+        if begins or not saver.due(view.step) or not saver.wants(age):  # what a membership begins with is not new
             return
         nodes = list(dict.fromkeys(member.node for member in plan.members))
         number, count = nodes.index(self._node), len(nodes)

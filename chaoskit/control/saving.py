@@ -32,7 +32,7 @@ from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0  # without a new part a snapshot is given up
-_LAST_CHANCE_S = 5.0  # for parts of a membership that is over
+_LAST_CHANCE_S = 1.0  # for parts of a membership that is over
 _PART, _REFUSED = ".part.json", ".refused"
 _parts = msgspec.json.Decoder(Part)
 
@@ -96,7 +96,7 @@ class Saver:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        # Not at a low priority: a nice thread that waits for a CPU with the interpreter's lock in its hands holds up the
+        # Not at a low priority: a nice thread that waits for a CPU while it has the interpreter's lock holds up the
         # heartbeat of its node. What takes long, which is to copy, to digest and to write, happens without the lock.
         set_name("ck-saver")
         import chaoskit.checkpoint.dcp_metadata  # noqa: F401 - most of a second, now and not in the first save
@@ -188,8 +188,8 @@ class Saver:
         assert self._lead is not None
         try:
             parts = _without_repeats([_parts.decode(path.read_bytes()) for path in found])
-            for path in found:
-                path.unlink()
+            for told in found:
+                told.unlink()
             snapshot = staging.commit(parts, world=self._lead.world)
         except Exception as error:  # noqa: BLE001 - as in _write_parked
             self._refuse(staging.step, f"{type(error).__name__}: {error}")
