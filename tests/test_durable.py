@@ -21,7 +21,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.snapshot import Snapshot
+from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
@@ -226,3 +228,32 @@ def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
     sources = [record["source"] for record in restored]
     assert sum(source.startswith("remote") for source in sources) == (1 if job == PLAIN else 2)  # once a replica
     assert {record["step"] for record in restored} == {max(parse_name(name) or (0, 0) for name in uploaded)[0]}
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"disk": {"target": "relative"}}, "disk"),
+        ({"disk": {"target": "s3://bucket/run"}}, "disk"),
+        ({"disk": {"target": "/proc/nowhere"}}, "disk"),
+        ({"disk": {"target": "/tmp", "every_steps": 0}}, "disk.every_steps"),
+        ({"disk": {"target": "/tmp", "keep_last": -1}}, "disk.keep_last"),
+        ({"remote": {"target": "memory://run"}}, "remote"),
+        ({"disk": {"target": "/tmp"}, "remote": {"target": "bucket"}}, "remote"),
+    ],
+)
+def test_a_tier_that_cannot_work_is_refused_before_anything_starts(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan_experiment(PLAIN, steps=5, nodes=2, **settings)
+    assert refused.value.field == field
+
+
+def test_snapshots_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    DiskTier(tmp_path).save(5, {"model.x": torch.zeros(2)})
+    disk = {"target": str(tmp_path)}
+    with pytest.raises(BadInput, match="resume"):
+        plan_experiment(PLAIN, steps=5, nodes=2, disk=disk)
+    assert plan_experiment(PLAIN, steps=5, nodes=2, disk=disk, resume=True).config.resume

@@ -53,6 +53,11 @@ class Archive:
         if self.saver is not None:
             self.saver.follow(generation)
 
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: let what is under way come to its end, if it does so in time."""
+        if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
+            self._uploader.close(timeout_s)
+
     def offers(self) -> list[Snapshot]:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
         found = []

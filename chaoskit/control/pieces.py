@@ -141,6 +141,10 @@ class PieceKeeper:
             self._newest = step
             self._orders.give(lambda: self._forget_older(step))
 
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: what is being stored has so long to get there. Waits."""
+        self._archive.finish(timeout_s)
+
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:

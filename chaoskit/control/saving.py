@@ -89,6 +89,15 @@ class Saver:
         self._age = portion.age
         self._offered.put(portion)
 
+    def finish(self, timeout_s: float) -> bool:
+        """Wait until nothing is under way; whether that was so in time. To be called on any other thread."""
+        deadline_s = time.monotonic() + timeout_s
+        while busy := bool(self._parked or self._writes or self._staging) or not self._offered.empty():
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_LOOK_S)
+        return not busy
+
     def follow(self, generation: int) -> None:
         """A new membership: what nodes of the one before have not written may never be."""
         self._generation = generation
