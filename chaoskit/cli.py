@@ -68,6 +68,16 @@ def launch(
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the train function; repeatable.")
     ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the state is stored: a directory that all nodes see.")
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between two snapshots there.")] = 100,
+    keep: Annotated[int, typer.Option(help="How many of the newest snapshots are kept; 0 for all.")] = 2,
+    remote: Annotated[
+        str, typer.Option(metavar="URL", help="Where snapshots are uploaded to, such as s3://bucket/run.")
+    ] = "",
+    remote_every: Annotated[int, typer.Option(metavar="N", help="Steps between two uploads, at least.")] = 1000,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
     substrate: Annotated[
         str,
@@ -80,6 +90,8 @@ def launch(
 
     The script defines [bold]train(trainer, ...)[/]. Workers that die, hang, raise or
     compute NaN are replaced; the others go on without losing a step.
+    With [bold]--checkpoints[/] the state is stored, too: the same command, given again
+    after everything was lost, goes on from there.
     Ctrl-C ends everything.
 
     Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
@@ -97,6 +109,11 @@ def launch(
     }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     settings["substrate"] = substrate
+    settings["resume"] = resume and checkpoints is not None
+    if checkpoints is not None:
+        settings["disk"] = {"target": str(checkpoints.resolve()), "every_steps": checkpoint_every, "keep_last": keep}
+    if remote:
+        settings["remote"] = {"target": remote, "every_steps": remote_every, "keep_last": keep}
     console = _console(machine)
     result = face.launch(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)

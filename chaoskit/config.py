@@ -39,6 +39,22 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Path(self.path).stem if self.function == "train" else f"{Path(self.path).stem}:{self.function}"
 
 
+class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a job stores its state while it trains, how often, and what is kept of it.
+
+    Args:
+        target: a directory that all nodes see; of the remote tier a URL such as ``s3://bucket/run``.
+        every_steps: the state after each multiple of it is stored. Of the remote tier: no sooner than after so many.
+        keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.retention.Retention`.
+    """
+
+    target: str
+    every_steps: int = 100
+    keep_last: int = 2
+    keep_every: int = 0
+    budget_bytes: int = 0
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that coordinator, agents and workers must agree on.
 
@@ -77,6 +93,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
+        disk: where the state is stored for the case that every node is lost; None stores nothing.
+        remote: where snapshots of the disk tier are uploaded to.
+        resume: go on from the newest snapshot of these tiers, if there is one.
     """
 
     job: JobSpec
@@ -110,6 +129,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replacement_s: float = 30.0
     rack_nodes: int = 0
     fork: bool = True
+    disk: Tier | None = None
+    remote: Tier | None = None
+    resume: bool = False
 
     @property
     def shard_count(self) -> int:
@@ -169,7 +191,31 @@ def validate(config: RunConfig) -> None:
         raise BadInput("shards", config.shards, f"use at least nodes={config.nodes}: every rank needs a shard")
     if config.device == "cuda":
         _require_cuda(config.nodes)
+    for field in ("disk", "remote"):
+        _validate_tier(field, getattr(config, field))
+    if config.remote is not None and config.disk is None:
+        raise BadInput("remote", config.remote.target, "name a directory for disk, too: uploads are made from there")
+    if config.disk is not None and config.device == "cuda" and not config.job.sharded:
+        remedy = (
+            "leave it out, and call chaoskit.checkpoint.Saver in the script: agents cannot see a replica on a device"
+        )
+        raise BadInput("disk", config.disk.target, remedy)
     _validate_job(config.job)
+
+
+def _validate_tier(field: str, tier: Tier | None) -> None:
+    if tier is None:
+        return
+    for name, least in (("every_steps", 1), ("keep_last", 0), ("keep_every", 0), ("budget_bytes", 0)):
+        if getattr(tier, name) < least:
+            raise BadInput(f"{field}.{name}", getattr(tier, name), f"use {least} or more")
+    is_url = "://" in tier.target
+    if field == "remote" and not is_url:
+        raise BadInput("remote", tier.target, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
+    if field == "disk":
+        if is_url or not Path(tier.target).is_absolute():
+            raise BadInput("disk", tier.target, "name a directory by its absolute path, which all nodes see")
+        require_writable("disk", Path(tier.target))
 
 
 def _require_cuda(nodes: int) -> None:

@@ -43,7 +43,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A complete copy of the state of the training, sealed: what ``endpoint`` offers counts only with this checksum.
 
     ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was. The state of a sharded job
-    is in ``pieces`` different pieces, of which this is one; all of one age belong together.
+    is in ``pieces`` different pieces, of which this is one; all of one age belong together. One that is stored has a
+    ``path``, a directory or an address; nobody serves it, and whoever can reach it reads it there.
     """
 
     node: str
@@ -56,6 +57,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tier: str = "memory"
     piece: int = 0
     pieces: int = 1
+    path: str = ""
 
     @property
     def age(self) -> tuple[int, int]:

@@ -70,6 +70,8 @@ class Event(StrEnum):
         "protected"  # a piece has all its copies, for the first time in a generation: worker, step, piece, nodes
     )
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
+    SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
+    SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command
     COMMAND_EXITED = "command_exited"  # pid, how, status

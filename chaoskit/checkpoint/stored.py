@@ -91,6 +91,15 @@ class StoredCopy:
             digest.update(part)
         compare(self.seal, digest)
 
+    def read_verified(self, target: memoryview) -> None:
+        """Fill ``target`` with all of the data. Raises Damaged if it is not what was sealed."""
+        digest = Checksum(self.seal.step, self.index, self.scalars)
+        for start in range(0, self.seal.size_bytes, _BATCH_BYTES):
+            part = target[start : start + _BATCH_BYTES]
+            self.read_bytes(part, start)
+            digest.update(part)
+        compare(self.seal, digest)
+
     def read_into(self, tensors: Sequence[HeldTensor]) -> bytes:
         """Fill ``tensors`` with what is stored of them, and verify it; returns the scalars.
 

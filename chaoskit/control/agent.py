@@ -65,6 +65,7 @@ from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
 _FAREWELL_S = 2.0
+_STORING_S = 0.5  # the launcher's patience is not much longer than both together
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
 
@@ -408,13 +409,14 @@ class Agent:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def _say_goodbye(self, message: EndJob) -> None:
-        """Let workers end by themselves, for a moment."""
+        """Let workers end by themselves, and what is being stored get there, for a moment."""
         for charge in self._charges.values():
             self._pass_on(charge.name, message)
             charge.lost = True
         waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _FAREWELL_S)
+        await asyncio.to_thread(self._keeper.finish, _STORING_S)
 
     def _end_all(self) -> None:
         for charge in self._charges.values():

@@ -28,7 +28,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.plane import REATTACH_S, ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
-from chaoskit.errors import Refused
+from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import AgentHello, EndJob, ObserverHello, RendezvousHello, Trigger, Welcome
 from chaoskit.osprocess import Starvation, die_with_parent, is_ending, kernel_id, raise_priority, set_name
@@ -75,6 +75,8 @@ class Coordinator:
             sys.stderr.write(f"{self._record.damage}: it counts as lost\n")
             self._journal.write(Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage)
         self._carry_out(self._plane.retell())
+        if self._spec.config.resume and not self._record.memory:
+            self._look_for_snapshots()
         servers = [await asyncio.start_server(self._greet, sock=listener) for listener in listeners]
         ticker = asyncio.ensure_future(self._tick())
         try:
@@ -84,6 +86,16 @@ class Coordinator:
             ticker.cancel()
             for server in servers:
                 server.close()
+
+    def _look_for_snapshots(self) -> None:
+        """Whether an earlier run has stored something; remembered, as the next coordinator may find other things."""
+        from chaoskit.control.archive import newest_generation
+
+        try:
+            if generation := newest_generation(self._spec.config):
+                self._carry_out(self._plane.resume(generation, time.monotonic()))
+        except ChaoskitError as error:  # better not at all than anew from the beginning
+            self._carry_out(self._plane.hear(EndJob(False, f"cannot be resumed: {error}"), time.monotonic()))
 
     def _say_resumed(self) -> None:
         """That this coordinator goes on where another one was: not if a node, or the record, knows of a later one."""

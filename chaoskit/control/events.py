@@ -112,6 +112,12 @@ class GenerationSeen(Event, frozen=True):
     started: int = 0
 
 
+class Resumes(Event, frozen=True):
+    """The job goes on from what an earlier run has stored, the newest of it in ``generation``."""
+
+    generation: int
+
+
 class LeftOut(Event, frozen=True):
     """These nodes cannot reach others: their workers are given up, and they get none until :class:`Returned`."""
 
@@ -146,6 +152,7 @@ AnyEvent = (
     | JobFailed
     | Tick
     | GenerationSeen
+    | Resumes
     | LeftOut
     | Returned
     | Armed

@@ -10,17 +10,22 @@ not even read.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.arena import ArenaView, decode_index
 from chaoskit.checkpoint.memory import Copy, MemoryTier
+from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
+from chaoskit.control.archive import Archive
 from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.control.saving import Saver
+from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
@@ -87,6 +92,10 @@ class Keeper:
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
         self._orders = Orders()
+        self._archive = Archive(node, config, journal, fail)
+        self._plan: Plan | None = None
+        self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
+        self._saved = (-1, -1)  # the age of the state that was last looked at
         start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
@@ -107,7 +116,7 @@ class Keeper:
 
     def follow(self, plan: Plan) -> None:
         """A membership: copy the state of one of its workers, if that is this node's part."""
-        self._orders.give(lambda: self._follow(keepers(plan, self._config).get(self._node, ""), plan.generation))
+        self._orders.give(lambda: self._follow(plan))
 
     def ended(self, worker: str) -> None:
         """No code of the worker runs any more: what it left is kept."""
@@ -123,36 +132,79 @@ class Keeper:
         if left is not None and left[1].step < step:
             self._orders.give(lambda: self._forget_older(step))
 
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: what is being stored has so long to get there. Waits."""
+        self._archive.finish(timeout_s)
+
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while True:
-            bells = [self._kept[self._source].bell] if self._source else []
-            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
+            names = {self._kept[worker].bell: worker for worker in {self._source, self._stored_from} if worker}
+            readable, _, _ = select.select([self._orders.wake, *names], [], [])
             if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
                 self._orders.carry_out()
-            else:
-                os.eventfd_read(bells[0])
-                self._copy()
+                continue
+            for bell in readable:
+                os.eventfd_read(bell)
+                self._committed(names[bell])
 
-    def _follow(self, worker: str, generation: int) -> None:
-        if self._source in self._kept and self._source != worker:
-            self._kept[self._source].board.copying(False)
-        self._source = worker if worker in self._kept else ""
+    def _follow(self, plan: Plan) -> None:
+        source = keepers(plan, self._config).get(self._node, "")
+        first = next((member.worker for member in plan.members if member.node == self._node), "")
+        self._plan = plan
+        self._archive.follow(plan.generation)
+        before = {self._source, self._stored_from}
+        self._source = source if source in self._kept else ""
+        self._stored_from = first if first in self._kept and self._archive.saver is not None else ""
         self._failures = self._skips = 0
-        if not self._source:
-            return
-        kept = self._kept[worker]
-        kept.board.copying(True)
-        if generation == 1:  # later ones repeat a step, from which this would take CPU time
+        chosen = {self._source, self._stored_from} - {""}
+        for worker in before - chosen:
+            if worker in self._kept:
+                self._kept[worker].board.copying(False)
+        if self._source and plan.generation == 1:  # later ones repeat a step, from which this would take CPU time
             with contextlib.suppress(MemoryError, OSError):  # the first copy will report it
-                self._tier.reserve(kept.view)
-        if kept.view.generation == generation:  # it rang before anybody listened
-            self._copy()
+                self._tier.reserve(self._kept[self._source].view)
+        for worker in chosen:
+            kept = self._kept[worker]
+            kept.board.copying(True)
+            if kept.view.generation == plan.generation:  # it rang before anybody listened
+                self._committed(worker)
 
-    def _copy(self) -> None:
+    def _committed(self, worker: str) -> None:
+        """A worker has committed a state: copy what is wanted of it, and let it go on."""
+        kept = self._kept[worker]
+        step, until = kept.view.step, math.inf
+        if worker == self._stored_from and self._archive.saver is not None:
+            self._save(kept, self._archive.saver)
+            until = self._archive.saver.next_due(step) - 1
+        if worker == self._source:
+            self._copy(kept)
+            until = min(until, step + 1 if self._skips else step)
+        kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
+
+    def _save(self, kept: _Kept, saver: Saver) -> None:
+        """Have this node's share of a state stored whose step is due."""
+        plan, view = self._plan, kept.view
+        age = view.step, view.generation
+        if plan is None or view.generation != plan.generation or age == self._saved:
+            return
+        begins = view.generation != self._saved[1]
+        self._saved = age
+        if begins or not saver.due(view.step) or not saver.wants(age):  # what a membership begins with is not new
+            return
+        nodes = list(dict.fromkeys(member.node for member in plan.members))
+        number, count = nodes.index(self._node), len(nodes)
+        try:
+            slots, scalars = decode_index(view.index_bytes(), view.size_bytes), view.scalars_bytes()
+            boxes = copy_shared(view, slots, number, count)
+        except (ChaoskitError, OSError) as error:
+            self._journal.write(Event.SAVE_FAILED, step=age[0], tier="disk", reason=str(error))
+            return
+        saver.offer(Portion(*age, number, count, len(plan.members), not number, tuple(boxes), scalars))
+
+    def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed. Training never waits long for it, and never ends because of it."""
-        kept = self._kept[self._source]
         step = kept.view.step
         if self._has(step):
             pass  # a new generation of the same state
@@ -160,8 +212,6 @@ class Keeper:
             self._skips -= 1
         else:
             self._try_to_copy(kept.view, step)
-        # where the next commit is let go, its writer need not wait either
-        kept.board.copied(step + 1 if self._skips else step)
 
     def _has(self, step: int) -> bool:
         return self._copied_of == self._source and any(copy.seal.step == step for copy in self._tier.copies())
@@ -180,8 +230,8 @@ class Keeper:
 
     def _ended(self, worker: str) -> None:
         kept = self._kept.pop(worker, None)
-        if worker == self._source:
-            self._source = ""
+        self._source = "" if worker == self._source else self._source
+        self._stored_from = "" if worker == self._stored_from else self._stored_from
         if kept is None:
             return
         os.close(kept.bell)
@@ -214,7 +264,7 @@ class Keeper:
                 generation=offered.generation,
                 checksum=offered.checksum,
             )
-        self._tell(Sealed(self._node, snapshots))
+        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers())))
         lower_priority(_NICENESS)
 
 

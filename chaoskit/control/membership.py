@@ -34,6 +34,7 @@ from chaoskit.control.events import (
     NodeLost,
     Publish,
     Recall,
+    Resumes,
     Returned,
     Sealed,
     SetAside,
@@ -85,7 +86,8 @@ class Membership:
         self._left_out: set[str] = set()  # nodes that cannot reach all others
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
-        self._record_lost = False
+        self._record_lost = False  # there is a past, but no plan of it: also where a job is resumed
+        self._resumes = False
         self._failed_starts = 0  # in a row
         self._start_after_s = -math.inf  # a clock may read anything, also less than 0
         self._revival = Revival()
@@ -268,6 +270,8 @@ class Membership:
                 self._failure = reason
             case GenerationSeen(generation, node, started):
                 self._lose_record(generation, node, started)
+            case Resumes(generation):
+                self._floor, self._record_lost, self._trained, self._resumes = generation, True, True, True
             case Tick():
                 self._launched |= self._record_lost and self._may_launch(now_s)
                 return self._start_missing([], now_s)
@@ -429,11 +433,16 @@ class Membership:
     def _revive(self, now_s: float) -> Publish | Finish | None:
         """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
         revival, startup_s, lost = self._revival, self._config.startup_s, "every replica was lost"
-        if not self._plan:
+        if self._resumes and not self._plan:
+            lost = "nothing that is stored could be restored"
+        elif not self._plan:
             lost = f"the coordinator's record was lost, and {lost}"
         if revival.is_asking(now_s):
             return None
         if not revival.snapshots:
+            stored = self._config.disk is not None and (not self._nodes or revival.owed)
+            if stored and revival.waited_s(now_s) < startup_s:
+                return None  # a node that comes back sees what is stored
             if self._config.job.sharded and len(self.members) == self.world:
                 revival.end()  # they train on, and have answered between different steps: ask again
                 return None
@@ -445,8 +454,10 @@ class Membership:
         if self._is_restoring():
             return None
         missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
-        sharded = self._config.job.sharded and revival.waited_s(now_s) < self._config.replacement_s
-        if missing > 0 and (sharded or now_s < self._ready_s + GATHER_S):
+        patience_s = self._config.replacement_s if self._config.job.sharded else 0.0
+        if self._resumes and not self._plan:
+            patience_s = startup_s / 2  # all of them start just now
+        if missing > 0 and (revival.waited_s(now_s) < patience_s or now_s < self._ready_s + GATHER_S):
             return None
         return self._regroup(abort=True, restore=revival.snapshots)
 

@@ -17,13 +17,17 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.peer_protocol import PeerAddress
 from chaoskit.checkpoint.peer_sender import CopySender
 from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.placement import Node, Piece, Placement, place
-from chaoskit.checkpoint.seal import Seal
+from chaoskit.checkpoint.portion import Portion, copy_piece
+from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.config import RunConfig
+from chaoskit.control.archive import Archive
 from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
@@ -54,10 +58,14 @@ class _Held:
 
     def copies(self) -> list[tuple[Seal, ArenaView]]:
         """What is complete in the slots now."""
-        views = [ArenaView.open(path) for path in self.paths]
+        return [(seal, view) for _, seal, view in self.sealed()]
+
+    def sealed(self) -> list[tuple[str, Seal, ArenaView]]:
+        """The same, with the paths of the slots."""
+        views = [(path, ArenaView.open(path)) for path in self.paths]
         return [
-            (Seal(view.step, view.generation, view.size_bytes, checksum), view)
-            for view in views
+            (path, Seal(view.step, view.generation, view.size_bytes, checksum), view)
+            for path, view in views
             if (checksum := view.checksum)
         ]
 
@@ -100,6 +108,9 @@ class PieceKeeper:
         self._offers = Offers(node, host, token)
         self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
         self._orders = Orders()
+        self._archive = Archive(node, config, journal, fail)
+        self._plan: Plan | None = None
+        self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
         start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
@@ -132,6 +143,10 @@ class PieceKeeper:
         if step != self._newest:
             self._newest = step
             self._orders.give(lambda: self._forget_older(step))
+
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: what is being stored has so long to get there. Waits."""
+        self._archive.finish(timeout_s)
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -175,6 +190,8 @@ class PieceKeeper:
             self._placement = place(known, pieces, copies, self._placement)
         else:
             self._placement = {}
+        self._plan = plan
+        self._archive.follow(plan.generation)
         for held in self._held.values():
             held.told = False
             self._send(held)
@@ -207,6 +224,33 @@ class PieceKeeper:
             held.sender.notify()
         else:
             self._acknowledged(held)
+        if self._archive.saver is not None and held.board is not None:
+            self._save(held, self._archive.saver)
+
+    def _save(self, held: _Held, saver: Saver) -> None:
+        """Have a copy stored whose step is due: once, in the membership that committed it."""
+        plan, part = self._plan, held.holding
+        member = plan.member(part.worker) if plan is not None else None
+        if plan is None or member is None or held.board is None:
+            return
+        if saver.next_due(held.board.step - 3) > held.board.step + 1:  # nothing due can be in the slots
+            return
+        for path, seal, _ in held.sealed():
+            age = (seal.step, seal.generation)
+            fresh = seal.generation == plan.generation and age > self._saved.get(part.worker, (-1, -1))
+            if not (fresh and saver.due(seal.step)):
+                continue
+            self._saved[part.worker] = age
+            if not saver.wants(age):
+                continue
+            try:
+                boxes, scalars = copy_piece(path, age)
+            except (Torn, Damaged, OSError) as error:
+                reason = str(error)
+                self._journal.write(Event.SAVE_FAILED, step=seal.step, tier="disk", reason=reason)
+                continue
+            world, leads = len(plan.members), not member.rank
+            saver.offer(Portion(*age, part.piece, part.pieces, world, leads, tuple(boxes), scalars))
 
     def _acknowledged(self, held: _Held) -> None:
         """A partner has verified a copy; or there is no partner, and the worker has."""
@@ -261,10 +305,11 @@ class PieceKeeper:
         self._offers.withdraw([])
         snapshots: list[Snapshot] = []
         with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
+            snapshots += self._archive.offers()
             for part, seal, view, tier in found:
                 offer = self._offers.offer(part.worker, seal, view, tier=tier, piece=part.piece, pieces=part.pieces)
                 snapshots.append(offer)
-        for offered in snapshots:
+        for offered in [one for one in snapshots if not one.path]:
             self._journal.write(
                 Event.SEALED,
                 worker=offered.worker,

@@ -400,6 +400,10 @@ class ControlPlane:
             outputs += [Note(Event.DETECTED, fields, lost.detected_ns), Show(lost)]
         return outputs
 
+    def resume(self, generation: int, now_s: float) -> list[Output]:
+        """Begin with what an earlier run has stored, the newest of it in ``generation``. To be called first."""
+        return self._advance(events.Resumes(generation), now_s)
+
     def retell(self) -> list[Output]:
         """What the coordinator before this one may not have lived to say. To be said before anything else."""
         untold, self._untold = self._untold, []

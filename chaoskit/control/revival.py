@@ -41,7 +41,10 @@ class Revival:
         for snapshot in self._snapshots:
             found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
         cuts = {age: pieces for (age, pieces), there in sorted(found.items()) if len(there) == pieces}
-        whole = [one for one in self._snapshots if cuts.get(one.age) == one.pieces]
+        once: dict[object, Snapshot] = {}
+        for snapshot in self._snapshots:
+            once.setdefault(snapshot.path or snapshot, snapshot)  # all nodes see what is stored
+        whole = [one for one in once.values() if cuts.get(one.age) == one.pieces]
         return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
@@ -65,7 +68,7 @@ class Revival:
         """What a node can offer. Whoever was not asked is not heard."""
         if self.asks(node):
             self._answered[node], self._moved_s = True, now_s
-            self._snapshots += [snapshot for snapshot in snapshots if snapshot not in self._corrupt]
+            self._snapshots += [one for one in snapshots if not any(_same(one, other) for other in self._corrupt)]
 
     def lose_node(self, node: str, now_s: float) -> None:
         """What was kept on it is gone."""
@@ -76,7 +79,7 @@ class Revival:
     def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
         self._moved_s = now_s
-        self._snapshots = [other for other in self._snapshots if other != snapshot]
+        self._snapshots = [other for other in self._snapshots if not _same(other, snapshot)]
         self._corrupt.update([snapshot] if corrupt else [])
 
     def waited_s(self, now_s: float) -> float:
@@ -86,6 +89,11 @@ class Revival:
     def is_asking(self, now_s: float) -> bool:
         """Whether an answer is worth waiting for: it may be newer than what is known."""
         return self.waited_s(now_s) < RECALL_S and not all(self._answered.values())
+
+    @property
+    def owed(self) -> bool:
+        """Whether some node that was asked has not answered, however long ago that was."""
+        return not all(self._answered.values())
 
     def bare_s(self, now_s: float) -> float:
         """For how long there has been nothing to restore, and no answer to wait for; 0 while there is."""
@@ -99,3 +107,8 @@ class Revival:
         newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
         left = {snapshot.piece for snapshot in newest if snapshot in self._snapshots}
         return left == {snapshot.piece for snapshot in newest}
+
+
+def _same(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two offers are of the same bytes: whatever is stored, every node may offer."""
+    return one == other or bool(one.path and one.path == other.path)

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from chaoskit.config import RunConfig, resolve_job, validate
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Trigger
 from faults.base import Fault
 
@@ -46,7 +46,7 @@ class Experiment:
 
     def unbroken(self) -> Experiment:
         """The twin: the same job and seed, without faults and spares."""
-        config = msgspec.structs.replace(self.config, spares=0)
+        config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False)
         return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
 
 
@@ -98,6 +98,8 @@ def plan_experiment(
         remedy = f"use one of {', '.join(map(str, allowed))}" if allowed else str(error).partition(" - ")[0]
         raise BadInput(field, settings.get(field), remedy) from None
     validate(config)
+    if config.disk is not None and not config.resume:
+        _require_empty(config)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
     expanded = _expand(faults, config, steps)
     if deadline_s is None:
@@ -109,6 +111,20 @@ def plan_experiment(
     elif not max_lost_steps >= 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
     return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
+
+
+def _require_empty(config: RunConfig) -> None:
+    """Refuse to mix the snapshots of two runs. Raises BadInput."""
+    from chaoskit.control.archive import newest_generation  # imports torch
+
+    assert config.disk is not None
+    try:
+        found = newest_generation(config)
+    except ChaoskitError as error:
+        target = config.remote.target if config.remote is not None else config.disk.target
+        raise BadInput("remote", target, str(error)) from error
+    if found:
+        raise BadInput("disk", config.disk.target, "choose places without snapshots, or resume=True to go on from them")
 
 
 def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tuple[Fault, ...]:

@@ -183,13 +183,13 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
         if view.sequence != sequence:
             return None  # what was read during a write fits nothing
-        target = _receive_into(replica, index, size_bytes)
+        target = receive_into(replica, index, size_bytes)
         _read_all(view, target)
         if view.sequence != sequence:
             return None
         found = _verify(sealed, step, index, scalars, target)
         replica.load_scalars(scalars, step)
-        _publish(replica, scalars)
+        publish(replica, scalars)
         return Pulled(step, size_bytes, "shared memory", found)
     finally:
         view.close()
@@ -218,7 +218,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
             # A survivor must not lose the state it has to a peer that ends half-way; a joiner has none to lose.
             direct = replica.arena is not None and replica.step <= 0
             packed = bytearray(0 if direct else offer.size_bytes)
-            target = _receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
+            target = receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
             _fill(target, connection)
             (sequence,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
         finally:
@@ -230,9 +230,9 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
         replica.begin_write()
         replica.unpack(offer.index, packed)
     elif packed:
-        _receive_into(replica, offer.index, offer.size_bytes)[:] = packed
+        receive_into(replica, offer.index, offer.size_bytes)[:] = packed
     replica.load_scalars(offer.scalars, offer.step)
-    _publish(replica, offer.scalars)
+    publish(replica, offer.scalars)
     return Pulled(offer.step, offer.size_bytes, "tcp", found)
 
 
@@ -252,7 +252,7 @@ def _fill(target: memoryview, connection: socket.socket) -> None:
         received += count
 
 
-def _receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview:
+def receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview:
     """The memory of ``replica`` that the peer's data belongs to; peers that read us meanwhile are told to retry."""
     assert replica.arena is not None
     replica.step = -1  # until all of it is there
@@ -263,7 +263,8 @@ def _receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview
     return replica.arena.data()
 
 
-def _publish(replica: Replica, scalars: bytes) -> None:
+def publish(replica: Replica, scalars: bytes) -> None:
+    """The state is complete: others may read it."""
     if replica.arena is not None:
         replica.arena.publish([path for path, _ in replica.tensors()], scalars, replica.step)
     replica.end_write()

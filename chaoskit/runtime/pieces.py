@@ -17,6 +17,7 @@ from chaoskit.checkpoint.stored import StoredCopy, assemble
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Snapshot
 from chaoskit.osprocess import host_id
+from chaoskit.runtime.from_store import read_sharded
 from chaoskit.runtime.peer import Corrupt, PeerLost, fetch
 from chaoskit.runtime.sharding import ShardedState
 
@@ -52,8 +53,9 @@ class Restorer:
     ) -> None:
         self.step, self.generation = max(snapshot.age for snapshot in restore)
         self._copies: dict[int, list[Snapshot]] = {}
+        self._stored = [one for one in restore if one.age == (self.step, self.generation) and one.path]
         for snapshot in restore:
-            if snapshot.age == (self.step, self.generation):
+            if snapshot.age == (self.step, self.generation) and not snapshot.path:
                 self._copies.setdefault(snapshot.piece, []).append(snapshot)
         for copies in self._copies.values():
             turn = rank % len(copies)
@@ -71,9 +73,24 @@ class Restorer:
             NoCopy: if a piece cannot be read from anywhere.
             BadInput: if the stored state is that of another model.
         """
+        if not self._copies:
+            self._read_stored(state)
+            return
         alike = len(self._copies) == count and number in self._copies
         if not (alike and self._read_own(state, number)):
             self._read_all(state)
+
+    def _read_stored(self, state: ShardedState) -> None:
+        """From a tier that outlives every node: this rank's boxes, straight into place."""
+        for snapshot in self._stored:
+            try:
+                read_sharded(snapshot, state)
+            except (PeerLost, Corrupt) as error:
+                self._fail(snapshot, error)
+                continue
+            self.read.append(snapshot)
+            return
+        raise NoCopy(f"nothing that is stored of step {self.step} could be read")
 
     def _read_own(self, state: ShardedState, number: int) -> bool:
         """From the copy of one rank, straight into place; False if that was cut in another way."""

@@ -52,6 +52,8 @@ class Registered:
         require_schedulers(self.schedulers)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.parameter_names = [names.get(id(parameter), "") for _, parameter in self.owned()]
         self.step = 0
         self._updating = False
         for one in self.optimizers:
@@ -109,7 +111,7 @@ class Registered:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def scalars(self) -> bytes:
-        """Learning rates, the schedulers' and the optimizers' numbers.
+        """Learning rates, the schedulers' and the optimizers' numbers, and the names of the optimizers' parameters.
 
         Raises:
             ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
@@ -122,7 +124,9 @@ class Registered:
             if not isinstance(value, Tensor)
         }
         schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
-        return msgspec.msgpack.encode({"groups": groups, "state": state, "schedulers": schedulers})
+        return msgspec.msgpack.encode(
+            {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
+        )
 
     def scalars_checksum(self) -> int:
         """Of :meth:`scalars`."""

@@ -85,7 +85,7 @@ class Regrouper:
         met: Callable[[Plan, Member], None] = lambda plan, me: None,
     ) -> None:
         self._worker, self._journal = worker, journal
-        self._open_rendezvous, self._build = open_rendezvous, build
+        self.open_rendezvous, self._build = open_rendezvous, build
         self._formed, self._failed, self._met = formed, failed, met
         self._changed = threading.Condition()
         self._current: Formation | None = None  # newest formation that was begun
@@ -142,7 +142,7 @@ class Regrouper:
 
     def _meet(self, formation: Formation) -> None:
         plan, rank = formation.plan, formation.me.rank
-        rendezvous = self._open_rendezvous()
+        rendezvous = self.open_rendezvous()
         with self._changed:
             self._changed.wait_for(lambda: not self._advancing or formation.broken)
             if formation.broken:

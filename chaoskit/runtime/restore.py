@@ -16,6 +16,8 @@ from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.vocabulary import Event
 
+_READ = "restored from the remote tier"  # key, for those who wait for rank 0
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -40,13 +42,23 @@ def sources(formation: Formation) -> list[Source]:
         found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
+        copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]
+        nearest = [snapshot for snapshot in copies if not snapshot.path] or copies  # memory, while there is any
         found = [
-            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
-            for snapshot in plan.restore
-            if snapshot.age == newest
+            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot) for snapshot in nearest
         ]
+        if _has_one_reader(formation) and me:
+            found = [Source(plan.members[0].worker, plan.members[0].endpoint, 0)]
     turn = me % len(found)
     return found[turn:] + found[:turn]
+
+
+def _has_one_reader(formation: Formation) -> bool:
+    """Whether the state comes from the remote tier, so that rank 0 reads it, and the others take it from there."""
+    if any(standing.step == formation.goal_step for standing in formation.standings or ()):
+        return False
+    newest = max(snapshot.age for snapshot in formation.plan.restore)
+    return all(snapshot.tier == "remote" for snapshot in formation.plan.restore if snapshot.age == newest)
 
 
 def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
@@ -55,6 +67,24 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
     Args:
         pull: replaces the state by that of a source.
     """
+    if not _has_one_reader(formation):
+        return _take(worker, formation, pull)
+    generation, rendezvous = formation.plan.generation, None
+    try:
+        rendezvous = worker.regrouper.open_rendezvous()  # the group is being built over the other one
+        if not formation.me.rank:
+            taken = _take(worker, formation, pull)
+            rendezvous.put(generation, _READ, b"read" if taken else b"")
+            return taken
+        return bool(rendezvous.get(generation, _READ)) and _take(worker, formation, pull)
+    except (GenerationSuperseded, OSError):
+        return False
+    finally:
+        if rendezvous is not None:
+            rendezvous.close()
+
+
+def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
     for source in sources(formation):
         try:
             pulled = pull(source)

@@ -26,6 +26,7 @@ from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.from_store import pull_stored
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
@@ -273,7 +274,10 @@ class Trainer:
         with worker.regrouper.advance(formation):
             self._forget_step()
             try:
-                pulled = pull(replica, source.endpoint, worker.token, self.config.transport, source.checksum)
+                if source.snapshot is not None and source.snapshot.path:
+                    pulled = pull_stored(replica, source.snapshot)
+                else:
+                    pulled = pull(replica, source.endpoint, worker.token, self.config.transport, source.checksum)
                 if not replica.is_finite():
                     replica.step = -1
                     if source.snapshot is not None:

@@ -1,0 +1,170 @@
+"""What a node has to do with the tiers that outlive every node: it stores its part, and says what is there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import xxhash
+
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.manifest import MANIFEST, Damaged
+from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.remote.source import DirectorySource
+from chaoskit.checkpoint.remote.tier import RemoteTier, checked_manifest
+from chaoskit.checkpoint.remote.uploader import Uploader
+from chaoskit.checkpoint.retention import Schedule
+from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
+from chaoskit.config import RunConfig
+from chaoskit.control.saving import Saver, retention_of
+from chaoskit.errors import ChaoskitError
+from chaoskit.journal import Journal
+from chaoskit.messages import Endpoint, Snapshot
+from chaoskit.vocabulary import Event
+
+_OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
+_LISTING_S = 1.5  # a recall waits so long for the first listing of the remote tier
+_RELIST_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Archive:
+    """The disk and the remote tier of a job, seen from one node.
+
+    Attributes:
+        saver: takes this node's part of due snapshots; None if nothing is to be stored.
+    """
+
+    def __init__(self, node: str, config: RunConfig, journal: Journal, fail: Callable[[BaseException], None]) -> None:
+        self._node, self._config, self._journal = node, config, journal
+        self.saver = Saver(config.disk, journal, self._committed, fail) if config.disk is not None else None
+        self._uploader: Uploader | None = None
+        self._uploaded = -1  # the newest step that was offered to it
+        self._remote: list[Snapshot] = []  # what was there when it was last asked
+        self._listed = threading.Event()
+        if config.remote is not None:
+            threading.Thread(target=self._keep_listing, name="ck-listing", daemon=True).start()
+
+    def follow(self, generation: int) -> None:
+        """A new membership."""
+        if self.saver is not None:
+            self.saver.follow(generation)
+
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: let what is under way come to its end, if it does so in time."""
+        if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
+            self._uploader.close(timeout_s)
+
+    def offers(self) -> list[Snapshot]:
+        """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
+        found = []
+        if self._config.disk is not None:
+            found = list(self._on_disk(Path(self._config.disk.target)))
+        if self._config.remote is not None:
+            self._listed.wait(_LISTING_S)
+            found += self._remote
+        for offer in found:
+            self._journal.write(
+                Event.SEALED,
+                worker="",
+                step=offer.step,
+                generation=offer.generation,
+                checksum=offer.checksum,
+                piece=0,
+                tier=offer.tier,
+            )
+        return found
+
+    def _on_disk(self, root: Path) -> Iterator[Snapshot]:
+        for snapshot in DiskTier(root).snapshots().snapshots[:_OFFERED_MAX]:
+            try:
+                stamp = xxhash.xxh3_128_hexdigest((snapshot.path / MANIFEST).read_bytes())
+            except OSError:
+                continue  # deleted meanwhile
+            yield self._offer(snapshot, stamp, "disk", str(snapshot.path))
+
+    def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
+        step, generation = stored.manifest.age
+        nobody = Endpoint("", "", 0, 0, -1)
+        size_bytes = stored.manifest.size_bytes
+        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path)
+
+    # -- the remote tier ------------------------------------------------------------------------------------------
+
+    def _committed(self, snapshot: StoredSnapshot) -> None:
+        """This node has committed a snapshot: it uploads it, if that is due."""
+        remote = self._config.remote
+        if remote is None:
+            return
+        step = snapshot.manifest.step
+        last = self._uploaded if self._uploaded >= 0 else max((one.step for one in self._remote), default=None)
+        if not Schedule(every_steps=remote.every_steps).due(step, last, None):
+            return
+        try:
+            if self._uploader is None:
+                tier = RemoteTier(remote.target, retention=retention_of(remote))
+                self._uploader = Uploader(tier, after_commit=self._after_upload)
+            self._uploader.offer(DirectorySource(snapshot.path))
+            self._uploaded = step
+        except ChaoskitError as error:
+            self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
+
+    def _after_upload(self, tier: RemoteTier) -> None:
+        tier.prune()
+        self._remote = self._list(tier)
+        if self._remote:
+            newest = self._remote[0]
+            self._journal.write(
+                Event.SAVED,
+                step=newest.step,
+                generation=newest.generation,
+                tier="remote",
+                path=newest.path,
+                size_bytes=newest.size_bytes,
+            )
+
+    def _keep_listing(self) -> None:
+        remote, pause = self._config.remote, threading.Event()
+        assert remote is not None
+        tier: RemoteTier | None = None
+        while True:
+            try:
+                tier = tier or RemoteTier(remote.target)
+                self._remote = self._list(tier)
+            except Exception as error:  # noqa: BLE001 - a tier that is out has nothing to offer now
+                _log.warning("%s cannot be listed: %s", remote.target, error)
+            self._listed.set()
+            pause.wait(_RELIST_S)
+
+    def _list(self, tier: RemoteTier) -> list[Snapshot]:
+        found: list[Snapshot] = []
+        for name, data in tier.candidates():
+            try:
+                stored = StoredSnapshot(Path(name), checked_manifest(name, data))
+            except Damaged:
+                continue
+            stamp = xxhash.xxh3_128_hexdigest(data)
+            found.append(self._offer(stored, stamp, "remote", f"{tier.store.url.rstrip('/')}/{name}"))
+            if len(found) == _OFFERED_MAX:
+                break
+        return found
+
+
+def newest_generation(config: RunConfig) -> int:
+    """The largest generation of all snapshots that are stored where ``config`` says, damaged or not; 0 without any.
+
+    Raises:
+        BadInput: if the remote tier's URL is none. RemoteRefused, RemoteUnavailable: if it cannot be asked.
+    """
+    names: list[str] = []
+    if config.disk is not None:
+        listing = DiskTier(config.disk.target).snapshots()
+        names = [one.name for one in listing.snapshots] + [one.name for one in listing.damaged]
+    if config.remote is not None:
+        tier = RemoteTier(config.remote.target)
+        names += tier.names()
+        tier.close()
+    return max((max(age[1], 1) for name in names if (age := parse_name(name))), default=0)

@@ -1,0 +1,259 @@
+"""The disk and remote tiers of a job: what outlives every node of it, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.snapshot import Snapshot
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.journal import Record, read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event
+from faults import ReplaceNode
+
+LIMIT_S = 60.0
+TINY = {"size": "tiny"}
+PLAIN = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def plain_load(path: Path) -> dict[str, Any]:
+    """What plain ``torch.distributed.checkpoint`` reads, into tensors that know nothing of chaoskit."""
+    reader = dcp.FileSystemReader(path)
+    state: dict[str, Any] = {
+        name: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
+        for name, one in reader.read_metadata().state_dict_metadata.items()
+    }
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+def settings_of(job: str) -> dict[str, Any]:
+    return {"step_s": 0.05} if job == PLAIN else TINY
+
+
+@pytest.mark.parametrize("job", [PLAIN, "fsdp"])
+def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    disk = {"target": str(tmp_path / "stored"), "every_steps": 4, "keep_last": 3}
+    outcome = chaos.run(job, nodes=2, spares=0, steps=15, options=settings_of(job), twin=False, disk=disk)
+    assert not journal(outcome, Event.SAVE_FAILED)
+    found = DiskTier(disk["target"]).snapshots()
+    assert [one.manifest.step for one in found.snapshots] == [12, 8, 4]
+    assert not found.damaged
+    for snapshot in found.snapshots:
+        snapshot.verify()
+        assert {item.file for item in snapshot.manifest.items} == {"__0_0.distcp", "__1_0.distcp"}
+    state = plain_load(found.snapshots[0].path)
+    assert state["scalars"]["step"] == 12
+    weight = "3.weight" if job == PLAIN else "head.weight"
+    assert state[f"optimizer.state.{weight}.exp_avg"].shape == state[f"model.{weight}"].shape
+    assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
+    assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
+
+
+def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
+    """Every node is lost at one step, with all that is in memory; empty ones come in their places."""
+    return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(nodes)]
+
+
+@pytest.mark.parametrize("job", [PLAIN, "fsdp"])
+def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    outcome = chaos.run(
+        job,
+        nodes=2,
+        spares=0,
+        steps=30,
+        options=settings_of(job),
+        disk={"target": str(tmp_path / "stored"), "every_steps": 5},
+        faults=lose_all(2, 19),
+        max_lost_steps=14,
+    )
+    assert {record["source"].split()[0] for record in journal(outcome, Event.RESTORED)} == {"disk"}
+    outcome.assert_same_losses_as_twin()
+
+
+# -- a launcher that is killed, and started again -----------------------------------------------------------------
+
+
+class Launches:
+    """Launches of one job with one directory of checkpoints."""
+
+    def __init__(self, directory: Path, job: str, *options: str) -> None:
+        self.directory, self.stored, self._job, self._options = directory, DiskTier(directory / "stored"), job, options
+        self._mark = str(uuid.uuid4())
+
+    def start(self, report: str, *more: str, nodes: int = 2) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "chaoskit.cli", "launch", self._job, *self._options, "--nodes", str(nodes)]
+        command += ["--spares", "0", "--shards", "4", "--json", "--report", str(self.directory / report), *more]
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_STATE_HOME": str(self.directory / "state"), "MARK": self._mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, report: str, *more: str, nodes: int = 2) -> dict[str, Any]:
+        """Run a launch to its end; what it prints."""
+        stdout, stderr = self.start(report, *more, nodes=nodes).communicate(timeout=LIMIT_S)
+        assert stdout, stderr
+        found: dict[str, Any] = json.loads(stdout)
+        return found
+
+    def keep(self, every: int = 5) -> list[str]:
+        return ["--checkpoints", str(self.stored.root), "--checkpoint-every", str(every)]
+
+    def kill_at(self, step: int, *more: str) -> None:
+        """Kill the launcher, and all that it has started with it, when a snapshot of that age is there."""
+        launcher = self.start("killed", *more)
+        wait_for(lambda: any(one.manifest.step >= step for one in self.stored.snapshots().snapshots), "a snapshot")
+        launcher.kill()
+        launcher.communicate(timeout=LIMIT_S)
+        wait_for(lambda: not self._living(), "the end of all processes")
+
+    def _living(self) -> list[str]:
+        return [entry.name for entry in Path("/proc").glob("[0-9]*") if self._mark.encode() in _environment(entry)]
+
+    def restored(self, report: str) -> list[Record]:
+        records = read_journals(self.directory / report / "journal")
+        return [record for record in records if record.event == Event.RESTORED]
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]
+OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
+
+
+@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
+def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, options: list[str]) -> None:
+    launches = Launches(tmp_path, job, *options)
+    unbroken = launches.end("unbroken")
+    launches.kill_at(10, *launches.keep())
+    resumed = launches.end("resumed", *launches.keep())
+    assert (resumed["ok"], resumed["steps"], resumed["reason"]) == (True, 60, unbroken["reason"])
+    assert min(record["step"] for record in launches.restored("resumed")) >= 10
+    assert resumed["weights_digest"] == unbroken["weights_digest"] != ""
+    assert resumed["loss"] == unbroken["loss"]
+
+
+@pytest.mark.slow
+def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
+    launches = Launches(tmp_path, "fsdp", *OF_FSDP)
+    unbroken = launches.end("unbroken")
+    launches.kill_at(10, *launches.keep())
+    resumed = launches.end("resumed", *launches.keep(), nodes=1)
+    assert resumed["steps"] == 60
+    assert launches.restored("resumed")
+    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-3)
+
+
+def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
+    launches = Launches(tmp_path, PLAIN, *OF_PLAIN)
+    launches.kill_at(10, *launches.keep())
+    newest, older = launches.stored.snapshots().snapshots
+    with (newest.path / "__1_0.distcp").open("r+b") as file:
+        file.seek(200)
+        file.write(b"damage")
+    resumed = launches.end("resumed", *launches.keep())
+    assert resumed["ok"]
+    assert {record["step"] for record in launches.restored("resumed")} == {older.manifest.step}
+    records = read_journals(tmp_path / "resumed" / "journal")
+    assert {record["step"] for record in records if record.event == Event.QUARANTINED} == {newest.manifest.step}
+    assert [path.name.partition("~")[0] for path in (launches.stored.root / "quarantine").iterdir()] == [newest.name]
+
+
+def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(stored)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system takes root")
+    try:
+        disk = {"target": str(stored), "every_steps": 5}
+        outcome = chaos.run("gpt", nodes=2, spares=0, steps=30, options=TINY, twin=False, disk=disk)
+        assert not DiskTier(stored).snapshots().snapshots
+        assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(30))
+        assert any("No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED))
+    finally:
+        subprocess.run(["umount", "-l", str(stored)], check=True)
+
+
+@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
+def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
+    tmp_path: Path, job: str, options: list[str]
+) -> None:
+    launches = Launches(tmp_path, job, *options)
+    remote = ["--remote", f"file://{tmp_path}/remote", "--remote-every", "10"]
+    launches.kill_at(25, *launches.keep(), *remote)
+    uploaded = {path.parent.name for path in (tmp_path / "remote").glob("*/manifest.json")}
+    assert uploaded
+    shutil.rmtree(launches.stored.root)
+    resumed = launches.end("resumed", *launches.keep(), *remote)
+    assert (resumed["ok"], resumed["steps"]) == (True, 60)
+    restored = launches.restored("resumed")
+    sources = [record["source"] for record in restored]
+    assert sum(source.startswith("remote") for source in sources) == (1 if job == PLAIN else 2)  # once a replica
+    assert {record["step"] for record in restored} == {max(parse_name(name) or (0, 0) for name in uploaded)[0]}
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"disk": {"target": "relative"}}, "disk"),
+        ({"disk": {"target": "s3://bucket/run"}}, "disk"),
+        ({"disk": {"target": "/proc/nowhere"}}, "disk"),
+        ({"disk": {"target": "/tmp", "every_steps": 0}}, "disk.every_steps"),
+        ({"disk": {"target": "/tmp", "keep_last": -1}}, "disk.keep_last"),
+        ({"remote": {"target": "memory://run"}}, "remote"),
+        ({"disk": {"target": "/tmp"}, "remote": {"target": "bucket"}}, "remote"),
+    ],
+)
+def test_a_tier_that_cannot_work_is_refused_before_anything_starts(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan_experiment(PLAIN, steps=5, nodes=2, **settings)
+    assert refused.value.field == field
+
+
+def test_snapshots_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    DiskTier(tmp_path).save(5, {"model.x": torch.zeros(2)})
+    disk = {"target": str(tmp_path)}
+    with pytest.raises(BadInput, match="resume"):
+        plan_experiment(PLAIN, steps=5, nodes=2, disk=disk)
+    assert plan_experiment(PLAIN, steps=5, nodes=2, disk=disk, resume=True).config.resume
