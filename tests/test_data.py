@@ -1,7 +1,8 @@
-"""Data files are complete or not there, and what they hold comes back; positions are computed, whatever comes before."""
+"""Data files are complete or not there, and what they hold comes back; positions are computed, never replayed."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -38,7 +39,7 @@ def test_a_permutation_has_everything_once(size: int, key: list[int]) -> None:
 @settings(max_examples=50, deadline=None, database=None)
 @given(size=st.integers(2**33, 2**62), key=st.integers(0, 2**63))
 def test_places_of_a_huge_one_are_computed_alone(size: int, key: int) -> None:
-    """Nobody can look at all of it: these places have values of their own, within the range, whatever is asked with them."""
+    """Nobody can look at all of it: these places have values of their own, within the range, whoever asks."""
     order, places = Permutation(size, key), np.unique(np.linspace(0, size - 1, 1000).astype(np.int64) % size)
     values = order(places)
     assert len(np.unique(values)) == len(places)
@@ -158,7 +159,7 @@ def test_samples_share_memory_with_the_file(tokens: Path) -> None:
 
 
 def test_loaders_take_them(tokens: Path) -> None:
-    """In spawned processes, too: what is sent there is the name of the file."""
+    """What is sent to a spawned process is the name of the file."""
     dataset = TokenFile(tokens, 10)
     assert len(pickle.dumps(dataset)) < 1000
     positions = Positions(len(dataset), 8)
@@ -166,7 +167,7 @@ def test_loaders_take_them(tokens: Path) -> None:
     loader: Any = DataLoader(dataset, batch_sampler=steps, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
     for step, batch in enumerate(loader):
         assert torch.equal(batch, dataset.__getitems__(positions.batch(step, 1, 2)))
-    assert torch.equal(pickle.loads(pickle.dumps(dataset))[3], dataset[3])
+    assert torch.equal(copy.copy(dataset)[3], dataset[3])
 
 
 def test_files_without_a_header_are_tokens_if_somebody_says_so(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class Sampler:
 
     def samples(self, step: int, shard: int) -> list[int]:
         """Indices of the samples of one shard of one step, in order."""
-        return self._positions.batch(step, shard, self.shard_count).tolist()
+        samples: list[int] = self._positions.batch(step, shard, self.shard_count).tolist()
+        return samples
 
 
 def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
