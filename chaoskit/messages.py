@@ -221,6 +221,12 @@ class Holding(Message, frozen=True):
     pieces: int
 
 
+class KeepWarm(Message, frozen=True):
+    """A worker reads this file again and again; for its agent alone, who keeps its pages in memory."""
+
+    path: str
+
+
 class WorkerLost(Message, frozen=True):
     """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
 
@@ -441,6 +447,7 @@ AnyMessage = (
     | LinksTested
     | WorkerReady
     | Holding
+    | KeepWarm
     | WorkerLost
     | HookReached
     | Arm

@@ -29,6 +29,7 @@ from chaoskit.control.keeper import Keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.data.pages import PageKeeper
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -38,6 +39,7 @@ from chaoskit.messages import (
     EndJob,
     Heartbeat,
     Holding,
+    KeepWarm,
     LinksTested,
     Ping,
     Plan,
@@ -122,6 +124,7 @@ class Agent:
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
+        self._pages = PageKeeper()
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -269,6 +272,9 @@ class Agent:
                 message = await self._read(reader, charge)
                 if isinstance(message, Holding):
                     self._keeper.hold(message)
+                    continue
+                if isinstance(message, KeepWarm):
+                    self._pages.keep(message.path)
                     continue
                 if isinstance(message, WorkerReady):
                     endpoint = self._keeper.adopt(charge.name, message.endpoint, charge.board)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from chaoskit.errors import BadInput, NonFiniteBatch
-from chaoskit.messages import GroupBroken, Healed
+from chaoskit.messages import GroupBroken, Healed, KeepWarm
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.commit import LeaseOver
@@ -162,6 +163,10 @@ class ShardedTrainer:
         if self._state is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def keep_warm(self, path: str | Path) -> None:
+        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
+        self._worker.send(KeepWarm(str(Path(path).resolve())))
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:
