@@ -65,6 +65,11 @@ class Entries:
             if (end := self._enter(formation)) is not None:
                 return end
 
+    @property
+    def generation(self) -> int:
+        """Of the newest entry."""
+        return self._last.plan.generation if self._last is not None else 0
+
     def is_over(self, ended: threading.Event) -> bool:
         """Wait for the end of the job; False if a rank was lost before that, and the last steps must be repeated."""
         regrouper = self._worker.regrouper
