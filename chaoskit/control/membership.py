@@ -247,6 +247,8 @@ class Membership:
                 return self._start_missing([], now_s)
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
+                if self._config.job.sharded:
+                    self._doubt([worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
@@ -268,6 +270,8 @@ class Membership:
                 self._revival.fail(snapshot, corrupt, now_s)
             case Stalled(generation):
                 self._stalled_generation = generation
+                if self._config.job.sharded:
+                    self._doubt(list(self.members))
             case JobFailed(reason):
                 self._failure = reason
             case GenerationSeen(generation, node, started):
@@ -315,7 +319,10 @@ class Membership:
             self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
 
     def _doubt(self, workers: list[str]) -> None:
-        """These are lost, and cannot say any more whether the first generation settled: the others may have trained."""
+        """These are lost, and cannot say any more whether the first generation settled: the others may have trained.
+
+        A replica that has shows it, and the others follow. Ranks that hold pieces would all begin anew.
+        """
         if not self._trained and not set(workers).isdisjoint(self.members):
             assert self._base is not None
             old = [worker for worker in self.members if self._base.member(worker)]

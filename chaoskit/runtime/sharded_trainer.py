@@ -222,6 +222,7 @@ class ShardedTrainer:
         self._copies.go_back(state.step)
         if plan.restore:
             self._copies.keep(state.step)
+            worker.board.progress(state.step)
             worker.board.enter(Phase.REDUCE)
             gather(self._group, b"\1")  # others may still read what this rank is going to overwrite
         with worker.regrouper.advance(formation):

@@ -135,6 +135,7 @@ class ShardedWorker(Worker):
         self.slots.forget_after(self.step)
         if plan.restore:
             self.kept = self.step
+            self.board.step = self.step
             self.enter(Phase.REDUCE)
             yield from self._meet(formation, RESTORED)  # others may still read what this rank is going to overwrite
         with self.regrouper.advance(formation):
@@ -181,6 +182,7 @@ class ShardedWorker(Worker):
             copy = agent.kept.read(snapshot) if agent.alive and not failed and agent.kept else None
             if copy is not None and not copy.corrupt:
                 return copy
+            self.world.laws.unreadable.add(self.board.generation)
             self.send(SourceFailed(self.name, snapshot, copy is not None, "corrupt" if copy else "gone"))
         raise NoCopy(f"no copy of piece {order[0].piece} of step {order[0].step} could be read")
 

@@ -29,6 +29,7 @@ class ShardedLaws(Laws):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._begun: dict[int, tuple[int, int]] = {}  # generation -> what its first member began with
+        self.unreadable: set[int] = set()  # generations in which a copy could not be read
         self._taken: dict[int, set[str]] = defaultdict(set)  # generation -> who has taken over
 
     # -- where a generation begins --------------------------------------------------------------------------------
@@ -44,10 +45,20 @@ class ShardedLaws(Laws):
         stored = self.newest_stored(coordinator)
         behind = stored[0] - step if stored else 0
         allowed = LOST_STEPS_MAX if plan.restore else 0
+        if self._grows(plan):  # all train on until they hear of it
+            allowed = self.high if self._world.latency_s else LOST_STEPS_MAX + 1
         self.repeated = max(self.repeated, self.high - step)
         self._require(
             behind <= allowed, f"generation {plan.generation} goes back to step {step}, all of {stored} is stored"
         )
+
+    def _grows(self, plan: Plan) -> bool:
+        before = self.plans.get(plan.generation - 1)
+        return before is not None and all(self._world.workers[member.worker].alive for member in before.members)
+
+    def _needed(self, before: Plan, plan: Plan) -> None:
+        if before.generation not in self.unreadable:
+            super()._needed(before, plan)
 
     def newest_stored(self, coordinator: Coordinator) -> Age | None:
         """The newest state of which every piece is kept on nodes that can be asked."""

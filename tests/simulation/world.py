@@ -46,6 +46,7 @@ class World:
             strikes_max=5,
             startup_s=10.0 if sharded else 4.0,  # there a restore that hangs must be noticed sooner
             coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
+            outside_limit_s=5.0,
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
         self.steps = random.randint(6, 12)
