@@ -164,6 +164,11 @@ class Membership:
         return self._revival.active and len(self._ready) >= self._config.nodes
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether the generation of a sharded job is over, and the next waits for pieces or for workers."""
+        return self._config.job.sharded and self._plan is not None and self._stalled_generation == self.generation
+
+    @property
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self._finished

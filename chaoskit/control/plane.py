@@ -427,7 +427,9 @@ class ControlPlane:
         ranks = self._board.arrived(messages.STANDING)
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
-        guilty, stalled = self._watch.look(plan, self._membership.members, arrived, now_s)
+        guilty, stalled = self._watch.look(
+            plan, self._membership.members, arrived, now_s, over=self._membership.is_gathering
+        )
         outputs: list[Output] = []
         for worker, detail in guilty.items():
             if self._contact.steady(self._hosts[worker], now_s):  # else it may do what it cannot say
