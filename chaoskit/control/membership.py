@@ -72,6 +72,7 @@ class Membership:
         self._ready: dict[str, Endpoint] = {}
         self._holders: set[str] = set()
         self._healed: set[str] = set()  # members of a sharded job that have their piece, until all have
+        self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
         self._plan: Plan | None = None
@@ -272,7 +273,10 @@ class Membership:
             case Sealed(node, snapshots, number, committed):
                 self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
             case SourceFailed(snapshot, corrupt):
+                restoring = self._is_restoring()
                 self._revival.fail(snapshot, corrupt, now_s)
+                if self._config.job.sharded and restoring and not self._is_restoring():
+                    self._revival.ask_again()  # it may have been overwritten by what is newer
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:
@@ -340,11 +344,16 @@ class Membership:
         members = set(self.members)
         if not self._trained or self._plan is None:
             return
-        if len(members) < self.world or self._stalled_generation == self.generation or self._may_grow():
+        over = not self._is_complete or self._stalled_generation == self.generation
+        if self._growing and not over and not self.spares:  # who was to come is lost: all train on
+            self._growing, self._may_train, self._holders = False, True, members
+        elif over or self._growing or self._may_grow():
+            self._growing = not over
             self._holders, self._healed = set(), set()
-            if len(members) < self.world:
+            if over:
+                self._stalled_generation = self.generation
+            if not self._is_complete:
                 self._done = set()  # the last steps must be taken again
-            self._stalled_generation = self.generation
             if self._may_train:  # though nobody has said so yet: what was known to be stored is too old
                 self._may_train = False
                 self._revival.end()
@@ -494,6 +503,8 @@ class Membership:
         if not revival.snapshots and not self._may_begin_anew():
             if self._config.job.sharded and self._is_complete:
                 return None  # they train on, and are asked again
+            if self._config.job.sharded and not revival.has_heard(self._nodes):
+                return None  # who is silent for too long is lost
             if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
@@ -516,7 +527,7 @@ class Membership:
     def _is_restoring(self) -> bool:
         """Whether the members of the last plan can still begin with the copies that it names, or anew."""
         plan = self._plan
-        if plan is None or self._stalled_generation == plan.generation or not self._is_complete:
+        if plan is None or self._stalled_generation == plan.generation or self._growing or not self._is_complete:
             return False
         return self._revival.serves(plan) if plan.restore else self._may_train
 
@@ -545,5 +556,6 @@ class Membership:
         self._base = self._base or self._plan
         self._settled = False
         if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
-            self._healed, self._done, self._may_train = set(), set(), True
+            self._healed, self._done = set(), set()
+            self._may_train, self._growing = True, False
         return Publish(self._plan)

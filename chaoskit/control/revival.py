@@ -6,6 +6,7 @@ A pure part of :mod:`chaoskit.control.membership`. It is idle while a live worke
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -18,6 +19,8 @@ RECALL_S = 2.0
 FRESH_S = 0.1
 #: A world that begins with copies waits this long for the next worker to become ready.
 GATHER_S = 0.25
+#: So often a copy that cannot be read is taken for one that is overwritten; then older ones are better.
+ATTEMPTS_MAX = 2
 _ANYWHERE = Endpoint("", "", 0, 0, -1)
 
 
@@ -36,6 +39,7 @@ class Revival:
         self._committed = 0  # steps, by what they answered
         self._snapshots: list[Snapshot] = []
         self._corrupt: set[Snapshot] = set()  # wherever they are offered
+        self._failed: Counter[Snapshot] = Counter()  # the same, for other reasons, since the last holder was lost
 
     @property
     def active(self) -> bool:
@@ -83,6 +87,7 @@ class Revival:
         self.ask_again()
         self._since_s = self._moved_s = self._restoring_s = math.inf
         self._asked_before = False
+        self._failed.clear()
 
     def restore(self, now_s: float) -> tuple[Snapshot, ...]:
         """The copies for a plan that is published now."""
@@ -107,7 +112,10 @@ class Revival:
         if not self._asked_before:
             self._moved_s = now_s
         others = [snapshot for snapshot in self._snapshots if snapshot.node != node]
-        self._snapshots = others + [snapshot for snapshot in snapshots if _identity(snapshot) not in self._corrupt]
+        self._snapshots = others + [snapshot for snapshot in snapshots if self._is_worth_trying(_identity(snapshot))]
+
+    def _is_worth_trying(self, copy: Snapshot) -> bool:
+        return copy not in self._corrupt and self._failed[copy] < ATTEMPTS_MAX
 
     def has_heard(self, nodes: Collection[str]) -> bool:
         """Whether all these have answered."""
@@ -129,6 +137,7 @@ class Revival:
         self._moved_s = now_s
         self._snapshots = [other for other in self._snapshots if other != snapshot]
         self._corrupt.update([_identity(snapshot)] if corrupt else [])
+        self._failed[_identity(snapshot)] += 1
 
     def waited_s(self, now_s: float) -> float:
         """Since the last holder was lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from chaoskit.messages import Plan
+from chaoskit.messages import EndJob, Message, Plan
 from simulation.laws import Laws
 from simulation.network import COORDINATOR
 
@@ -30,6 +30,7 @@ class ShardedLaws(Laws):
         super().__init__(world)
         self._begun: dict[int, tuple[int, int]] = {}  # generation -> what its first member began with
         self.unreadable: set[int] = set()  # generations in which a copy could not be read
+        self.stored_at_end: Age | None = None
         self._taken: dict[int, set[str]] = defaultdict(set)  # generation -> who has taken over
 
     # -- where a generation begins --------------------------------------------------------------------------------
@@ -124,4 +125,9 @@ class ShardedLaws(Laws):
         return super()._goes_on(generation) and not any(mesh.apart(rank) for rank in range(mesh.size))
 
     def _may_be_lost(self) -> bool:
-        return self.newest_stored(self._world.coordinator) is None
+        return self.stored_at_end is None
+
+    def sent(self, coordinator: Coordinator, node: str, message: Message) -> None:
+        if isinstance(message, EndJob) and self.end is None:
+            self.stored_at_end = self.newest_stored(coordinator)
+        super().sent(coordinator, node, message)
