@@ -290,9 +290,12 @@ class Accuse(Message, frozen=True):
 
 
 class WorkerDone(Message, frozen=True):
+    """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again."""
+
     worker: str
     step: int
     weights_digest: str
+    generation: int = 0
 
 
 class WorkerFailed(Message, frozen=True):
@@ -322,14 +325,24 @@ class Healed(Message, frozen=True):
 
 
 class Recall(Message, frozen=True):
-    """No live worker has the state of the training: asks an agent for what is left of it on its node."""
+    """No live worker has the state of the training: asks an agent for what is left of it on its node.
+
+    ``number``: of the question; later ones are asked when what was answered before may be too old.
+    """
+
+    number: int = 0
 
 
 class Sealed(Message, frozen=True):
-    """Answers :class:`Recall`: what can be read on ``node``; nothing, if every state was torn."""
+    """Answers :class:`Recall` ``number``: what can be read on ``node``; nothing, if every state was torn.
+
+    ``committed``: steps that a live worker of a sharded job has committed there, whether they were copied or not.
+    """
 
     node: str
     snapshots: tuple[Snapshot, ...]
+    number: int = 0
+    committed: int = 0
 
 
 class SourceFailed(Message, frozen=True):

@@ -282,11 +282,11 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     forgets_losses_too_early: "was started twice|not over|every replica",
     stops_half_way: "not over|is well and was given up",
     goes_on_after_the_end: "after the end|ended twice|not over",
-    gives_up_whoever_is_silent: "is well and was given up|has the state|goes on unseen",
+    gives_up_whoever_is_silent: "is well and was given up|the state is there|goes on unseen",
     has_leases_without_end: "is well and was given up|goes on unseen",
-    waits_for_no_lease: "is well and was given up|has the state|goes on unseen",
+    waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
-    lets_nobody_in_twice: "is well and was given up|not over|given up at|has the state",
+    lets_nobody_in_twice: "is well and was given up|not over|given up at|the state is there",
 }
 
 

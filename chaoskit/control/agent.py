@@ -197,8 +197,8 @@ class Agent:
                 for member in message.members:
                     self._pass_on(member.worker, message)
                 self._keeper.follow(message)
-            case Recall():
-                self._spawn(self._recall())
+            case Recall(number):
+                self._spawn(self._recall(number))
             case Release(worker=worker) | Ping(worker=worker):
                 self._pass_on(worker, message)
             case Arm(worker="", trigger=trigger):  # for those that are started from now on
@@ -248,14 +248,14 @@ class Agent:
         os.close(charge.board.fd)  # the mapping is enough here
         self._spawn(self._listen(charge))
 
-    async def _recall(self) -> None:
+    async def _recall(self, number: int) -> None:
         """Offer what is left of the state, once those who may still write to it are gone."""
         deadline_s = time.monotonic() + _BURIAL_S
         while any(one.lost and one.board.pid and not one.latched for one in self._charges.values()):
             if time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(0.001)
-        self._keeper.recall()
+        self._keeper.recall(number)
 
     def _kill(self, charge: _Charge) -> None:
         charge.lost = True

@@ -122,9 +122,9 @@ class Keeper:
         """No code of the worker runs any more: what it left is kept."""
         self._orders.give(lambda: self._ended(worker))
 
-    def recall(self) -> None:
+    def recall(self, number: int) -> None:
         """Seal what there is, and tell the coordinator what can be read."""
-        self._orders.give(self._recall)
+        self._orders.give(lambda: self._recall(number))
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: older states that others left are of no use."""
@@ -245,7 +245,7 @@ class Keeper:
             self._left = None
             self._offers.withdraw([])
 
-    def _recall(self) -> None:
+    def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
         copies = [(self._copied_of, copy) for copy in self._tier.copies()]
         if self._left is not None:
@@ -264,7 +264,7 @@ class Keeper:
                 generation=offered.generation,
                 checksum=offered.checksum,
             )
-        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers())))
+        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers()), number))
         lower_priority(_NICENESS)
 
 

@@ -134,9 +134,9 @@ class PieceKeeper:
         """No code of the worker runs any more: what it left is kept."""
         self._orders.give(lambda: self._ended(worker))
 
-    def recall(self) -> None:
+    def recall(self, number: int) -> None:
         """Tell the coordinator what can be read."""
-        self._orders.give(self._recall)
+        self._orders.give(lambda: self._recall(number))
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: what others left two steps before is of no use."""
@@ -296,7 +296,11 @@ class PieceKeeper:
             if held.board is None and all(seal.step + 1 < step for seal, _ in held.copies()):
                 self._forget(worker)
 
-    def _recall(self) -> None:
+    def _committed(self) -> int:
+        """Steps that live workers of this node have committed, whether there is a copy or not."""
+        return max((board.step for board in self._boards.values()), default=0)
+
+    def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
         found = [(held.holding, seal, view, "memory") for held in self._held.values() for seal, view in held.copies()]
         for copy in self._server.holding():
@@ -319,7 +323,7 @@ class PieceKeeper:
                 piece=offered.piece,
                 tier=offered.tier,
             )
-        self._tell(Sealed(self._node, tuple(snapshots)))
+        self._tell(Sealed(self._node, tuple(snapshots), number, self._committed()))
         lower_priority(_NICENESS)
 
 

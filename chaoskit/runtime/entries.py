@@ -82,6 +82,11 @@ class Entries:
             if self._barren >= self._worker.config.entries_max:
                 raise EntriesSpent(f"{self._barren} entries in a row committed nothing; the last one: {self._cause}")
 
+    @property
+    def generation(self) -> int:
+        """Of the newest entry."""
+        return self._last.plan.generation if self._last is not None else 0
+
     def is_over(self, ended: threading.Event) -> bool:
         """Wait for the end of the job; False if a rank was lost before that, and the last steps must be repeated."""
         regrouper = self._worker.regrouper

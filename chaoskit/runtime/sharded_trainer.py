@@ -219,11 +219,17 @@ class ShardedTrainer:
         different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
         number, count = different.index(boxes[self.rank]), len(different)
         if plan.restore:
+            worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
             self._restore(formation, state, number, count)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
+        if plan.restore:
+            self._copies.keep(state.step)
+            worker.board.progress(state.step)
+            worker.board.enter(Phase.REDUCE)
+            gather(self._group, b"\1")  # others may still read what this rank is going to overwrite
         with worker.regrouper.advance(formation):
             worker.regrouper.step = state.step
         worker.board.progress(state.step)
