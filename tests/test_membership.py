@@ -206,7 +206,9 @@ class Cluster:
         for node in nodes or list(self.asked):
             if node in self.asked:
                 self.asked.remove(node)
-                actions += self.tell(Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else (), self.question))
+                actions += self.tell(
+                    Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else (), self.question)
+                )
         return actions
 
     def lose_node(self, node: str) -> list[Action]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from chaoskit.messages import EndJob, Message, Plan
 from simulation.laws import Laws
-from simulation.network import COORDINATOR
 
 if TYPE_CHECKING:
     from simulation.coordinator import Coordinator
