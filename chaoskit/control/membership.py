@@ -466,15 +466,15 @@ class Membership:
     def _should_ask_again(self, now_s: float) -> bool:
         """Whether what is known of a sharded state is too little, or too old to go back to.
 
-        Members that are complete train on while they are asked, and may have answered between different steps; so may
-        those with whom a lost one is still in contact. Copies that were under way are complete a little later.
+        Members of a world that grows train on while they are asked, and may have answered between different steps; so
+        may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
         """
         revival = self._revival
         if not self._has_answers(now_s) or not revival.is_stale(now_s) or self._is_restoring():
             return False
         if revival.snapshots:
             return not self._awaits_workers(now_s)
-        return self._is_complete or revival.bare_s(now_s) < HEALING_S
+        return self._growing or revival.bare_s(now_s) < HEALING_S
 
     def _has_answers(self, now_s: float) -> bool:
         """Whether enough is known to decide. Members that are complete train on: what they have is what counts."""
@@ -512,20 +512,26 @@ class Membership:
             stored = self._config.disk is not None and (not self._nodes or revival.owed)
             if stored and revival.waited_s(now_s) < startup_s:
                 return None  # a node that comes back sees what is stored
-            if self._config.job.sharded and self._is_complete:
+            if self._growing:
                 return None  # they train on, and are asked again
             if self._config.job.sharded and not revival.has_heard(self._nodes):
                 return None  # who is silent for too long is lost
             if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
-        if revival.is_fruitless(startup_s, now_s):
+        if self._is_fruitless(now_s):
             return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
         if self._is_restoring():
             return None
         if self._awaits_workers(now_s):
             return None
         return self._regroup(abort=True, restore=revival.restore(now_s))
+
+    def _is_fruitless(self, now_s: float) -> bool:
+        """Whether nobody takes a copy over. Of pieces all must be: one that hangs at it is replaced in between."""
+        if self._config.job.sharded:
+            return self._revival.fruitless_s(now_s) > 2 * self._config.startup_s
+        return self._revival.waited_s(now_s) > self._config.startup_s
 
     def _awaits_workers(self, now_s: float) -> bool:
         """Whether a world that begins with copies should be larger than the workers that are ready allow."""

@@ -38,8 +38,8 @@ class Revival:
         self._answered: dict[str, bool] = {}  # of the nodes that were asked
         self._committed = 0  # steps, by what they answered
         self._snapshots: list[Snapshot] = []
-        self._corrupt: set[Snapshot] = set()  # wherever they are offered
-        self._failed: Counter[Snapshot] = Counter()  # the same, for other reasons, since the last holder was lost
+        self._corrupt: set[Snapshot] = set()
+        self._failed: Counter[Snapshot] = Counter()  # since the last holder was lost, wherever they were offered
 
     @property
     def active(self) -> bool:
@@ -115,10 +115,11 @@ class Revival:
         if not self._asked_before:
             self._moved_s = now_s
         others = [snapshot for snapshot in self._snapshots if snapshot.node != node]
-        self._snapshots = others + [snapshot for snapshot in snapshots if self._is_worth_trying(_identity(snapshot))]
+        self._snapshots = others + [snapshot for snapshot in snapshots if self._is_worth_trying(snapshot)]
 
     def _is_worth_trying(self, copy: Snapshot) -> bool:
-        return copy not in self._corrupt and self._failed[copy] < ATTEMPTS_MAX
+        known = _identity(copy)
+        return self._corrupt.isdisjoint((copy, known)) and self._failed[known] < ATTEMPTS_MAX
 
     def has_heard(self, nodes: Collection[str]) -> bool:
         """Whether all these have answered."""
@@ -138,21 +139,17 @@ class Revival:
     def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
         self._moved_s = now_s
-        self._snapshots = [
-            other for other in self._snapshots if other != snapshot and not _is_stored_as(other, snapshot)
-        ]
-        self._corrupt.update([_identity(snapshot)] if corrupt else [])
+        self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
+        self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
         self._failed[_identity(snapshot)] += 1
 
     def waited_s(self, now_s: float) -> float:
         """Since the last holder was lost."""
         return now_s - self._since_s
 
-    def is_fruitless(self, limit_s: float, now_s: float) -> bool:
-        """Whether no worker came for so long, or none took a copy over, though one that hung was replaced."""
-        if self._restoring_s < math.inf:
-            return now_s - self._restoring_s > 2 * limit_s
-        return self.waited_s(now_s) > limit_s
+    def fruitless_s(self, now_s: float) -> float:
+        """Since workers were first told to take copies over; before that, since the last holder was lost."""
+        return now_s - (self._restoring_s if self._restoring_s < math.inf else self._since_s)
 
     def is_asking(self, now_s: float) -> bool:
         """Whether an answer is worth waiting for: it may be newer than what is known."""

@@ -1,7 +1,7 @@
 """The fast tiers of a sharded job: slots of memory, and copies of them at partner nodes.
 
-Stands for ``checkpoint/slots.py``, ``control/pieces.py`` and the sender and server of copies between nodes. What is in a
-slot is replaced, never changed: a copy that is not in its slot any more was overwritten.
+Stands for ``checkpoint/slots.py``, ``control/pieces.py`` and the sender and server of copies between nodes. What is in
+a slot is replaced, never changed: a copy that is not in its slot any more was overwritten.
 """
 
 from __future__ import annotations
