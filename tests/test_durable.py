@@ -55,10 +55,11 @@ def settings_of(job: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
-    disk = {"target": str(tmp_path / "stored"), "every_steps": 4, "keep_last": 3}
+    stored = DiskTier(tmp_path / "stored")
+    disk = {"target": str(stored.root), "every_steps": 4, "keep_last": 3}
     outcome = chaos.run(job, nodes=2, spares=0, steps=15, options=settings_of(job), twin=False, disk=disk)
     assert not journal(outcome, Event.SAVE_FAILED)
-    found = DiskTier(disk["target"]).snapshots()
+    found = stored.snapshots()
     assert [one.manifest.step for one in found.snapshots] == [12, 8, 4]
     assert not found.damaged
     for snapshot in found.snapshots:

@@ -95,7 +95,8 @@ class Keeper:
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
-        self._saved = (-1, -1)  # the age of the state that was last looked at
+        self._saved = (-1, -1)  # the age of the state of which it was last copied
+        self._begun = 0  # the newest generation of which a state was seen
         start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
@@ -175,33 +176,43 @@ class Keeper:
         """A worker has committed a state: copy what is wanted of it, and let it go on."""
         kept = self._kept[worker]
         step, until = kept.view.step, math.inf
-        if worker == self._stored_from and self._archive.saver is not None:
-            self._save(kept, self._archive.saver)
-            until = self._archive.saver.next_due(step) - 1
         if worker == self._source:
             self._copy(kept)
-            until = min(until, step + 1 if self._skips else step)
+            until = step + 1 if self._skips else step
+        if worker == self._stored_from and self._archive.saver is not None:
+            self._save(kept, self._archive.saver)
+            until = min(until, self._archive.saver.next_due(step) - 1)
         kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
 
     def _save(self, kept: _Kept, saver: Saver) -> None:
-        """Have this node's share of a state stored whose step is due."""
-        plan, view = self._plan, kept.view
-        age = view.step, view.generation
-        if plan is None or view.generation != plan.generation or age == self._saved:
+        """Have this node's share of a state stored whose step is due: rather from our own copy, which stands still."""
+        plan, views = self._plan, [*(copy.view for copy in self._tier.copies()), kept.view]
+        view = next((view for view in views if self._is_due(view, saver)), None)
+        if plan is None or view is None:
             return
-        begins = view.generation != self._saved[1]
-        self._saved = age
-        if begins or not saver.due(view.step) or not saver.wants(age):  # what a membership begins with is not new
+        step, generation = self._saved = view.step, view.generation
+        if not saver.wants(self._saved):
             return
+        if view is not kept.view:
+            kept.board.copied(step)
         nodes = list(dict.fromkeys(member.node for member in plan.members))
         number, count = nodes.index(self._node), len(nodes)
         try:
             slots, scalars = decode_index(view.index_bytes(), view.size_bytes), view.scalars_bytes()
             boxes = copy_shared(view, slots, number, count)
         except (ChaoskitError, OSError) as error:
-            self._journal.write(Event.SAVE_FAILED, step=age[0], tier="disk", reason=str(error))
+            self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=str(error))
             return
-        saver.offer(Portion(*age, number, count, len(plan.members), not number, tuple(boxes), scalars))
+        world = len(plan.members)
+        saver.offer(Portion(step, generation, number, count, world, not number, tuple(boxes), scalars))
+
+    def _is_due(self, view: ArenaView, saver: Saver) -> bool:
+        """Whether the state is one that this membership has committed, and that is to be stored."""
+        if self._plan is None or view.generation != self._plan.generation:
+            return False
+        if view.generation != self._begun:  # what a membership begins with is not new
+            self._begun, self._saved = view.generation, (view.step, view.generation)
+        return (view.step, view.generation) > self._saved and saver.due(view.step)
 
     def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed. Training never waits long for it, and never ends because of it."""
