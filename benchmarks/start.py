@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def time_positions(sizes: list[int], rounds: int) -> list[Bar]:
         topic = f"{size:.0e} samples"
         name = f"positions of step {_STEP:.0e} of {topic}"
         bars += [
-            Bar(topic=topic, name=f"{name}, computed", measured=spread(ours), samples={"s": ours}),
+            Bar(topic=topic, name=f"{name}, computed", measured=f"{median(ours) * 1e3:.2g} ms", samples={"s": ours}),
             Bar(topic=topic, name=f"{name}, torch.randperm", measured=spread(shuffled), samples={"s": shuffled}),
             Bar(topic=topic, name=f"{name}, memory of the permutation", measured=f"{size * 8 / 2**20:.0f} MiB"),
         ]

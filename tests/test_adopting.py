@@ -39,7 +39,7 @@ def finished(command: list[str], directory: Path) -> str:
 def test_checkpoints(tmp_path: Path) -> None:
     """The last two are kept, and the newest is loaded on both ranks."""
     output = finished(torchrun(script("checkpoints.py", tmp_path)), tmp_path)
-    assert output.count("loaded step 4") == 2
+    assert output.count("loaded step 4") == 2, output
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == [
         "step-000000003.g0",
         "step-000000004.g0",

@@ -93,7 +93,7 @@ sys.stdin.read()
 
 
 def read_and_die(path: Path) -> int:
-    """What a process that reads all of the data, and is killed, had to wait for."""
+    """What a process that reads all of the data, and is killed, read from the disk."""
     pipe, folder = subprocess.PIPE, str(Path(__file__).parent)
     with subprocess.Popen([sys.executable, "-c", _READER, str(path), folder], stdin=pipe, stdout=pipe) as reader:
         assert reader.stdout is not None
@@ -104,14 +104,14 @@ def read_and_die(path: Path) -> int:
 
 def test_who_replaces_a_killed_reader_waits_for_no_disk(file: Path, keeper: PageKeeper) -> None:
     """Also when the cache was dropped between the two; without a keeper the second one reads it all from the disk."""
-    assert read_and_die(file) > 0
-    assert read_and_die(file) == 0
+    assert read_and_die(file) > SIZE / 2
+    assert read_and_die(file) < SIZE / 10
     drop(file)
-    assert read_and_die(file) > 0
+    assert read_and_die(file) > SIZE / 2
     keeper.keep(file)
     until(lambda: mapped_bytes(os.getpid(), file) >= SIZE)
     drop(file)
-    assert read_and_die(file) == 0
+    assert read_and_die(file) < SIZE / 10
 
 
 def test_the_agent_keeps_what_a_killed_worker_read(chaos: Any, file: Path, tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_the_agent_keeps_what_a_killed_worker_read(chaos: Any, file: Path, tmp_p
     assert outcome.verdict == "passed"
     read = [int(line.split()[1]) for line in notes.read_text().splitlines()]
     assert len(read) >= 3
-    assert not any(read)
+    assert max(read) < SIZE / 10
