@@ -1,4 +1,4 @@
-"""The control plane's real machines through 10,000 histories with faults, on a fake clock, and 800 of sharded jobs.
+"""The control plane's real state machines through 10,000 histories with faults, and 800 of sharded jobs.
 
     python -m pytest tests/test_simulation.py
     CHAOSKIT_SIM_SEED=4397 python -m pytest tests/test_simulation.py -k seed -s    # one history, told in full

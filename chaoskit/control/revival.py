@@ -138,10 +138,11 @@ class Revival:
 
     def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
+        if snapshot in self._snapshots:  # several workers may say so
+            self._failed[_identity(snapshot)] += 1
         self._moved_s = now_s
         self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
         self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
-        self._failed[_identity(snapshot)] += 1
 
     def waited_s(self, now_s: float) -> float:
         """Since the last holder was lost."""

@@ -84,6 +84,7 @@ class PieceKeeper:
         self._placement: Placement = {}
         self._acknowledged: dict[tuple[str, str], Age] = {}
         self._sending: set[tuple[str, str]] = set()
+        self._numbers: dict[Copy, int] = {}
         self.recalls = 0  # with each the copies are offered anew
 
     def all(self) -> list[tuple[str, Copy]]:
@@ -205,7 +206,8 @@ class PieceKeeper:
         return Sealed(self._agent.node, offers, order.number, self._committed())
 
     def _offer(self, tier: str, copy: Copy) -> Snapshot:
-        checksum, where = format(copy.state, "x"), Endpoint("host", "", self.recalls, self._agent.pid, id(copy) % 2**31)
+        number = self._numbers.setdefault(copy, len(self._numbers))  # stands for its descriptor
+        checksum, where = format(copy.state, "x"), Endpoint("host", "", self.recalls, self._agent.pid, number)
         place_ = (self._agent.node, copy.worker, *copy.age, 1, checksum, where, tier, copy.piece, copy.pieces)
         return Snapshot(*place_)
 
@@ -214,7 +216,6 @@ class PieceKeeper:
         if snapshot.endpoint.port != self.recalls or snapshot.endpoint.pid != self._agent.pid:
             return None
         for tier, copy in self.all():
-            found = (copy.worker, copy.age, copy.piece, copy.pieces, tier)
-            if found == (snapshot.worker, snapshot.age, snapshot.piece, snapshot.pieces, snapshot.tier):
+            if (tier, self._numbers.get(copy)) == (snapshot.tier, snapshot.endpoint.arena_fd):
                 return copy
         return None

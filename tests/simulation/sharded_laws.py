@@ -121,6 +121,8 @@ class ShardedLaws(Laws):
 
     def _goes_on(self, generation: int) -> bool:
         mesh = self._world.mesh(self.plans[generation])
+        if len(self._taken[generation]) < mesh.size:
+            return False
         return super()._goes_on(generation) and not any(mesh.apart(rank) for rank in range(mesh.size))
 
     def _may_be_lost(self) -> bool:
