@@ -63,12 +63,14 @@ class Lab:
         """``count``, or 1 in a smoke run."""
         return 1 if self.smoke else count
 
-    def run(self, *faults: Fault, steps: int, size: str = "", twin: bool = False, **settings: Any) -> Outcome:
+    def run(
+        self, *faults: Fault, steps: int, job: str = "gpt", size: str = "", twin: bool = False, **settings: Any
+    ) -> Outcome:
         """One experiment; its journals stay at least until the lab is closed."""
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
         options = {"size": size or self.size}
-        outcome = self._harness.run("gpt", faults=faults, twin=twin, steps=steps, options=options, **settings)
+        outcome = self._harness.run(job, faults=faults, twin=twin, steps=steps, options=options, **settings)
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
 

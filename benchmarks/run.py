@@ -24,6 +24,7 @@ from lab import Lab, say
 from network import network
 from overhead import overhead
 from recovery import hang, kill, nan
+from sharded import sharded
 
 TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "kill": kill,
@@ -32,6 +33,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "overhead": overhead,
     "integrity": integrity,
     "network": network,
+    "sharded": sharded,
     "resize": resize,
     "throughput": throughput,
     "experiments": experiments,

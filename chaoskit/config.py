@@ -87,6 +87,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         collective_timeout_s: gloo's and NCCL's own last resort.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
         memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
+        entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
         replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
             have other last bits.
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
@@ -124,6 +125,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     collective_timeout_s: float = 120.0
     transport: Literal["auto", "tcp"] = "auto"
     memory_copies: int = 1
+    entries_max: int = 8
     replacement_s: float = 30.0
     rack_nodes: int = 0
     fork: bool = True
@@ -176,6 +178,7 @@ def validate(config: RunConfig) -> None:
         ("startup_s", 0.001),
         ("collective_timeout_s", 0.001),
         ("memory_copies", 0),
+        ("entries_max", 1),
         ("replacement_s", 0),
         ("rack_nodes", 0),
     ]

@@ -221,6 +221,12 @@ class Holding(Message, frozen=True):
     pieces: int
 
 
+class KeepWarm(Message, frozen=True):
+    """A worker reads this file again and again; for its agent alone, who keeps its pages in memory."""
+
+    path: str
+
+
 class WorkerLost(Message, frozen=True):
     """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
 
@@ -284,9 +290,12 @@ class Accuse(Message, frozen=True):
 
 
 class WorkerDone(Message, frozen=True):
+    """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again."""
+
     worker: str
     step: int
     weights_digest: str
+    generation: int = 0
 
 
 class WorkerFailed(Message, frozen=True):
@@ -316,14 +325,24 @@ class Healed(Message, frozen=True):
 
 
 class Recall(Message, frozen=True):
-    """No live worker has the state of the training: asks an agent for what is left of it on its node."""
+    """No live worker has the state of the training: asks an agent for what is left of it on its node.
+
+    ``number``: of the question; later ones are asked when what was answered before may be too old.
+    """
+
+    number: int = 0
 
 
 class Sealed(Message, frozen=True):
-    """Answers :class:`Recall`: what can be read on ``node``; nothing, if every state was torn."""
+    """Answers :class:`Recall` ``number``: what can be read on ``node``; nothing, if every state was torn.
+
+    ``committed``: steps that a live worker of a sharded job has committed there, whether they were copied or not.
+    """
 
     node: str
     snapshots: tuple[Snapshot, ...]
+    number: int = 0
+    committed: int = 0
 
 
 class SourceFailed(Message, frozen=True):
@@ -441,6 +460,7 @@ AnyMessage = (
     | LinksTested
     | WorkerReady
     | Holding
+    | KeepWarm
     | WorkerLost
     | HookReached
     | Arm

@@ -46,7 +46,7 @@ class Event(StrEnum):
 
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
-    ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank
+    ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source

@@ -74,6 +74,7 @@ class Cluster:
         self.committed = 0
         self.failed_starts = 0  # in a row
         self.finish: Finish | None = None
+        self.question = 0
         self.asked: list[str] = []  # nodes that owe an answer about their copies
         self.kept: dict[str, int] = {}  # node -> step of the copy that its agent has
 
@@ -94,7 +95,8 @@ class Cluster:
                 case Publish(plan):
                     self.check_plan(plan)
                     self.plans.append(plan)
-                case Recall(node):
+                case Recall(node, number):
+                    self.question = number
                     assert node in self.nodes
                     assert not self.live(self.holders), "asked for copies while somebody has the state"
                     self.asked.append(node)
@@ -204,7 +206,9 @@ class Cluster:
         for node in nodes or list(self.asked):
             if node in self.asked:
                 self.asked.remove(node)
-                actions += self.tell(Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else ()))
+                actions += self.tell(
+                    Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else (), self.question)
+                )
         return actions
 
     def lose_node(self, node: str) -> list[Action]:

@@ -40,6 +40,7 @@ from chaoskit.substrate.object_troubles import Garble, Lag, Outage, Reply, Reset
 pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
 
 WAIT_S = 30.0
+SLOW = pytest.mark.slow  # one of a kind is enough for each commit
 QUICK = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.2, deadline_s=20.0), request_timeout_s=5.0)
 HASTY = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.1, deadline_s=0.5), request_timeout_s=WAIT_S)
 LARGE = FILE_CHUNK_BYTES // 4 + 100_000  # elements: a file of two parts
@@ -230,8 +231,8 @@ def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest
     "trouble",
     [
         Reply(503, share=0.4, most=6),
-        Reply(500, most=1),
-        Reply(429, most=2),
+        pytest.param(Reply(500, most=1), marks=SLOW),
+        pytest.param(Reply(429, most=2), marks=SLOW),
         Reset(after_bytes=1_000_000, path="partNumber=1", most=2),
         Reset(path="uploadId", methods=("POST",), most=1),
         Truncate(share=0.5, most=6),
@@ -300,7 +301,6 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.005)
 
 
-SLOW = pytest.mark.slow
 SHARES = [0.97, *(pytest.param(share, marks=SLOW) for share in (0.2, 0.5, 0.8, 0.9, 0.99))]
 
 
@@ -354,6 +354,7 @@ def test_a_store_that_refuses(snapshots: dict[int, Path], remote: Remote) -> Non
     tier.close()
 
 
+@SLOW
 def test_the_bandwidth_is_limited(snapshots: dict[int, Path], remote: Remote) -> None:
     """A piece waits for the time of those before it: the second upload for that of the first."""
     size_bytes = DirectorySource(snapshots[1]).manifest.size_bytes
@@ -417,7 +418,12 @@ def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int
 
 @pytest.mark.parametrize(
     "trouble",
-    [Reply(503, most=3), Reset(most=3), Truncate(path="a.distcp", after_bytes=1000, most=2), Lag(delay_ms=20)],
+    [
+        Reply(503, most=3),
+        Reset(most=3),
+        Truncate(path="a.distcp", after_bytes=1000, most=2),
+        pytest.param(Lag(delay_ms=20), marks=SLOW),
+    ],
 )
 def test_reads_outlast_what_passes(filled: Remote, trouble: Trouble) -> None:
     number = filled.proxy.impose(trouble)

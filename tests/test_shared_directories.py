@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +108,20 @@ def test_names_and_strangers(root: Path) -> None:
         shared.claim("job", root=root)
     assert shared.sweep(0.0, root) == []
     assert elsewhere.is_dir()
+
+
+def test_the_janitor_removes_what_a_job_left_an_hour_ago() -> None:
+    job = f"test-{os.getpid()}"
+    directory = shared.claim(job, owner_pid=gone_pid())
+    try:
+        long_ago_s = time.time() - 2 * shared.KEPT_S
+        for path in (*directory.iterdir(), directory):
+            os.utime(path, (long_ago_s, long_ago_s))
+        done = subprocess.run(
+            [sys.executable, "-m", "chaoskit.cli", "janitor", "--json"], capture_output=True, check=True
+        )
+        removed = [repair["target"] for repair in json.loads(done.stdout)["repairs"] if repair["act"] == "copies"]
+        assert str(directory) in removed
+        assert not directory.exists()
+    finally:
+        shared.release(job)

@@ -1,4 +1,4 @@
-"""The control plane's real state machines through 10,000 histories with faults, on a fake clock.
+"""The control plane's real state machines through 10,000 histories with faults, on a fake clock, and 800 of sharded jobs.
 
     python -m pytest tests/test_simulation.py
     CHAOSKIT_SIM_SEED=4397 python -m pytest tests/test_simulation.py -k seed -s    # one history, told in full
@@ -18,15 +18,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from simulation import sharded
 from simulation.history import History, run
 from simulation.node import Agent
 
-from chaoskit.control import attendance, contact, events, facts, hang, lease, links, membership
+from chaoskit.control import attendance, contact, events, facts, hang, lease, links, membership, revival
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.messages import AgentHello, StopWorker, WorkerLost
 
+#: Of sharded jobs: each is as long, and what they have in common with the others is tried there.
+SHARDED_SHARE = 0.08
 HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "10000"))
 SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
 #: A mistake must be noticed within so many histories.
@@ -37,8 +40,8 @@ def told(history: History) -> str:
     return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults])
 
 
-def first_broken(seeds: Iterable[int]) -> History | None:
-    return next((history for history in map(run, seeds) if history.broken), None)
+def first_broken(seeds: Iterable[int], *, sharded: bool = False) -> History | None:
+    return next((history for seed in seeds if (history := run(seed, sharded=sharded)).broken), None)
 
 
 # -- the machines as they are -------------------------------------------------------------------------------------
@@ -62,10 +65,28 @@ def test_10000_histories() -> None:
     assert parted > HISTORIES / 6, "too few networks were parted"
 
 
-def test_one_seed() -> None:
-    history = run(SEED, trace=True)
+def test_800_histories_of_sharded_jobs() -> None:
+    """None breaks a law, and whoever is lost costs no more than one step, but where a world grows."""
+    ends: Counter[str] = Counter()
+    repeated: Counter[int] = Counter()
+    resumed = 0
+    count = int(SHARDED_SHARE * HISTORIES)
+    for seed in range(count):
+        history = run(seed, sharded=True)
+        assert not history.broken, f"{told(history)}\nrerun it with CHAOSKIT_SIM_SEED={seed} ... -k seed -s"
+        ends["done" if history.ok else history.reason.partition(":")[0]] += 1
+        repeated[history.repeated] += 1
+        resumed += history.generations > 1
+    assert 0.85 < ends["done"] / count < 0.99, ends
+    assert resumed > count / 4, "too few ranks were lost"
+    assert repeated[0] + repeated[1] > 0.99 * count, repeated
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_one_seed(kind: str) -> None:
+    history = run(SEED, trace=True, sharded=kind == "sharded")
     print("\n".join(history.trace))
-    assert history == run(SEED, trace=True), "a seed is not one history"
+    assert history == run(SEED, trace=True, sharded=kind == "sharded"), "a seed is not one history"
     assert history.trace
     assert not history.broken, told(history)
 
@@ -282,11 +303,11 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     forgets_losses_too_early: "was started twice|not over|every replica",
     stops_half_way: "not over|is well and was given up",
     goes_on_after_the_end: "after the end|ended twice|not over",
-    gives_up_whoever_is_silent: "is well and was given up|has the state|goes on unseen",
+    gives_up_whoever_is_silent: "is well and was given up|the state is there|goes on unseen",
     has_leases_without_end: "is well and was given up|goes on unseen",
-    waits_for_no_lease: "is well and was given up|has the state|goes on unseen",
+    waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
-    lets_nobody_in_twice: "is well and was given up|not over|given up at|has the state",
+    lets_nobody_in_twice: "is well and was given up|not over|given up at|the state is there",
 }
 
 
@@ -296,3 +317,106 @@ def test_a_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch, mistake: Callable
     history = first_broken(range(PATIENCE))
     assert history is not None, f"{PATIENCE} histories went well"
     assert re.search(MISTAKES[mistake], history.broken), told(history)
+
+
+# -- mistakes in what is special about sharded jobs ---------------------------------------------------------------
+
+
+def mixes_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of worlds of two sizes are offered together."""
+    monkeypatch.setattr(revival.Revival, "snapshots", property(lambda self: _complete(self._snapshots)))
+
+
+def offers_partial_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state counts as stored when one piece of it is."""
+
+    def snapshots(self: revival.Revival) -> tuple[Any, ...]:
+        return tuple(sorted(self._snapshots, key=lambda one: one.age, reverse=True))
+
+    monkeypatch.setattr(revival.Revival, "snapshots", property(snapshots))
+
+
+def _complete(snapshots: Any) -> tuple[Any, ...]:
+    found: dict[Any, set[Any]] = {}
+    for one in snapshots:
+        found.setdefault((one.age, one.pieces), set()).add(one.piece)
+    whole = [one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces]
+    return tuple(sorted(whole, key=lambda one: one.age, reverse=True))
+
+
+def restores_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest complete state is taken."""
+    genuine = revival.Revival.snapshots.fget  # type: ignore[attr-defined]
+
+    def snapshots(self: revival.Revival) -> tuple[Any, ...]:
+        found = genuine(self)
+        return tuple(one for one in found if one.age == found[-1].age)
+
+    monkeypatch.setattr(revival.Revival, "snapshots", property(snapshots))
+
+
+def never_forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored at one loss is restored at the next."""
+
+    def end(self: revival.Revival) -> None:
+        self._since_s = self._moved_s = self._restoring_s = math.inf
+
+    monkeypatch.setattr(revival.Revival, "end", end)
+    monkeypatch.setattr(revival.Revival, "ask_again", lambda self: None)
+
+
+def grows_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world that grows begins anew."""
+    genuine = Membership._decide
+
+    def decide(self: Membership, now_s: float) -> Any:
+        decision = genuine(self, now_s)
+        return decision or (self._regroup(abort=False) if self._plan and self._may_grow() else None)
+
+    monkeypatch.setattr(Membership, "_decide", decide)
+
+
+def takes_losses_before_the_start_for_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation that nobody reported to be formed has not trained."""
+    monkeypatch.setattr(Membership, "_doubt", lambda self, workers: None)
+
+
+def overwrites_what_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has its piece makes new copies at once."""
+    genuine = sharded.ShardedWorker._meet
+
+    def meet(self: Any, formation: Any, step: int, contribution: Any = None) -> Any:
+        if step != sharded.RESTORED:
+            return (yield from genuine(self, formation, step, contribution))
+        self.kept = -1
+
+    monkeypatch.setattr(sharded.ShardedWorker, "_meet", meet)
+
+
+def gives_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is called lost while a node owes an answer."""
+    monkeypatch.setattr(revival, "RECALL_S", 0.0)
+    monkeypatch.setattr(membership, "HEALING_S", 0.0)
+    monkeypatch.setattr(revival.Revival, "has_heard", lambda self, nodes: True)
+
+
+SHARDED_MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    mixes_cuts: "cut in two ways|do not make up",
+    offers_partial_sets: "makes one state|not over|given up|all of|begins with|nobody took over|without need",
+    restores_the_oldest: "all of .* is stored",
+    never_forgets_answers: "all of .* is stored|the state is there|not over|given up",
+    grows_without_copies: "begins anew|is stored",
+    takes_losses_before_the_start_for_harmless: "begins anew|is stored|the state is there",
+    overwrites_what_others_read: "all of|without need|begins with|the state is there",
+    gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
+}
+
+
+@pytest.mark.parametrize("mistake", SHARDED_MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_with_pieces_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    mistake(monkeypatch)
+    history = first_broken(range(PATIENCE), sharded=True)
+    assert history is not None, f"{PATIENCE} histories went well"
+    assert re.search(SHARDED_MISTAKES[mistake], history.broken), told(history)

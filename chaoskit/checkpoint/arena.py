@@ -39,6 +39,7 @@ _ALIGN_BYTES = 64
 _SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION, _CHECKSUM, _CHECKSUM_END, _SEALED = range(9)
 _CHECKSUM_WORDS = struct.Struct("=qq")
 _WORD = struct.Struct("=q")
+_TOUCH_BYTES = 2**21
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
 
 
@@ -286,7 +287,9 @@ class ArenaImage(ArenaView):
     def touch(self) -> None:
         """Map every page now, so that the first copy is as fast as any other."""
         with contextlib.suppress(OSError):  # an older kernel: the first copy does it
-            self.map.madvise(_MADV_POPULATE_WRITE, DATA_OFFSET, self.capacity_bytes)
+            for start in range(0, self.capacity_bytes, _TOUCH_BYTES):  # which holds the lock of the interpreter
+                part_bytes = min(_TOUCH_BYTES, self.capacity_bytes - start)
+                self.map.madvise(_MADV_POPULATE_WRITE, DATA_OFFSET + start, part_bytes)
 
     @property
     def address(self) -> int:

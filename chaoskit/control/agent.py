@@ -29,6 +29,7 @@ from chaoskit.control.keeper import Keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.data.pages import PageKeeper
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -38,6 +39,7 @@ from chaoskit.messages import (
     EndJob,
     Heartbeat,
     Holding,
+    KeepWarm,
     LinksTested,
     Ping,
     Plan,
@@ -122,6 +124,7 @@ class Agent:
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
+        self._pages = PageKeeper()
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -194,8 +197,8 @@ class Agent:
                 for member in message.members:
                     self._pass_on(member.worker, message)
                 self._keeper.follow(message)
-            case Recall():
-                self._spawn(self._recall())
+            case Recall(number):
+                self._spawn(self._recall(number))
             case Release(worker=worker) | Ping(worker=worker):
                 self._pass_on(worker, message)
             case Arm(worker="", trigger=trigger):  # for those that are started from now on
@@ -245,14 +248,14 @@ class Agent:
         os.close(charge.board.fd)  # the mapping is enough here
         self._spawn(self._listen(charge))
 
-    async def _recall(self) -> None:
+    async def _recall(self, number: int) -> None:
         """Offer what is left of the state, once those who may still write to it are gone."""
         deadline_s = time.monotonic() + _BURIAL_S
         while any(one.lost and one.board.pid and not one.latched for one in self._charges.values()):
             if time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(0.001)
-        self._keeper.recall()
+        self._keeper.recall(number)
 
     def _kill(self, charge: _Charge) -> None:
         charge.lost = True
@@ -269,6 +272,9 @@ class Agent:
                 message = await self._read(reader, charge)
                 if isinstance(message, Holding):
                     self._keeper.hold(message)
+                    continue
+                if isinstance(message, KeepWarm):
+                    self._pages.keep(message.path)
                     continue
                 if isinstance(message, WorkerReady):
                     endpoint = self._keeper.adopt(charge.name, message.endpoint, charge.board)

@@ -68,10 +68,12 @@ class Healed(Event, frozen=True):
 
 
 class Sealed(Event, frozen=True):
-    """What can be read on a node, after it was asked by :class:`Recall`."""
+    """What can be read on a node, after it was asked by :class:`Recall` ``number``."""
 
     node: str
     snapshots: tuple[Snapshot, ...]
+    number: int = 0
+    committed: int = 0
 
 
 class SourceFailed(Event, frozen=True):
@@ -186,6 +188,7 @@ class Recall:
     """Ask a node which copies of the state can be read there."""
 
     node: str
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

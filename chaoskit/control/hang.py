@@ -105,7 +105,8 @@ class HangDetector:
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
         alone = sum(beat.generation > 0 for beat in beats) == 1  # who was in no generation yet waits for it, at step 0
-        awaited = (beat for beat in beats if beat.step <= reached or alone)
+        newest = self._generation if reached >= 0 else 0  # whoever waits there waits for those of older ones, too
+        awaited = (beat for beat in beats if beat.step <= reached or alone or 0 < beat.generation < newest)
         hangs = (
             Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, self.limit_s)) for beat in awaited
         )
@@ -152,6 +153,8 @@ class HangDetector:
             return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
         if beat.phase == Phase.RESTORE:
             return self._config.startup_s  # a state may be large
+        if beat.phase == Phase.OUTSIDE:  # a sharded job builds its model here, in every generation
+            return max(self._config.startup_s, self._config.outside_limit_s)
         return self._first_limit_s(beat) if beat.phase in TIMED_PHASES else math.inf
 
     def _first_limit_s(self, beat: Beat) -> float:

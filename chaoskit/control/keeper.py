@@ -23,7 +23,7 @@ from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
-from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
+from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
@@ -32,6 +32,7 @@ from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
+_NICENESS = 10  # of this thread: below training, which is below everything on the way of a recovery
 _SKIPS_MAX = 64  # commits without a copy after copies kept failing
 
 
@@ -96,7 +97,7 @@ class Keeper:
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
         self._saved = (-1, -1)  # the age of the state of which it was last copied
         self._begun = 0  # the newest generation of which a state was seen
-        start_thread(self._serve, fail)
+        start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
@@ -122,9 +123,9 @@ class Keeper:
         """No code of the worker runs any more: what it left is kept."""
         self._orders.give(lambda: self._ended(worker))
 
-    def recall(self) -> None:
+    def recall(self, number: int) -> None:
         """Seal what there is, and tell the coordinator what can be read."""
-        self._orders.give(self._recall)
+        self._orders.give(lambda: self._recall(number))
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: older states that others left are of no use."""
@@ -255,7 +256,7 @@ class Keeper:
             self._left = None
             self._offers.withdraw([])
 
-    def _recall(self) -> None:
+    def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
         copies = [(self._copied_of, copy) for copy in self._tier.copies()]
         if self._left is not None:
@@ -274,8 +275,8 @@ class Keeper:
                 generation=offered.generation,
                 checksum=offered.checksum,
             )
-        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers())))
-        lower_priority(NICENESS)
+        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers()), number))
+        lower_priority(_NICENESS)
 
 
 def _age(view: ArenaView) -> tuple[int, int]:

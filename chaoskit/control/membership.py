@@ -73,6 +73,8 @@ class Membership:
         self._ready: dict[str, Endpoint] = {}
         self._holders: set[str] = set()
         self._healed: set[str] = set()  # members of a sharded job that have their piece, until all have
+        self._growing = False  # a sharded job, once it is known what all can begin with
+        self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
@@ -162,7 +164,14 @@ class Membership:
     @property
     def revives(self) -> bool:
         """Whether nobody has the state, and enough workers are ready to begin again with copies of it."""
-        return self._revival.active and len(self._ready) >= self._config.nodes
+        config = self._config
+        enough = config.nodes if config.replacement_s else config.min_world
+        return self._revival.active and len(self._ready) >= enough
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether the generation of a sharded job is over, and the next waits for pieces or for workers."""
+        return self._config.job.sharded and self._plan is not None and self._stalled_generation == self.generation
 
     @property
     def finished(self) -> bool:
@@ -195,6 +204,11 @@ class Membership:
     def asks(self, node: str) -> bool:
         """Whether ``node`` still owes an answer to :class:`Recall`."""
         return self._revival.asks(node)
+
+    @property
+    def question(self) -> int:
+        """Number of the last :class:`Recall`."""
+        return self._revival.number
 
     def outlives(self, worker: str) -> bool:
         """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
@@ -243,6 +257,8 @@ class Membership:
                 return self._start_missing([], now_s)
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
+                if self._config.job.sharded:
+                    self._doubt([worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)
@@ -258,12 +274,17 @@ class Membership:
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 (self._healed if self._config.job.sharded else self._holders).add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
-            case Sealed(node, snapshots):
-                self._revival.answer(node, snapshots, now_s)
+            case Sealed(node, snapshots, number, committed):
+                self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
             case SourceFailed(snapshot, corrupt):
+                restoring = self._is_restoring()
                 self._revival.fail(snapshot, corrupt, now_s)
+                if self._config.job.sharded and restoring and not self._is_restoring():
+                    self._revival.ask_again()  # it may have been overwritten by what is newer
             case Stalled(generation):
                 self._stalled_generation = generation
+                if self._config.job.sharded:
+                    self._doubt(list(self.members))
             case JobFailed(reason):
                 self._failure = reason
             case GenerationSeen(generation, node, started):
@@ -313,7 +334,10 @@ class Membership:
             self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
 
     def _doubt(self, workers: list[str]) -> None:
-        """These are lost, and cannot say any more whether the first generation settled: the others may have trained."""
+        """These are lost, and cannot say any more whether the first generation settled: the others may have trained.
+
+        A replica that has shows it, and the others follow. Ranks that hold pieces would all begin anew.
+        """
         if not self._trained and not set(workers).isdisjoint(self.members):
             assert self._base is not None
             old = [worker for worker in self.members if self._base.member(worker)]
@@ -326,11 +350,19 @@ class Membership:
         members = set(self.members)
         if not self._trained or self._plan is None:
             return
-        if len(members) < self.world or self._stalled_generation == self.generation or self._may_grow():
-            if self._holders or self._healed:
-                self._holders, self._healed, self._done = set(), set(), set()
+        over = not self._is_complete or self._stalled_generation == self.generation
+        if self._growing and not over and not self.spares:  # who was to come is lost: all train on
+            self._growing, self._may_train, self._holders = False, True, members
+        elif over or self._growing or self._may_grow():
+            self._growing = not over
+            self._holders, self._healed = set(), set()
+            if over:
                 self._stalled_generation = self.generation
-                self._revival.end()  # what was known to be stored is too old
+            if not self._is_complete:
+                self._done = set()  # the last steps must be taken again
+            if self._may_train:  # though nobody has said so yet: what was known to be stored is too old
+                self._may_train = False
+                self._revival.end()
         elif self._healed >= members:
             self._holders = members
 
@@ -391,7 +423,7 @@ class Membership:
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
         if len(members) < self.world or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if self._may_grow():
+        if self._may_grow() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
         return None
 
@@ -424,9 +456,48 @@ class Membership:
     def _recall(self, now_s: float) -> list[Action]:
         """Ask every node for sealed copies, once the last holder of the state is lost."""
         if self._trained and not self._holders and (self._plan or self._nodes):
-            return [Recall(node) for node in self._revival.begin(self._nodes, now_s)]
+            if self._config.job.sharded and self._should_ask_again(now_s):
+                self._revival.ask_again()
+            nodes = self._revival.begin(self._nodes, now_s)
+            return [Recall(node, self._revival.number) for node in nodes]
         self._revival.end()
         return []
+
+    def _should_ask_again(self, now_s: float) -> bool:
+        """Whether what is known of a sharded state is too little, or too old to go back to.
+
+        Members of a world that grows train on while they are asked, and may have answered between different steps; so
+        may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
+        """
+        revival = self._revival
+        if not self._has_answers(now_s) or not revival.is_stale(now_s) or self._is_restoring():
+            return False
+        if revival.snapshots:
+            return not self._awaits_workers(now_s)
+        return self._growing or revival.bare_s(now_s) < HEALING_S
+
+    def _has_answers(self, now_s: float) -> bool:
+        """Whether enough is known to decide. Members that are complete train on: what they have is what counts."""
+        if not self._revival.is_asking(now_s):
+            return True
+        complete = self._config.job.sharded and self._is_complete
+        hosts = {self._hosts[worker] for worker in self.members}
+        return complete and bool(self._revival.snapshots) and self._revival.has_heard(hosts)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all members of the last plan live."""
+        return self._plan is not None and len(self.members) == self.world
+
+    def _may_begin_anew(self) -> bool:
+        """Whether a sharded job of which nothing complete is stored has not come further than its first step.
+
+        Then who is left of its first generation has little to lose, and everybody builds the same weights.
+        """
+        plan, revival = self._plan, self._revival
+        hosts = {self._hosts[worker] for worker in self.members}
+        first = self._config.job.sharded and plan is not None and not plan.restore
+        return first and bool(hosts) and revival.has_heard(hosts) and revival.is_virgin
 
     def _revive(self, now_s: float) -> Publish | Finish | None:
         """Begin again with the newest sealed copies; without any, a member may still be taking the state over."""
@@ -435,36 +506,49 @@ class Membership:
             lost = "nothing that is stored could be restored"
         elif not self._plan:
             lost = f"the coordinator's record was lost, and {lost}"
-        if revival.is_asking(now_s):
+        if not self._has_answers(now_s):
             return None
-        if not revival.snapshots:
+        if not revival.snapshots and not self._may_begin_anew():
             stored = self._config.disk is not None and (not self._nodes or revival.owed)
             if stored and revival.waited_s(now_s) < startup_s:
                 return None  # a node that comes back sees what is stored
-            if self._config.job.sharded and len(self.members) == self.world:
-                revival.end()  # they train on, and have answered between different steps: ask again
-                return None
+            if self._growing:
+                return None  # they train on, and are asked again
+            if self._config.job.sharded and not revival.has_heard(self._nodes):
+                return None  # who is silent for too long is lost
             if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
-        if revival.waited_s(now_s) > startup_s:
+        if self._is_fruitless(now_s):
             return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
         if self._is_restoring():
             return None
+        if self._awaits_workers(now_s):
+            return None
+        return self._regroup(abort=True, restore=revival.restore(now_s))
+
+    def _is_fruitless(self, now_s: float) -> bool:
+        """Whether nobody takes a copy over. Of pieces all must be: one that hangs at it is replaced in between."""
+        if self._config.job.sharded:
+            return self._revival.fruitless_s(now_s) > 2 * self._config.startup_s
+        return self._revival.waited_s(now_s) > self._config.startup_s
+
+    def _awaits_workers(self, now_s: float) -> bool:
+        """Whether a world that begins with copies should be larger than the workers that are ready allow."""
+        if len(self._ready) < self._config.min_world:
+            return True
         missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
         patience_s = self._config.replacement_s if self._config.job.sharded else 0.0
         if self._resumes and not self._plan:
-            patience_s = startup_s / 2  # all of them start just now
-        if missing > 0 and (revival.waited_s(now_s) < patience_s or now_s < self._ready_s + GATHER_S):
-            return None
-        return self._regroup(abort=True, restore=revival.snapshots)
+            patience_s = self._config.startup_s / 2  # all of them start just now
+        return missing > 0 and (self._revival.waited_s(now_s) < patience_s or now_s < self._ready_s + GATHER_S)
 
     def _is_restoring(self) -> bool:
-        """Whether the members of the last plan can still begin with the copies that it names."""
+        """Whether the members of the last plan can still begin with the copies that it names, or anew."""
         plan = self._plan
-        if plan is None or not plan.restore or self._stalled_generation == plan.generation:
+        if plan is None or self._stalled_generation == plan.generation or self._growing or not self._is_complete:
             return False
-        return len(self.members) == self.world and self._revival.serves(plan)
+        return self._revival.serves(plan) if plan.restore else self._may_train
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
@@ -490,4 +574,7 @@ class Membership:
         )
         self._base = self._base or self._plan
         self._settled = False
+        if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
+            self._healed, self._done = set(), set()
+            self._may_train, self._growing = True, False
         return Publish(self._plan)

@@ -13,8 +13,6 @@ from chaoskit.messages import Endpoint, Snapshot
 from chaoskit.osprocess import host_id, lower_priority, set_name
 from chaoskit.runtime.peer import StateServer
 
-NICENESS = 10  # of a keeper's thread: below training, which is below everything on the way of a recovery
-
 
 class Orders:
     """Calls from the agent's event loop that a keeper's thread carries out.
@@ -39,12 +37,12 @@ class Orders:
             self._orders.popleft()()
 
 
-def start_thread(serve: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+def start_thread(serve: Callable[[], None], fail: Callable[[BaseException], None], niceness: int) -> None:
     """Run a keeper. ``fail`` is called on its thread with what it cannot live with."""
 
     def run() -> None:
         set_name("ck-keeper")
-        lower_priority(NICENESS)
+        lower_priority(niceness)
         try:
             serve()
         except Exception as error:  # noqa: BLE001 - nobody would see it on a thread

@@ -26,7 +26,7 @@ from chaoskit.checkpoint.portion import Portion, copy_piece
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
-from chaoskit.control.offers import NICENESS, Offers, Orders, start_thread
+from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
@@ -34,6 +34,9 @@ from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
+#: Of threads that send and receive copies. Many of them: one that waits for a CPU with the interpreter's lock in its
+#: hands keeps the agent from its heartbeat, so they may not wait behind training.
+_NICENESS = -5
 _BUDGET_SHARE = 0.25  # of the node's memory, for the copies of other nodes
 
 
@@ -103,12 +106,12 @@ class PieceKeeper:
         self._placement: Placement = {}
         self._addresses: dict[str, PeerAddress] = {}
         self._offers = Offers(node, host, token)
-        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped)
+        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
         self._orders = Orders()
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
-        start_thread(self._serve, fail)
+        start_thread(self._serve, fail, _NICENESS)
 
     # -- called by the agent --------------------------------------------------------------------------------------
 
@@ -131,9 +134,9 @@ class PieceKeeper:
         """No code of the worker runs any more: what it left is kept."""
         self._orders.give(lambda: self._ended(worker))
 
-    def recall(self) -> None:
+    def recall(self, number: int) -> None:
         """Tell the coordinator what can be read."""
-        self._orders.give(self._recall)
+        self._orders.give(lambda: self._recall(number))
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: what others left two steps before is of no use."""
@@ -211,7 +214,7 @@ class PieceKeeper:
                 transport=self._config.transport,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
-                niceness=NICENESS,
+                niceness=_NICENESS,
             )
 
     def _sealed(self, held: _Held) -> None:
@@ -293,7 +296,11 @@ class PieceKeeper:
             if held.board is None and all(seal.step + 1 < step for seal, _ in held.copies()):
                 self._forget(worker)
 
-    def _recall(self) -> None:
+    def _committed(self) -> int:
+        """Steps that live workers of this node have committed, whether there is a copy or not."""
+        return max((board.step for board in self._boards.values()), default=0)
+
+    def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
         found = [(held.holding, seal, view, "memory") for held in self._held.values() for seal, view in held.copies()]
         for copy in self._server.holding():
@@ -316,8 +323,8 @@ class PieceKeeper:
                 piece=offered.piece,
                 tier=offered.tier,
             )
-        self._tell(Sealed(self._node, tuple(snapshots)))
-        lower_priority(NICENESS)
+        self._tell(Sealed(self._node, tuple(snapshots), number, self._committed()))
+        lower_priority(_NICENESS)
 
 
 def _name(holding: Holding) -> str:

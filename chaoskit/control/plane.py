@@ -226,7 +226,7 @@ class ControlPlane:
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
             *(Send(node, StartWorker(worker)) for worker in unstarted),
             *([Send(node, missed)] if missed is not None else []),
-            *([Send(node, Recall())] if self._membership.asks(node) else []),
+            *([Send(node, Recall(self._membership.question))] if self._membership.asks(node) else []),
         ]
 
     def _admit(self, nodes: Sequence[str], now_s: float) -> list[Output]:
@@ -292,7 +292,9 @@ class ControlPlane:
                     return []  # the agent reports the loss
                 self._facts.note(message)
                 return shown + self._advance(events.JobFailed(error), now_s)
-            case WorkerDone(worker, step, digest):
+            case WorkerDone(worker, step, digest, generation):
+                if self._is_of_the_past(generation):
+                    return shown
                 problem = self._results.note(worker, digest)
                 event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
                 return self._advance(event, now_s) + shown
@@ -302,11 +304,11 @@ class ControlPlane:
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker, generation):
-                if self._config.job.sharded and generation != self._membership.generation:
-                    return shown  # a piece of what must be taken over again
+                if self._is_of_the_past(generation):
+                    return shown
                 return self._advance(events.Healed(worker), now_s) + shown
-            case Sealed(node, snapshots):
-                return self._advance(events.Sealed(node, snapshots), now_s) + shown
+            case Sealed(node, snapshots, number, committed):
+                return self._advance(events.Sealed(node, snapshots, number, committed), now_s) + shown
             case SourceFailed(_, snapshot, corrupt):
                 return self._advance(events.SourceFailed(snapshot, corrupt), now_s) + shown
             case GroupBroken(_, generation, detail):
@@ -324,6 +326,10 @@ class ControlPlane:
             case HookReached() | LeverPulled() | Pong():
                 return shown
         raise Refused(f"unexpected {type(message).__name__}")
+
+    def _is_of_the_past(self, generation: int) -> bool:
+        """Whether a member speaks of a piece of the state that it must take over again."""
+        return self._config.job.sharded and generation != self._membership.generation
 
     def _arm(self, node: str, trigger: Trigger, now_s: float) -> list[Output]:
         """An order for workers that are not there yet: the node, or another coordinator, may have to be told again."""
@@ -425,7 +431,9 @@ class ControlPlane:
         ranks = self._board.arrived(messages.STANDING)
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
-        guilty, stalled = self._watch.look(plan, self._membership.members, arrived, now_s)
+        guilty, stalled = self._watch.look(
+            plan, self._membership.members, arrived, now_s, over=self._membership.is_gathering
+        )
         outputs: list[Output] = []
         for worker, detail in guilty.items():
             if self._contact.steady(self._hosts[worker], now_s):  # else it may do what it cannot say
@@ -512,8 +520,8 @@ class ControlPlane:
                 case events.StartWorker(node, worker):
                     self._hosts[worker] = node
                     outputs += self._start(self._deferral.submit(worker))
-                case events.Recall(node):
-                    outputs.append(Send(node, Recall()))
+                case events.Recall(node, number):
+                    outputs.append(Send(node, Recall(number)))
                     if not self._membership.revives:
                         outputs += self._start(self._deferral.release())  # no step is repeated without replacements
                 case events.StopWorker(worker, cause):
@@ -535,6 +543,8 @@ class ControlPlane:
             self._deferral.recover(plan.generation, len(plan.members), now_s)
         self._formed.clear()
         self._broken = None
+        if self._config.job.sharded:
+            self._results = Results()  # the last steps are taken again, by fewer ranks perhaps
         fields = {
             "generation": plan.generation,
             "abort": plan.abort,

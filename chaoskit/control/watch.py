@@ -43,16 +43,18 @@ class Watch:
         return min((beat.age_ms / 1000 for beat in beats), default=0.0)
 
     def look(
-        self, plan: Plan, members: Sequence[str], arrived: Collection[str], now_s: float
+        self, plan: Plan, members: Sequence[str], arrived: Collection[str], now_s: float, *, over: bool = False
     ) -> tuple[dict[str, str], bool]:
         """Who of the ``members`` hangs, with details for people; and whether all wait for each other, instead.
 
         Args:
             plan: of the last generation.
             arrived: members that have come to its rendezvous.
+            over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
-        hangs = {hang.worker: hang for hang in self._muster.observe(plan, beats, set(arrived), now_s)}
+        late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s)
+        hangs = {hang.worker: hang for hang in late}
         hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
         gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
         stalled = not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s)

@@ -123,8 +123,9 @@ def _key(experiment: Experiment) -> str:
     place = str(Path(job.path).resolve())
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
     digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
-    runtime = Path(next(iter(chaoskit.__path__))) / "runtime"
-    for path in (*sorted(Path(job.path).parent.glob("*.py")), *sorted(runtime.glob("*.py"))):
+    ours = Path(next(iter(chaoskit.__path__)))
+    folders = (Path(job.path).parent, ours / "runtime", ours / "data")
+    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 

@@ -2,7 +2,8 @@
 
 The first entry is a rehearsal in a world of this process alone. It warms every path of a step, so that a replacement is
 as fast as anybody from its first step on. After it each generation is an entry: fresh groups, fresh objects, and the
-state from copies. An entry that its generation outlives ends with the job.
+state from copies. An entry that its generation outlives ends with the job. When too many of them in a row committed
+nothing the process gives itself up: the third rung is a new one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import threading
 from collections.abc import Callable
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
 from chaoskit.runtime.ballot import Suspicion
@@ -23,6 +24,10 @@ from chaoskit.runtime.sharded_trainer import Reentry, ShardedTrainer
 from chaoskit.vocabulary import Event, Phase
 
 _LOOK_S = 0.05
+
+
+class EntriesSpent(ChaoskitError):
+    """This process was entered again and again, and committed nothing. Another one may do better."""
 
 
 class Entries:
@@ -37,6 +42,8 @@ class Entries:
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send)
         self._suspicion = Suspicion()
         self._last: Formation | None = None  # the generation of the newest entry
+        self._cause = ""  # why the last entry was left
+        self._barren = 0  # entries in a row that committed nothing, and failed here
 
     def rehearse(self, pid: int) -> None:
         """Run the function up to the end of its first transaction, and report for duty.
@@ -52,7 +59,11 @@ class Entries:
         worker.board.enter(Phase.REGROUP)
 
     def run(self) -> tuple[int, str, str]:
-        """Train to the end: the last step, and SHA-256 over all ranks' weights and over the whole state."""
+        """Train to the end: the last step, and SHA-256 over all ranks' weights and over the whole state.
+
+        Raises:
+            EntriesSpent: if ``entries_max`` entries in a row committed nothing.
+        """
         while True:
             self._worker.board.enter(Phase.REGROUP)
             formation = self._worker.regrouper.membership()
@@ -61,9 +72,20 @@ class Entries:
                 continue
             self._last = formation
             self._worker.regrouper.resume()
-            self._worker.journal.write(Event.ENTERED, generation=formation.plan.generation, rank=formation.me.rank)
+            generation, rank = formation.plan.generation, formation.me.rank
+            self._worker.journal.write(Event.ENTERED, generation=generation, rank=rank, cause=self._cause)
+            commits = self._worker.board.commits
             if (end := self._enter(formation)) is not None:
                 return end
+            if self._worker.board.commits > commits:
+                self._barren = 0
+            if self._barren >= self._worker.config.entries_max:
+                raise EntriesSpent(f"{self._barren} entries in a row committed nothing; the last one: {self._cause}")
+
+    @property
+    def generation(self) -> int:
+        """Of the newest entry."""
+        return self._last.plan.generation if self._last is not None else 0
 
     def is_over(self, ended: threading.Event) -> bool:
         """Wait for the end of the job; False if a rank was lost before that, and the last steps must be repeated."""
@@ -90,12 +112,14 @@ class Entries:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"
                 raise BadInput("job", worker.config.job.path, remedy)
             return trainer.step, *trainer.agree_on_end()
-        except (Reentry, GenerationSuperseded):
+        except (Reentry, GenerationSuperseded) as error:
+            self._cause = str(error) or "a newer membership"
             return None
         except Exception as error:
             if trainer is None:
                 raise
-            trainer.give_up(error)
+            self._barren += trainer.give_up(error)
+            self._cause = f"{type(error).__name__}: {error}"[:200]
             return None
         finally:
             if trainer is not None:

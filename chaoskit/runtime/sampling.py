@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from chaoskit.data.positions import Positions
 from chaoskit.errors import BadInput
 
 
@@ -32,7 +33,7 @@ def seed_everything(*key: int) -> None:
 
 
 class Sampler:
-    """Deals a dataset into global batches: a fresh permutation each epoch, no sample left out, none repeated.
+    """Deals a dataset into global batches: another order each epoch, no sample left out, none repeated.
 
     Args:
         size: samples in the dataset.
@@ -49,21 +50,12 @@ class Sampler:
         if batch_size < 1 or batch_size % shard_count:
             raise BadInput("batch_size", batch_size, f"use a multiple of the number of shards, {shard_count}")
         self.size, self.batch_size, self.shard_count, self.seed = size, batch_size, shard_count, seed
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._positions = Positions(size, batch_size, seed)
 
     def samples(self, step: int, shard: int) -> list[int]:
         """Indices of the samples of one shard of one step, in order."""
-        per_shard = self.batch_size // self.shard_count
-        start = step * self.batch_size + shard * per_shard
-        return [self._sample(position) for position in range(start, start + per_shard)]
-
-    def _sample(self, position: int) -> int:
-        epoch, offset = divmod(position, self.size)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-            self._order, self._epoch = torch.randperm(self.size, generator=generator), epoch
-        return int(self._order[offset])
+        samples: list[int] = self._positions.batch(step, shard, self.shard_count).tolist()
+        return samples
 
 
 def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grad_norm_
 
 from chaoskit.errors import BadInput, NonFiniteBatch
-from chaoskit.messages import GroupBroken, Healed
+from chaoskit.messages import GroupBroken, Healed, KeepWarm
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.commit import LeaseOver
@@ -163,6 +164,10 @@ class ShardedTrainer:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
 
+    def keep_warm(self, path: str | Path) -> None:
+        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
+        self._worker.send(KeepWarm(str(Path(path).resolve())))
+
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:
         """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
@@ -214,11 +219,17 @@ class ShardedTrainer:
         different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
         number, count = different.index(boxes[self.rank]), len(different)
         if plan.restore:
+            worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
             self._restore(formation, state, number, count)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
+        if plan.restore:
+            self._copies.keep(state.step)
+            worker.board.progress(state.step)
+            worker.board.enter(Phase.REDUCE)
+            gather(self._group, b"\1")  # others may still read what this rank is going to overwrite
         with worker.regrouper.advance(formation):
             worker.regrouper.step = state.step
         worker.board.progress(state.step)
@@ -486,8 +497,12 @@ class ShardedTrainer:
 
     # -- losses -----------------------------------------------------------------------------------------------------
 
-    def give_up(self, error: BaseException) -> None:
-        """An exception came out of the train function: returns if a newer generation explains it, else raises it."""
+    def give_up(self, error: BaseException) -> bool:
+        """An exception came out of the train function: returns if a newer generation explains it, else raises it.
+
+        Returns:
+            Whether it came before that generation, so that it may be this process's own trouble.
+        """
         formation, worker = self._formation, self._worker
         if formation is None:
             raise error
@@ -503,6 +518,7 @@ class ShardedTrainer:
         worker.regrouper.give_up(formation)
         if not worker.regrouper.wait_newer(formation, None if over else _PLAN_S):
             raise error
+        return not over
 
     def agree_on_end(self) -> tuple[str, str]:
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""

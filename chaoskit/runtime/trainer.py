@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import GroupBroken, Healed
+from chaoskit.messages import GroupBroken, Healed, KeepWarm
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -133,6 +134,10 @@ class Trainer:
         if self._replica is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def keep_warm(self, path: str | Path) -> None:
+        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
+        self._worker.send(KeepWarm(str(Path(path).resolve())))
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:

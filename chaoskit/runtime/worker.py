@@ -266,12 +266,14 @@ def _train_sharded(control: Control, context: WorkerContext, train: Callable[[Sh
     while True:
         step, weights_digest, state_digest = entries.run()
         context.board.enter(Phase.DONE)
-        _finish(control, context, step, weights_digest, state_digest)
+        _finish(control, context, step, weights_digest, state_digest, entries.generation)
         if entries.is_over(control.ended):
             return 0
 
 
-def _finish(control: Control, context: WorkerContext, step: int, weights_digest: str, state_digest: str) -> None:
+def _finish(
+    control: Control, context: WorkerContext, step: int, weights_digest: str, state_digest: str, generation: int = 0
+) -> None:
     """This rank has taken the last step."""
     context.journal.write(
         Event.FINISHED,
@@ -281,7 +283,7 @@ def _finish(control: Control, context: WorkerContext, step: int, weights_digest:
         sources=imported_sources(),
     )
     control.regrouper.finish()
-    control.send(WorkerDone(context.name, step, weights_digest))
+    control.send(WorkerDone(context.name, step, weights_digest, generation))
 
 
 def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:

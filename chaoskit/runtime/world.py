@@ -205,7 +205,8 @@ class World:
         """Empty torch's registry, so that another world can be made. Freeing gloo takes 10 ms a pair: in a thread."""
         self._forget()
         groups, self._groups = self._groups, []
-        threading.Thread(target=_dispose, args=(groups,), name="dispose", daemon=True).start()
+        # no daemon: an interpreter that ends while gloo is freed crashes
+        threading.Thread(target=_dispose, args=(groups,), name="dispose").start()
 
     def _forget(self) -> None:
         if self._make in _makers:

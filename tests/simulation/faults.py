@@ -55,6 +55,8 @@ class Faults:
             (self._fail_starts, 2),
             (self._curse, 1),
         ]
+        if world.sharded:
+            self._kinds += [(self._corrupt, 4), (self._differ, 1)]
 
     def schedule(self) -> None:
         """Draw the faults of this history."""
@@ -211,6 +213,25 @@ class Faults:
                 self._world.barren.setdefault(node, 0)
                 worker.kill()
         self._world.engine.after(self._random.uniform(0.1, 0.9), self._haunt, node)
+
+    def _differ(self) -> None:
+        """Workers that a node starts from now on, for a while, compute other numbers than the rest."""
+        agent = self._node()
+        if agent is not None:
+            self._note(f"other software on {agent.node}")
+            self._world.different.add(agent.node)
+            self._world.laws.excused_nodes.update(self._world.agents)  # whose numbers count is who comes first
+            self._world.barren.setdefault(agent.node, 0)
+            self._at_now(self._random.uniform(0.5, 4.0), self._world.different.discard, agent.node)
+
+    def _corrupt(self) -> None:
+        """A bit of a copy flips."""
+        agents = [agent for agent in self._world.agents.values() if agent.alive]
+        copies = [(agent.node, copy) for agent in agents for _, copy in agent.kept.all()]
+        if copies:
+            node, copy = self._random.choice(copies)
+            self._note(f"corrupt piece {copy.piece} of step {copy.step} on {node}")
+            copy.corrupt = True
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 

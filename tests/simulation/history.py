@@ -17,6 +17,7 @@ class History:
     Attributes:
         broken: the law that was broken, or "".
         lasted_s: on the fake clock.
+        repeated: the most committed steps of a sharded job that one generation took again.
     """
 
     seed: int
@@ -27,12 +28,13 @@ class History:
     lasted_s: float
     generations: int
     terms: int
+    repeated: int
     trace: tuple[str, ...] = ()
 
 
-def run(seed: int, *, trace: bool = False) -> History:
-    """The history of ``seed``; with a ``trace`` of all that happened, a line each."""
-    world = World(seed)
+def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
+    """The history of ``seed``; with a ``trace`` of all that happened, a line each; of a ``sharded`` job."""
+    world = World(seed, sharded=sharded)
     if trace:
         world.engine.trace = []
     faults = Faults(world)
@@ -53,5 +55,6 @@ def run(seed: int, *, trace: bool = False) -> History:
         world.engine.now_s,
         max(world.laws.plans, default=0),
         world.coordinators,
+        world.laws.repeated,
         tuple(world.engine.trace or ()),
     )

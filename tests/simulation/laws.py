@@ -49,6 +49,7 @@ class Laws:
         self.settled: set[int] = set()
         self.end: EndJob | None = None
         self.torn = False  # in the first step, a copy in place broke off: the state was lost with its source
+        self.repeated = 0  # committed steps that one generation took again
         self.high = 0  # steps that some rank has committed
         self.keepers: set[str] = set()  # nodes on which somebody has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
@@ -88,7 +89,7 @@ class Laws:
                     for name, process in self._world.workers.items():
                         if process.agent.node in nodes:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
-                    kept = bool(coordinator.plane.membership.keepers)
+                    kept = bool(coordinator.plane.membership.keepers) or self._world.sharded
                     self._require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
                 case events.Settled(generation) if generation in self.plans and not self.keepers:
                     self.keepers.update(member.node for member in self.plans[generation].members)
@@ -248,8 +249,7 @@ class Laws:
         elif "record was lost" in reason:
             self._require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            survives = world.haven in self.keepers and not (self.torn and self.high <= 1)
-            self._require(not survives, f"{world.haven} has the state: {reason}")
+            self._require(self._may_be_lost(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self._require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "in a row" in reason:
@@ -260,6 +260,10 @@ class Laws:
             self._require(bool(struck) or late, f"nobody failed to start: {reason}")
         else:
             self._require(reason == world.stopped, f"unexpected end: {reason}")
+
+    def _may_be_lost(self) -> bool:
+        """Whether nobody who can be reached has the state."""
+        return self._world.haven not in self.keepers or (self.torn and self.high <= 1)
 
     def _goes_on(self, generation: int) -> bool:
         """Whether all members of a generation can still commit in it."""

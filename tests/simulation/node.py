@@ -17,7 +17,6 @@ from chaoskit.messages import (
     LinksTested,
     Plan,
     Recall,
-    Sealed,
     StartWorker,
     StopWorker,
     TestLinks,
@@ -26,9 +25,10 @@ from chaoskit.messages import (
 )
 from simulation.engine import Process
 from simulation.network import CLIENT, Line
-from simulation.worker import Worker
+from simulation.pieces import PieceKeeper
 
 if TYPE_CHECKING:
+    from simulation.worker import Worker
     from simulation.world import World
 
 RETRY_S = 0.02
@@ -58,6 +58,7 @@ class Agent(Process):
         self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
         self.facts = Facts()
         self.charges: dict[str, Charge] = {}
+        self.kept = PieceKeeper(self)  # in a sharded job
         self.generation = 0
         self.term = 0
         self.over = False  # the job has ended here
@@ -185,15 +186,17 @@ class Agent(Process):
                 self.generation = max(self.generation, generation)
                 for member in message.members:
                     self._pass_on(member.worker, message)
+                if self.world.sharded:
+                    self.kept.follow(message)
             case TestLinks(number, targets):
                 self.after(self.engine.uniform(0.001, 0.5), self._test_links, number, [node for node, _, _ in targets])
             case StartWorker(worker):
                 if worker not in self.charges:
                     names = self.world.names  # stand for the logs that workers leave on their node
                     names[self.node] = max(names.get(self.node, 0), int(worker.rpartition(".")[2]) + 1)
-                    self.charges[worker] = Charge(Worker(self.world, self, worker))
-            case Recall():
-                self.tell(Sealed(self.node, ()))  # nothing outlives its worker here: no memory tier is modelled
+                    self.charges[worker] = Charge(self.world.new_worker(self, worker))
+            case Recall():  # in a replicated job nothing outlives its worker: that memory tier is not modelled
+                self.kept.recall(message)
             case StopWorker(worker):
                 if worker in self.charges:
                     self._kill(self.charges[worker])
@@ -235,6 +238,7 @@ class Agent(Process):
         charge = self.charges.get(worker.name)
         if charge is not None and charge.process is worker:
             self._lose(charge, "ended", "its life latch broke")
+            self.kept.ended(worker.name)
             self.after(self.engine.uniform(0.0, 0.02), self._release, worker)
 
     def _release(self, worker: Worker) -> None:
@@ -259,6 +263,7 @@ class Agent(Process):
         if self._line is not None:
             beats = [self._read_board(charge.process) for charge in self.charges.values() if not charge.lost]
             self.tell(Heartbeat(self.node, tuple(beats), int(self.engine.now_s * 1e9)))
+            self.kept.went_on(max((beat.step for beat in beats), default=0))
         if self._leases.expired(self.engine.now_s):
             self._seek()
         self.lease_until_s = self._acknowledged_s + self.outage_s

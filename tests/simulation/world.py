@@ -12,6 +12,8 @@ from simulation.laws import Laws
 from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
 from simulation.node import Agent
+from simulation.sharded import ShardedWorker
+from simulation.sharded_laws import ShardedLaws
 from simulation.worker import Worker
 
 #: A job must be over so long after the last fault: the start of replacements that hang, leases, detectors one after
@@ -29,12 +31,12 @@ class World:
         names: node -> the number of its next worker.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.engine = Engine(seed)
+    def __init__(self, seed: int, *, sharded: bool = False) -> None:
+        self.engine, self.sharded = Engine(seed), sharded
         random = self.engine.random
         nodes = random.randint(2, 4)
         self.config = RunConfig(
-            job=JobSpec("job.py"),
+            job=JobSpec("job.py", sharded=sharded),
             nodes=nodes,
             spares=random.choice((0, 0, 1, 1, 2)),
             min_world=random.choice((1, 1, 1, 2)),
@@ -42,19 +44,22 @@ class World:
             heartbeat_ms=250,
             hang_floor_ms=400,
             strikes_max=5,
-            startup_s=4.0,
+            startup_s=10.0 if sharded else 4.0,  # there a restore that hangs must be noticed sooner
             coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
+            outside_limit_s=5.0,
+            replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
         self.steps = random.randint(6, 12)
         self.shard_s = (0.01, 0.05)
         self.patience_s = PATIENCE_S
-        self.laws = Laws(self)
+        self.laws = ShardedLaws(self) if sharded else Laws(self)
         self.record = Record()
         self.workers: dict[str, Worker] = {}
         self._meshes: dict[tuple[str, ...], Mesh] = {}
         self.haven = f"n{random.randrange(nodes)}"
         self.barren: dict[str, int] = {}  # node -> starts that are still to fail
         self.names: dict[str, int] = {}
+        self.different: set[str] = set()  # nodes with other software
         self.stopped = ""  # the reason that an observer gave
         self.latency_s: dict[str, tuple[float, float]] = {}  # of slow nodes
         self.severed: Counter[tuple[str, str]] = Counter()  # from a site to another one: by so many faults
@@ -123,6 +128,14 @@ class World:
         return (one, other) in self.severed or (other, one) in self.severed
 
     # -- workers --------------------------------------------------------------------------------------------------
+
+    def new_worker(self, agent: Agent, name: str) -> Worker:
+        """The process of a worker, of the kind that this job has."""
+        return (ShardedWorker if self.sharded else Worker)(self, agent, name)
+
+    def fingerprint_of(self, worker: Worker) -> str:
+        """What the numbers of a worker depend on: another on a node with other software."""
+        return "torch 1, other" if worker.agent.node in self.different else "torch 1"
 
     def mesh(self, plan: Plan) -> Mesh:
         """The group of ``plan``."""

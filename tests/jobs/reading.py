@@ -1,0 +1,63 @@
+"""A job that reads a data file which somebody keeps dropping from the page cache."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chaoskit.data import TokenFile
+from chaoskit.osprocess import parent
+
+LIMIT_S = 60.0
+
+
+def train(trainer: Any, *, path: str, notes: str, steps: int = 12) -> None:
+    """Notes how often each worker waited for the disk when it read, after its agent had mapped the file."""
+    trainer.keep_warm(path)
+    wait_until_mapped(Path(path))
+    with Path(path).open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    tokens, waits = read_all(Path(path))
+    with Path(notes).open("a") as file:
+        file.write(f"{os.getpid()} {waits}\n")
+    model = torch.nn.Linear(1024, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-9))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(tokens, batch_size=8):
+                step.backward(model(shard.batch.float()).mean())
+
+
+def read_all(path: Path) -> tuple[TokenFile, int]:
+    """The data, once read; and major page faults and blocks from the disk of this process meanwhile."""
+    TokenFile(__file__, 15, dtype="uint8").__getitems__(range(8))  # the pages of torch's own code are not the question
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    tokens = TokenFile(path, 1023, dtype="uint16")
+    tokens.__getitems__(range(len(tokens)))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return tokens, after.ru_majflt - before.ru_majflt + after.ru_inblock - before.ru_inblock
+
+
+def wait_until_mapped(path: Path) -> None:
+    """By the agent, the parent of the zygote that has started this process."""
+    agent, deadline_s = parent(os.getppid()), time.monotonic() + LIMIT_S
+    while mapped_bytes(agent, path) < path.stat().st_size:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the agent {agent} does not map {path}")
+        time.sleep(0.01)
+
+
+def mapped_bytes(pid: int | None, path: Path) -> int:
+    """How much of a file a process has in its page tables, rounded up to pages."""
+    total, ours = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if not line.partition(" ")[0].endswith(":"):  # the first line of a mapping
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total

@@ -1,0 +1,260 @@
+"""A worker of a sharded job: the rules of ``runtime/entries.py``, ``sharded_trainer.py``, ``copies.py``, ``pieces.py``.
+
+Each rank holds a piece of the state; here each piece bears the hash of the whole, so that pieces of different states
+are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from chaoskit.messages import Endpoint, GroupBroken, Healed, Snapshot, SourceFailed, WorkerDone, WorkerReady
+from chaoskit.vocabulary import Phase
+from simulation.engine import Wish, Work, until
+from simulation.mesh import Contribution, Round
+from simulation.pieces import Copy, Slots
+from simulation.regroup import Broken, Formation, Superseded
+from simulation.worker import GENESIS, Worker, advance, gradient
+
+if TYPE_CHECKING:
+    from simulation.node import Agent
+    from simulation.world import World
+
+#: ``sharded_trainer._PLAN_S``
+PLAN_S = 10.0
+#: ``copies._ACK_WAIT_S``
+ACK_WAIT_S = 0.05
+#: ``peer._SILENT_S``
+SILENT_S = 1.0
+_LOCAL_S = 0.0003
+#: A collective that belongs to no step.
+RESTORED = -1
+
+
+class NoCopy(Exception):
+    """As in ``runtime/pieces.py``."""
+
+
+class ShardedWorker(Worker):
+    """``Entries`` and ``ShardedTrainer``.
+
+    Attributes:
+        slots: of memory; its agent has them, too.
+        protected: the newest step of which its piece has all its copies, as its agent says.
+        kept: the newest step of which every piece has all its copies.
+    """
+
+    def __init__(self, world: World, agent: Agent, name: str) -> None:
+        self.slots = Slots()
+        self.protected = self.kept = -1
+        self._copying: Copy | None = None
+        self._last: Formation | None = None
+        self._state_generation = 0
+        super().__init__(world, agent, name)
+
+    # -- entries --------------------------------------------------------------------------------------------------
+
+    def main(self) -> Work:
+        yield self.engine.uniform(0.15, 0.45)
+        if self.world.fails_to_start(self):
+            self.kill()
+            return
+        fingerprint = self.world.fingerprint_of(self)
+        self.send(WorkerReady(self.name, self.agent.node, Endpoint("host", "", 0, 0, 0), fingerprint))
+        regrouper = self.regrouper
+        while True:
+            self.enter(Phase.REGROUP)
+            yield lambda: regrouper.membership_now() not in (None, self._last)
+            formation = self._last = regrouper.membership_now()
+            assert formation is not None
+            regrouper.done = self.over = False
+            try:
+                yield from self._enter(formation)
+            except Superseded:
+                yield from self._give_up(formation, None)
+                continue
+            except (Broken, NoCopy) as error:
+                newer = yield from self._give_up(formation, str(error))
+                if newer:
+                    continue
+                self.fail(f"{type(error).__name__}: {error}")
+                return
+            self.enter(Phase.DONE)
+            self.over = regrouper.done = True
+            self.send(self._done(formation))
+            yield lambda formation=formation: regrouper.current is not formation
+
+    def _done(self, formation: Formation) -> WorkerDone:
+        return WorkerDone(self.name, self.step, format(self.state, "x"), formation.plan.generation)
+
+    def _give_up(self, formation: Formation, detail: str | None) -> Generator[Wish, None, bool]:
+        self.enter(Phase.REGROUP)
+        regrouper, over = self.regrouper, detail is None or formation.broken
+        if detail is not None:
+            self.send(GroupBroken(self.name, formation.plan.generation, detail))
+        regrouper.give_up(formation)
+        if over:
+            yield lambda: regrouper.current is not formation
+            return True
+        return (yield from until(self, lambda: regrouper.current is not formation, PLAN_S))
+
+    def _enter(self, formation: Formation) -> Generator[Wish, None, None]:
+        """The user's function, from the beginning to the end."""
+        board, regrouper = self.board, self.regrouper
+        board.generation, board.rank = formation.plan.generation, formation.me.rank
+        yield lambda: formation.mesh is not None or regrouper.is_over(formation)
+        self._still_in(formation)
+        self.enter(Phase.OUTSIDE)
+        yield self.engine.uniform(0.001, 0.02)  # fresh objects, fresh groups
+        self.step, self.state, self._state_generation = 0, GENESIS, 0
+        yield from self._take_over(formation)
+        while self.step < self.world.steps:
+            yield from self._transact(formation)
+        self.enter(Phase.REDUCE)  # agree_on_end
+        yield from self._meet(formation, self.world.steps + 1)
+
+    def _still_in(self, formation: Formation) -> None:
+        if self.regrouper.is_over(formation):
+            raise Superseded
+
+    # -- the state ------------------------------------------------------------------------------------------------
+
+    def _take_over(self, formation: Formation) -> Generator[Wish, None, None]:
+        plan = formation.plan
+        if plan.restore:
+            self.board.step = 0
+            self.enter(Phase.RESTORE)
+            try:
+                yield from self._restore(formation, plan.restore)
+            except NoCopy:
+                newer = yield from until(self, lambda: self.regrouper.current is not formation, PLAN_S)
+                if newer:
+                    raise Superseded from None
+                raise
+        self.slots.forget_after(self.step)
+        if plan.restore:
+            self.kept = self.step
+            self.board.step = self.step
+            self.enter(Phase.REDUCE)
+            yield from self._meet(formation, RESTORED)  # others may still read what this rank is going to overwrite
+        with self.regrouper.advance(formation):
+            self.regrouper.step = self.step
+        self.board.step = self.step
+        self.agent.kept.hold(self)
+        self.world.laws.took_over(self, formation)
+        self._begin_copy(formation)
+        if plan.generation > 1:
+            self.send(Healed(self.name, plan.generation))
+        self.enter(Phase.OUTSIDE)
+
+    def _restore(self, formation: Formation, restore: tuple[Snapshot, ...]) -> Generator[Wish, None, None]:
+        """``Restorer``: the own piece if the state was cut alike, else all pieces."""
+        age, rank = max(snapshot.age for snapshot in restore), formation.me.rank
+        copies: dict[int, list[Snapshot]] = {}
+        for snapshot in restore:
+            if snapshot.age == age:
+                copies.setdefault(snapshot.piece, []).append(snapshot)
+        cuts = {snapshot.pieces for snapshot in restore if snapshot.age == age}
+        alike = len(copies) == len(formation.plan.members) and rank in copies
+        read: list[Copy] = []
+        for piece in [rank] if alike else sorted(copies):
+            turn = rank % len(copies[piece])
+            order = sorted(copies[piece][turn:] + copies[piece][:turn], key=lambda one: one.node != self.agent.node)
+            found = yield from self._read_one(order)
+            read.append(found)
+        if len(cuts) > 1 and len({copy.pieces for copy in read}) > 1:
+            raise NoCopy(f"the copies of step {age[0]} do not make up a state")
+        if alike and read[0].pieces != len(formation.plan.members):
+            raise NoCopy("cut in another way")
+        self.world.laws.read(self, read)
+        self.step, self.state, self._state_generation = read[0].step, read[0].state, read[0].generation
+
+    def _read_one(self, order: list[Snapshot]) -> Generator[Wish, None, Copy]:
+        for snapshot in order:
+            agent = self.world.agents[snapshot.node]
+            if self.world.apart(self.agent.node, agent.node):
+                yield SILENT_S
+                failed = True
+            else:
+                failed = not agent.alive
+                yield self.engine.uniform(0.001, 0.02)
+            copy = agent.kept.read(snapshot) if agent.alive and not failed and agent.kept else None
+            if copy is not None and not copy.corrupt:
+                return copy
+            self.world.laws.unreadable.add(self.board.generation)
+            self.send(SourceFailed(self.name, snapshot, copy is not None, "corrupt" if copy else "gone"))
+        raise NoCopy(f"no copy of piece {order[0].piece} of step {order[0].step} could be read")
+
+    def _begin_copy(self, formation: Formation) -> None:
+        """``Snapshotter.begin``."""
+        copy = Copy(
+            self.name,
+            formation.me.rank,
+            len(formation.plan.members),
+            self.step,
+            self._state_generation,
+            self.state,
+        )
+        if self.slots.put(copy, self.kept):
+            self._copying = copy
+            self.after(self.engine.uniform(0.001, 0.012), self._seal, copy)
+
+    def _seal(self, copy: Copy) -> None:
+        copy.sealed = copy in self.slots.copies
+        if self._copying is copy:
+            self._copying = None
+        self.agent.after(_LOCAL_S, self.agent.kept.sealed, self.name)
+        self.notify()
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def _transact(self, formation: Formation) -> Generator[Wish, None, None]:
+        self._still_in(formation)
+        self.enter(Phase.FORWARD)
+        mine: dict[int, int] = {}
+        for shard in formation.me.shards:
+            yield self.engine.uniform(*self.world.shard_s)
+            mine[shard] = gradient(self.state, self.step, shard)
+        self._still_in(formation)
+        self.enter(Phase.REDUCE)
+        step = self.step
+        yield from until(self, lambda: self.protected >= step, ACK_WAIT_S)
+        one = yield from self._meet(formation, self.step, Contribution(self.state, mine, self.protected))
+        sums: dict[int, int] = {}
+        for brought in one.brought.values():
+            sums |= brought.shards
+        self.kept = min(brought.vote for brought in one.brought.values())
+        self.enter(Phase.OPTIMIZER)
+        yield lambda: self._copying is None
+        if self.engine.now_s > self.agent.lease_until_s:
+            self.world.laws.excused_nodes.add(self.agent.node)
+            raise Broken("the lease of this node has run out")
+        with self.regrouper.advance(formation):
+            yield self.engine.uniform(0.0005, 0.005)
+            self.state = advance(self.state, sums)
+            self.step += 1
+            self.regrouper.step = self.step
+        self.world.laws.committed(self, formation)
+        self._state_generation = formation.plan.generation
+        self._begin_copy(formation)
+        self.board.step = self.step
+        self.board.commits += 1
+        self.enter(Phase.OUTSIDE)
+
+    def _meet(
+        self, formation: Formation, step: int, contribution: Contribution | None = None
+    ) -> Generator[Wish, None, Round]:
+        """A collective of all ranks."""
+        regrouper, mesh, rank = self.regrouper, formation.mesh, formation.me.rank
+        if regrouper.is_over(formation) or mesh is None:
+            raise Superseded
+        if rank in mesh.broken:
+            raise Broken("a connection of the group ended")
+        one = mesh.contribute(rank, step, contribution)
+        yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
+        if rank not in one.done:
+            if regrouper.is_over(formation):
+                raise Superseded
+            raise Broken("a connection of the group ended in a collective")
+        return one

@@ -1,0 +1,444 @@
+"""Membership of a sharded job: all members hold the state together, or nobody does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaoskit import messages
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control import events
+from chaoskit.control.events import (
+    Action,
+    Finish,
+    Healed,
+    NodeJoined,
+    NodeLost,
+    Publish,
+    Recall,
+    Sealed,
+    Settled,
+    SourceFailed,
+    Stalled,
+    StartWorker,
+    Tick,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.control.membership import HEALING_S, Membership
+from chaoskit.control.outputs import Remember, Send
+from chaoskit.control.plane import ControlPlane
+from chaoskit.control.revival import ATTEMPTS_MAX, FRESH_S, RECALL_S
+from chaoskit.messages import AgentHello, Endpoint, Plan, Snapshot
+
+NODES = "abc"
+
+
+def config_of(**changes: Any) -> RunConfig:
+    defaults: dict[str, Any] = {"nodes": 3, "spares": 0, "replacement_s": 5.0, "startup_s": 20.0}
+    return RunConfig(job=JobSpec("train.py", sharded=True), **defaults | changes)
+
+
+def endpoint(port: int = 0) -> Endpoint:
+    return Endpoint("host", "127.0.0.1", port, 1, -1)
+
+
+def piece(node: str, number: int, step: int, generation: int = 1, pieces: int = 3, port: int = 0) -> Snapshot:
+    """A copy of piece ``number``, kept on ``node``."""
+    owner = f"{NODES[number]}.0"
+    return Snapshot(node, owner, step, generation, 8, f"{step}", endpoint(port), "memory", number, pieces)
+
+
+class Job:
+    """A membership whose nodes answer as they are told to."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.config = config_of(**changes)
+        self.machine = Membership(self.config)
+        self.now_s = 0.0
+        self.plans: list[Plan] = []
+        self.asked: list[Recall] = []
+        self.finish: Finish | None = None
+        self.starting: list[str] = []
+        for node in NODES[: self.config.nodes]:
+            self.tell(NodeJoined(node))
+        self.become_ready()
+        self.settle()
+
+    def tell(self, *told: events.AnyEvent) -> list[Action]:
+        actions: list[Action] = []
+        for event in told:
+            actions += self.machine.handle(event, self.now_s)
+        for action in actions:
+            match action:
+                case Publish(plan):
+                    self.plans.append(plan)
+                case Recall():
+                    self.asked.append(action)
+                case StartWorker(_, worker):
+                    self.starting.append(worker)
+                case Finish():
+                    self.finish = action
+        return actions
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, in ticks."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s and not self.finish:
+            self.now_s = min(until_s, self.now_s + 0.05)
+            self.tell(Tick())
+
+    def become_ready(self) -> None:
+        workers, self.starting = self.starting, []
+        self.tell(*(WorkerReady(worker, worker.partition(".")[0], endpoint()) for worker in workers))
+
+    def settle(self, *, healed: bool = True) -> None:
+        self.tell(Settled(self.machine.generation))
+        if healed and self.machine.generation > 1:
+            self.tell(*(Healed(worker) for worker in self.machine.members))
+
+    def answer(self, *, committed: int = 9, **kept: list[Snapshot]) -> None:
+        """All nodes answer the newest question: they offer what is ``kept`` there."""
+        number = self.machine.question
+        nodes = [node for node in self.machine.nodes if self.machine.asks(node)]
+        self.tell(*(Sealed(node, tuple(kept.get(node, ())), number, committed) for node in nodes))
+
+    def answer_all(self, step: int, generation: int = 1) -> None:
+        """Every piece of ``step`` lies on its own node and on the next one."""
+        self.answer(
+            **{node: [piece(node, n, step, generation) for n in (i, (i - 1) % 3)] for i, node in enumerate(NODES)}
+        )
+
+    @property
+    def restored(self) -> int:
+        """The step with which the last plan begins."""
+        return max(snapshot.step for snapshot in self.plans[-1].restore)
+
+
+# -- a loss -------------------------------------------------------------------------------------------------------
+
+
+def test_with_one_rank_all_leave_and_begin_with_the_newest_pieces() -> None:
+    job = Job()
+    job.tell(WorkerLost("b.0"))
+    assert [ask.node for ask in job.asked] == list(NODES)
+    assert len(job.plans) == 1, "nothing is known yet"
+    job.become_ready()
+    job.answer_all(7)
+    plan = job.plans[-1]
+    assert (plan.generation, plan.abort, job.restored) == (2, True, 7)
+    assert {member.worker for member in plan.members} == {"a.0", "b.1", "c.0"}
+    assert {snapshot.piece for snapshot in plan.restore} == {0, 1, 2}
+
+
+def test_a_set_with_a_piece_missing_is_never_offered() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    kept = {node: [piece(node, i, 6), piece(node, i, 7)] for i, node in enumerate(NODES)}
+    kept["b"].pop()
+    job.answer(**kept)
+    job.wait(1.0)
+    job.answer(**kept)
+    assert {snapshot.step for snapshot in job.plans[-1].restore} == {6}
+
+
+def test_pieces_of_two_cuts_are_never_mixed() -> None:
+    """Three ranks and then two held the same step."""
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("c.0"))
+    cuts = {node: [piece(node, i, 7)] for i, node in enumerate(NODES)}
+    cuts["a"].append(piece("a", 0, 7, pieces=2))
+    cuts["b"].append(piece("b", 1, 7, pieces=2))
+    job.answer(**cuts)
+    job.become_ready()
+    job.wait(1.0)
+    job.answer(**cuts)
+    assert len({snapshot.pieces for snapshot in job.plans[-1].restore}) == 1
+
+
+def test_a_replacement_is_waited_for_so_long_and_no_longer() -> None:
+    job = Job()
+    job.tell(WorkerLost("b.0"))
+    job.answer_all(7)
+    job.wait(job.config.replacement_s - 0.1)
+    assert len(job.plans) == 1
+    job.wait(0.2)
+    job.answer_all(7)
+    assert len(job.plans[-1].members) == 2
+
+
+def test_what_was_answered_long_ago_is_asked_again() -> None:
+    """Ranks that a silent node still takes part with train on while its replacement is started."""
+    job = Job()
+    job.tell(WorkerLost("b.0"))
+    job.answer_all(7)
+    job.wait(10 * FRESH_S)
+    job.become_ready()
+    assert len(job.plans) == 1, "it went back to what was stored before the wait"
+    job.answer_all(9)
+    assert job.restored == 9
+
+
+def test_an_answer_to_an_earlier_question_is_not_heard() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    stale, first = piece("a", 0, 3), job.machine.question
+    job.become_ready()
+    job.answer_all(7)
+    job.settle()
+    job.tell(WorkerLost("b.1"))
+    job.tell(Sealed("a", (stale,), first))
+    assert job.machine.asks("a")
+
+
+def test_without_all_pieces_the_job_is_lost_after_a_while() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(NodeLost("b"))
+    for _ in range(100):
+        job.answer(a=[piece("a", 0, 7)], c=[piece("c", 2, 7)])
+        job.wait(0.1)
+    assert job.finish
+    assert "every replica was lost" in job.finish.reason
+    assert HEALING_S < job.now_s < 2 * HEALING_S
+
+
+def test_a_node_that_comes_back_with_the_last_piece_is_in_time() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(NodeLost("b"))
+    job.answer(a=[piece("a", 0, 7)], c=[piece("c", 2, 7)])
+    job.wait(HEALING_S / 2)
+    job.tell(NodeJoined("b", "again"))
+    job.become_ready()
+    job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
+    job.wait(0.3)
+    job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
+    assert job.plans[-1].restore
+    assert not job.finish
+
+
+def test_a_first_generation_without_copies_begins_anew() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.become_ready()
+    job.answer(committed=0, a=[piece("a", 0, 0)])
+    assert len(job.plans) == 2
+    assert not job.plans[-1].restore
+    job.wait(1.0)
+    assert len(job.plans) == 2, "one new beginning is enough"
+
+
+def test_who_has_trained_never_begins_anew() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.become_ready()
+    job.answer(committed=5, a=[piece("a", 0, 0)])
+    job.wait(0.5)
+    assert len(job.plans) == 1
+
+
+def test_a_worker_lost_before_its_generation_is_known_to_be_formed_may_have_trained() -> None:
+    job = Job.__new__(Job)
+    genuine, Job.settle = Job.settle, lambda self, **more: None  # type: ignore[method-assign]
+    try:
+        job.__init__(replacement_s=0.0)  # type: ignore[misc]
+    finally:
+        Job.settle = genuine  # type: ignore[method-assign]
+    job.tell(WorkerLost("b.0"))
+    assert [ask.node for ask in job.asked] == list(NODES)
+
+
+# -- losses on the way back ---------------------------------------------------------------------------------------
+
+
+def restoring(**changes: Any) -> Job:
+    """A job in its second generation, which begins with step 7."""
+    job = Job(**changes)
+    job.tell(WorkerLost("b.0"))
+    job.become_ready()
+    job.answer_all(7)
+    assert job.restored == 7
+    return job
+
+
+def test_a_loss_while_restoring_asks_again() -> None:
+    """The members may have trained on, and nobody has heard of it."""
+    job = restoring()
+    job.tell(WorkerLost("c.0"))
+    job.become_ready()
+    assert len(job.plans) == 2
+    job.answer_all(9, 2)
+    assert job.restored == 9
+
+
+def test_who_had_a_piece_in_the_generation_before_must_take_it_over_anew() -> None:
+    job = restoring()
+    job.tell(Healed("a.0"), WorkerLost("c.0"))
+    job.become_ready()
+    job.answer_all(7)
+    job.tell(Settled(3), Healed("b.1"), Healed("c.1"))
+    job.tell(WorkerLost("c.1"))
+    assert len(job.asked) == 9, "not all of them had the state"
+
+
+def test_a_copy_that_is_gone_was_overwritten_by_a_newer_one() -> None:
+    job = restoring()
+    job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+    assert len(job.plans) == 2
+    job.answer_all(9, 2)
+    assert job.restored == 9
+
+
+def test_a_copy_that_is_gone_again_and_again_is_given_up() -> None:
+    job = restoring()
+    for attempt in range(ATTEMPTS_MAX):
+        assert job.restored == 7, attempt
+        job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+        job.answer(
+            **{
+                node: [piece(node, i, 6), piece(node, i, 7), piece(node, (i - 1) % 3, 7)]
+                for i, node in enumerate(NODES)
+            }
+        )
+    assert job.restored == 6
+
+
+def test_a_rank_that_hangs_while_it_restores_is_replaced_before_the_job_is_lost() -> None:
+    job = restoring()
+    job.wait(job.config.startup_s + 1)
+    job.tell(WorkerLost("c.0", "hung"))
+    job.become_ready()
+    job.answer_all(7)
+    job.settle()
+    assert not job.finish
+
+
+def test_a_stall_brings_the_same_members_back() -> None:
+    job = Job()
+    job.tell(Stalled(1))
+    job.answer_all(7)
+    assert job.restored == 7
+    assert len(job.plans[-1].members) == 3
+
+
+def test_a_node_that_owes_an_answer_is_waited_for_so_long() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.become_ready()
+    number = job.machine.question
+    kept = tuple(piece("a", n, 7) for n in range(3))
+    job.tell(Sealed("a", kept, number))
+    job.wait(RECALL_S - 0.1)
+    assert len(job.plans) == 1
+    job.wait(0.2)
+    assert job.restored == 7
+
+
+# -- growth -------------------------------------------------------------------------------------------------------
+
+
+def short() -> Job:
+    """Two ranks of three train, and a worker for the third becomes ready."""
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.answer_all(7)
+    job.wait(0.5)
+    if job.machine.question and job.machine.asks("a"):
+        job.answer_all(7)
+    assert len(job.plans[-1].members) == 2
+    job.settle()
+    job.become_ready()
+    job.tell(Tick())
+    return job
+
+
+def test_a_world_grows_with_the_newest_pieces() -> None:
+    job = short()
+    assert len(job.plans) == 2, "it grew without a state"
+    job.answer_all(12, 2)
+    assert (len(job.plans[-1].members), job.restored) == (3, 12)
+
+
+def test_answers_between_two_steps_are_asked_for_again() -> None:
+    job = short()
+    for _ in range(50):
+        job.answer(a=[piece("a", 0, 11, 2, 2)], c=[piece("c", 1, 12, 2, 2)])
+        job.wait(0.2)
+    assert len(job.plans) == 2
+    assert not job.finish, "all train on"
+    job.answer(a=[piece("a", 0, 60, 2, 2)], c=[piece("c", 1, 60, 2, 2)])
+    assert job.restored == 60
+
+
+def test_growth_ends_with_its_spare() -> None:
+    job = short()
+    job.tell(WorkerLost("b.1"))
+    job.wait(1.0)
+    assert len(job.plans) == 2
+    assert job.machine.keepers == {"a", "c"}
+
+
+# -- the end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_lost_at_the_end_takes_the_word_of_the_others_with_it() -> None:
+    job = Job()
+    job.tell(WorkerDone("a.0", 20), WorkerDone("b.0", 20), WorkerLost("c.0"))
+    assert not job.finish
+    job.become_ready()
+    job.answer_all(20)
+    job.settle()
+    job.tell(WorkerDone("a.0", 20), WorkerDone("b.0", 20))
+    assert not job.finish
+    job.tell(WorkerDone("c.1", 20))
+    assert job.finish
+    assert job.finish.ok
+
+
+# -- through the control plane ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plane() -> ControlPlane:
+    """Two ranks in their second generation, of which nobody has taken his piece over yet."""
+    plane = ControlPlane(config_of(nodes=2, replacement_s=0.0))
+    for node in "ab":
+        plane.attach(AgentHello(node, "host", 1), 0.0)
+    for worker in ("a.0", "b.0"):
+        plane.hear(messages.WorkerReady(worker, worker[0], endpoint()), 0.0)
+    for worker in ("a.0", "b.0"):
+        plane.hear(messages.Formed(worker, 1), 0.0)
+    plane.hear(messages.WorkerLost("b.0", "b", "killed", "", 0), 1.0)
+    plane.hear(messages.WorkerReady("b.1", "b", endpoint()), 1.0)
+    for node, number in ("a", 0), ("b", 1):
+        plane.hear(messages.Sealed(node, (piece(node, number, 7, pieces=2),), plane.membership.question, 7), 1.0)
+    assert plane.membership.generation == 2
+    return plane
+
+
+@pytest.mark.parametrize("said", [messages.Healed("a.0", 1), messages.WorkerDone("a.0", 20, "digest", 1)])
+def test_what_was_said_of_an_older_generation_is_not_remembered(plane: ControlPlane, said: messages.Message) -> None:
+    assert not [output for output in plane.hear(said, 1.1) if isinstance(output, Remember)]
+    current = msgspec.structs.replace(said, generation=2)  # type: ignore[type-var]
+    assert [output for output in plane.hear(current, 1.1) if isinstance(output, Remember)]
+
+
+def test_fewer_ranks_may_end_with_other_bits_than_those_before(plane: ControlPlane) -> None:
+    plane.hear(messages.WorkerDone("a.0", 20, "two ranks", 2), 1.1)
+    plane.hear(messages.WorkerLost("b.1", "b", "killed", "", 0), 1.2)
+    asked = plane.membership.question
+    plane.hear(messages.WorkerReady("b.2", "b", endpoint()), 1.2)
+    for node, number in ("a", 0), ("b", 1):
+        plane.hear(messages.Sealed(node, (piece(node, number, 7, pieces=2),), asked, 7), 1.2)
+    for worker in ("a.0", "b.2"):
+        plane.hear(messages.WorkerDone(worker, 20, "other bits", 3), 1.3)
+    assert plane.membership.finished
+    assert plane.picture()[-1] == messages.EndJob(True, "every rank committed the last step")
+
+
+def test_a_node_that_comes_back_is_asked_the_same_question_again(plane: ControlPlane) -> None:
+    plane.hear(messages.WorkerLost("b.1", "b", "killed", "", 0), 1.2)
+    outputs = plane.attach(AgentHello("a", "host", 1, 2, ("a.0",), started=1), 1.3)
+    assert Send("a", messages.Recall(plane.membership.question)) in outputs

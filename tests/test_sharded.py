@@ -1,0 +1,179 @@
+"""Jobs whose state is sharded, broken for real: no rank has another one's state, and all begin anew together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import read_journals
+from chaoskit.vocabulary import Event
+from faults import (
+    BadBatch,
+    Cut,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    KillCoordinator,
+    KillNode,
+    LoseNode,
+    NaN,
+    Rack,
+    Raise,
+    ReplaceNode,
+)
+
+TINY = {"size": "tiny"}
+AT = 8
+
+
+def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
+    settings = {"nodes": 4, "spares": 1, "steps": 24, "options": TINY} | plan
+    return chaos.run("fsdp", faults=faults, **settings)  # type: ignore[no-any-return]
+
+
+def events(outcome: Outcome, event: Event) -> list[Any]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+
+
+@pytest.mark.each_commit
+def test_a_lost_rank_costs_one_step_at_most_and_no_process(chaos: Any) -> None:
+    outcome = run(chaos, Kill(rank=2, at_step=AT))
+    outcome.assert_same_losses_as_twin()
+    assert outcome.lost_steps <= 1
+    entered = events(outcome, Event.ENTERED)
+    survivors = {record.source for record in entered if record["generation"] == 1 and record["rank"] != 2}
+    again = {record.source for record in entered if record["generation"] == 2}
+    assert survivors < again  # in the same processes
+    assert len(again) == 4
+
+
+@pytest.mark.parametrize("phase", ["backward", "reduce", "optimizer"])
+def test_in_every_phase_of_a_step(chaos: Any, phase: str) -> None:
+    run(chaos, Kill(rank=1, at_step=AT, phase=phase)).assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize("how", ["stop", "gil", "spin"])
+def test_a_rank_that_hangs_while_the_others_wait_in_their_collectives(chaos: Any, how: str) -> None:
+    outcome = run(chaos, Hang(rank=2, at_step=AT, how=how))
+    assert "hung" in outcome.recovery.cause or "stopped" in outcome.recovery.cause
+
+
+def test_an_exception_in_the_users_code(chaos: Any) -> None:
+    run(chaos, Raise(rank=0, at_step=AT))
+
+
+def test_two_ranks_at_once(chaos: Any) -> None:
+    run(chaos, Kill(rank=0, at_step=AT), Kill(rank=3, at_step=AT), spares=2)
+
+
+def test_all_ranks_at_once_come_back_from_what_their_agents_have(chaos: Any) -> None:
+    outcome = run(chaos, *(Kill(rank=rank, at_step=AT) for rank in range(4)), spares=0)
+    assert {record["source"] for record in events(outcome, Event.RESTORED)} == {f"memory of node{n}" for n in range(4)}
+
+
+def test_without_a_spare_the_world_waits_for_a_replacement(chaos: Any) -> None:
+    outcome = run(chaos, Kill(rank=2, at_step=AT), spares=0)
+    assert {point.world for point in outcome.steps} == {4}
+
+
+def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_again(chaos: Any) -> None:
+    options = TINY | {"batch": 6}
+    outcome = run(
+        chaos,
+        Kill(rank=1, at_step=AT),
+        nodes=3,
+        spares=0,
+        shards=6,
+        replacement_s=0,
+        steps=120,
+        options=options,
+        max_lost_steps=2,  # growing costs one, too
+    )
+    worlds = [point.world for point in outcome.steps]
+    assert worlds.count(2) > 1
+    assert worlds[-1] == 3
+
+
+@pytest.mark.parametrize("moment", ["regroup", "restore", "recommit"])
+def test_another_loss_during_the_recovery(chaos: Any, moment: str) -> None:
+    run(chaos, Kill(rank=2, at_step=AT), Kill(rank=1, during=moment), spares=2)
+
+
+def test_the_coordinator_is_lost_with_a_rank(chaos: Any) -> None:
+    run(chaos, Kill(rank=2, at_step=AT), KillCoordinator(rank=0, at_step=AT))
+
+
+def test_a_loss_in_the_last_step(chaos: Any) -> None:
+    run(chaos, Kill(rank=2, at_step=23, phase="optimizer")).assert_same_losses_as_twin()
+
+
+def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
+    """The second rung of the ladder has a budget; the third one is a new process."""
+    job = Path(__file__).parent / "jobs" / "shaky.py"
+    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=12, entries_max=3, twin=False)
+    assert len(outcome.steps) == 12
+    assert outcome.reasons[0].startswith("no false alarm: node1.0")  # no fault was planned
+    causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]
+    assert len(causes) == 4  # the first one trained
+    assert all("fails for this process" in cause for cause in causes[1:])
+    assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
+
+
+# -- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
+    outcome = run(chaos, KillNode(rank=2, at_step=AT))
+    outcome.assert_same_losses_as_twin()
+    restored = [record["source"] for record in events(outcome, Event.RESTORED)]
+    assert len([source for source in restored if source.startswith("peer of ")]) == 1
+    partners = {tuple(record["nodes"]) for record in events(outcome, Event.PROTECTED)}
+    assert all(len(nodes) == 1 for nodes in partners)
+
+
+def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
+    run(chaos, Rack(rank=2, at_step=AT), rack_nodes=2, spares=2)
+
+
+@pytest.mark.parametrize("fault", [ReplaceNode(rank=2, at_step=AT), FreezeNode(rank=2, at_step=AT)])
+def test_a_node_that_is_replaced_or_stands_still(chaos: Any, fault: Fault) -> None:
+    run(chaos, fault)
+
+
+@pytest.mark.chaos(substrate="netns")
+@pytest.mark.parametrize("fault", [LoseNode(rank=2, at_step=AT), Cut(rank=2, at_step=AT, heal_after_s=1.0)])
+def test_copies_cross_a_network(chaos: Any, fault: Fault) -> None:
+    run(chaos, fault).assert_same_losses_as_twin()
+
+
+def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
+    outcome = run(chaos, KillNode(rank=2, at_step=AT), options=TINY | {"replicas": 2}, memory_copies=0)
+    pieces = {record["piece"] for record in events(outcome, Event.SEALED)}
+    assert pieces == {0, 1}
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["activation", "weight", "gradient"])
+def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
+    outcome = run(chaos, NaN(rank=2, at_step=AT, parameter="head.weight", where=where))
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -> None:
+    fault = NaN(rank=2, at_step=AT, parameter="head.weight", where="activation", sticky=True)
+    outcome = run(chaos, fault)
+    assert "rank 2" in outcome.recovery.cause
+    verdicts = {record["verdict"] for record in events(outcome, Event.ATTRIBUTED)}
+    assert verdicts == {"rank"}
+
+
+def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
+    outcome = run(chaos, BadBatch(at_step=AT, shard=1), twin=False)
+    assert len(outcome.ledger.skipped) > 0
+    assert {record["verdict"] for record in events(outcome, Event.ATTRIBUTED)} == {"batch"}

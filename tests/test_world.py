@@ -1,0 +1,210 @@
+"""torch's own process groups and meshes in a world that can be left: real ranks, real gloo, FSDP2."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from chaoskit.runtime.sharding import local_part
+from chaoskit.runtime.world import World
+
+CPU = torch.device("cpu")
+WAIT_S = 60.0
+GLOO_TIMEOUT_S = 300.0  # what a rank would wait for without leave()
+FREED_S = 20.0  # it takes milliseconds; the machine may be busy
+
+
+def ranks(body: Callable[..., Any], world: int, tmp_path: Path) -> list[Any]:
+    """What ``body(rank, directory)`` returns in ``world`` processes; None for those that were killed."""
+    torch.set_num_threads(1)  # a forked child hangs after a multi-threaded operation in its parent
+    context = multiprocessing.get_context("fork")
+    pipes, processes = [], []
+    for rank in range(world):
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(body, rank, tmp_path, theirs))
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    try:
+        return [_result(pipe) for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _child(body: Callable[..., Any], rank: int, tmp_path: Path, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        pipe.send(body(rank, tmp_path))
+    except BaseException:  # noqa: BLE001 - the test shall see it
+        pipe.send(traceback.format_exc())
+    os._exit(0)  # gloo may complain of groups that are left
+
+
+def _result(pipe: Any) -> Any:
+    if not pipe.poll(WAIT_S):
+        raise TimeoutError("a rank gives no result")
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def make(rank: int, size: int, path: Path, **arguments: Any) -> World:
+    store = dist.FileStore(str(path), size)
+    return World(store, rank, size, CPU, address="127.0.0.1", timeout_s=GLOO_TIMEOUT_S, **arguments)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+
+
+def train(mesh: Any, steps: int = 3) -> list[str]:
+    """Losses, exactly; the gradient is clipped, which takes collectives of another kind."""
+    sharded = model()
+    for layer in sharded:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = sharded(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(sharded.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss).hex())
+    return losses
+
+
+def in_worlds(rank: int, directory: Path) -> Any:
+    losses = []
+    for number, shape in enumerate(({"shard": 4}, {"replicate": 2, "shard": 2}, {"shard": 4})):
+        world = make(rank, 4, directory / f"world{number}")
+        losses.append(train(world.mesh(shape)))
+        world.retire()
+    return losses
+
+
+def in_stock_gloo(rank: int, directory: Path) -> Any:
+    dist.init_process_group("gloo", store=dist.FileStore(str(directory / "gloo"), 4), rank=rank, world_size=4)
+    return [train(dist.device_mesh.init_device_mesh("cpu", (4,)))]
+
+
+def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(tmp_path: Path) -> None:
+    first, second, third = ranks(in_worlds, 4, tmp_path)[0]
+    assert first == third == ranks(in_stock_gloo, 4, tmp_path)[0][0]
+    assert len(second) == 3
+
+
+def stuck(rank: int, directory: Path) -> Any:
+    """Rank 1 stands still; rank 0 waits for it in the collectives of a sharded model, until another thread leaves."""
+    waited = []
+
+    @contextlib.contextmanager
+    def waiting() -> Iterator[None]:
+        waited.append(time.monotonic())
+        yield
+
+    world = make(rank, 2, directory / "world", waiting=waiting)
+    mesh = world.mesh({"shard": 2})
+    train(mesh, 1)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    before = len(waited)
+    left: list[float] = []
+
+    def leave() -> None:
+        while len(waited) == before:
+            time.sleep(0.001)
+        left.append(time.monotonic())
+        world.leave()
+
+    threading.Thread(target=leave).start()
+    try:
+        train(mesh, 1)
+    except RuntimeError as error:
+        return time.monotonic() - left[0], str(error)
+    return None
+
+
+def test_whoever_waits_in_a_collective_is_freed(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    freed = _first(stuck, tmp_path)
+    assert freed[0] < FREED_S
+    assert "left" in freed[1] or "gloo" in freed[1]
+
+
+def _first(body: Callable[..., Any], tmp_path: Path) -> Any:
+    """The result of rank 0, though rank 1 gives none."""
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    _, other = context.Pipe(duplex=False)
+    processes = [context.Process(target=_child, args=(body, rank, tmp_path, (theirs, other)[rank])) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    try:
+        return _result(mine)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def another_rank(rank: int, directory: Path) -> Any:
+    """In the second world every process has another rank; torch must not give it the boxes of its first one."""
+    found = []
+    for number, mine in enumerate((rank, 2 - rank)):
+        world = make(mine, 3, directory / f"world{number}")
+        sharded = nn.Linear(4, 7, bias=False)
+        fully_shard(sharded, mesh=world.mesh({"shard": 3}))
+        optimizer = torch.optim.AdamW(sharded.parameters())
+        sharded(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        moment = optimizer.state[sharded.weight]["exp_avg"]
+        assert isinstance(moment, DTensor)
+        assert moment.device_mesh.get_coordinate() == (mine,)
+        found.append([(local_part(one)[2].start, tuple(local_part(one)[0].shape)) for one in (sharded.weight, moment)])
+        world.retire()
+    return found
+
+
+def test_what_torch_remembers_of_a_left_world_is_forgotten(tmp_path: Path) -> None:
+    boxes = [((0, 0), (3, 4)), ((3, 0), (3, 4)), ((6, 0), (1, 4))]
+    for rank, found in enumerate(ranks(another_rank, 3, tmp_path)):
+        assert found == [[boxes[rank]] * 2, [boxes[2 - rank]] * 2]
+
+
+def interrupted(rank: int, directory: Path) -> Any:
+    """Nobody else comes: the store gives up, and the registry is empty afterwards."""
+
+    class Interrupted(dist.Store):  # type: ignore[name-defined,misc]
+        def set(self, key: str, value: bytes) -> None:
+            raise ConnectionError("interrupted by a newer plan")
+
+    with pytest.raises(Exception, match="interrupted"):
+        World(Interrupted(), 0, 2, CPU, address="127.0.0.1", timeout_s=GLOO_TIMEOUT_S)
+    world = make(0, 1, directory / "alone")
+    return train(world.mesh({"shard": 1}), 1)
+
+
+def test_a_world_that_is_never_complete_leaves_no_trace(tmp_path: Path) -> None:
+    assert len(ranks(interrupted, 1, tmp_path)[0]) == 1
