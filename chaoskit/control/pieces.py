@@ -194,7 +194,17 @@ class PieceKeeper:
         self._archive.follow(plan.generation)
         for held in self._held.values():
             held.told = False
+            if held.board is not None:
+                held.board.protect(-1)
             self._send(held)
+            self._acknowledged(held)
+
+    def _counts(self, seal: Seal) -> bool:
+        """Whether a copy is of what is trained now, and not of steps that are trained again."""
+        plan = self._plan
+        if plan is None or seal.generation >= plan.generation:
+            return True
+        return seal.step <= (plan.restore[0].step if plan.restore else 0)
 
     def _send(self, held: _Held) -> None:
         """Keep copies of a live worker's piece at its partners."""
@@ -257,10 +267,10 @@ class PieceKeeper:
         if held.board is None:
             return
         if held.sender is not None:
-            found = [seal.step for seal in held.sender.acknowledged.values()]
+            found = [seal.step for seal in held.sender.acknowledged.values() if self._counts(seal)]
             step = min(found) if len(found) == len(held.partners) else -1
         else:
-            step = max((seal.step for seal, _ in held.copies()), default=-1)
+            step = max((seal.step for seal, _ in held.copies() if self._counts(seal)), default=-1)
         if step < 0:
             return
         held.board.protect(step)
