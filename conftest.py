@@ -1,4 +1,4 @@
-"""How much of the tests is run: on each commit, a share of those that train; at night, all of them."""
+"""How much of the tests is run: on each commit, a share of those that train or cost as much; at night, all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of the tests of each file that start trainings, run one in N, always the same ones; default: all",
+        help="of the tests of each file that start trainings or are marked costly, run one in N, always the same ones; "
+        "default: all",
     )
 
 
@@ -27,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"{_OPTION} {share}: use a whole number, 1 or more")
     training: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if "chaos" in getattr(item, "fixturenames", ()) and item.get_closest_marker("each_commit") is None:
+        costly = "chaos" in getattr(item, "fixturenames", ()) or item.get_closest_marker("costly") is not None
+        if costly and item.get_closest_marker("each_commit") is None:
             training[item.path].append(item)
     left_out: set[pytest.Item] = set()
     for group in training.values():

@@ -13,6 +13,8 @@ import pytest
 
 from chaoskit.checkpoint import shared
 
+pytestmark = pytest.mark.costly
+
 PAGE = Path(__file__).parents[1] / "docs" / "adopting.md"
 LIMIT_S = 240.0
 

@@ -36,7 +36,7 @@ from chaoskit.errors import BadInput, ChaoskitError
 JOB = Path(__file__).parent / "jobs" / "sharded_state.py"
 LIMIT_S = 120
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 def ranks(tmp_path: Path, world: int, act: str, step: int = 1, codes: list[int] | None = None) -> dict[str, Any]:
@@ -299,6 +299,7 @@ def test_objects_are_verified_too(tmp_path: Path) -> None:
     assert torch.load(io.BytesIO(snapshot.read_object("list.2.deep")), weights_only=True) == "text"
 
 
+@pytest.mark.slow
 def test_the_script_of_the_documentation_runs_and_resumes(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     script = tmp_path / "script.py"

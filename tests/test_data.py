@@ -26,6 +26,8 @@ from chaoskit.data import Permutation, Positions, RecordFile, TokenFile, write_r
 from chaoskit.data.header import DTYPES, HEADER_BYTES, read_header
 from chaoskit.errors import BadInput
 
+pytestmark = pytest.mark.costly
+
 # -- positions ----------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
 from faults import ReplaceNode
 
+pytestmark = pytest.mark.costly
+
 LIMIT_S = 60.0
 TINY = {"size": "tiny"}
 PLAIN = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"

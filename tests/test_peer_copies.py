@@ -30,6 +30,8 @@ from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.errors import ChaoskitError
 
+pytestmark = pytest.mark.costly
+
 TOKEN = "test-token"
 SIZES = (300_000, 7, 1_000_000)
 STATE_BYTES = 1_200_000 + 64 + 4_000_000

@@ -37,6 +37,8 @@ from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.object_troubles import Garble, Lag, Outage, Reply, Reset, Stall, Trouble, Truncate
 
+pytestmark = pytest.mark.costly
+
 pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
 
 WAIT_S = 30.0

@@ -24,6 +24,8 @@ from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.object_troubles import Outage, Reply
 from chaoskit.substrate.undo import UndoLog
 
+pytestmark = pytest.mark.costly
+
 pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
 
 RANKS = 3

@@ -31,6 +31,8 @@ from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.checkpoint.stored import StoredCopy, assemble, stored
 from chaoskit.errors import BadInput, ChaoskitError
 
+pytestmark = pytest.mark.costly
+
 SIZES = (300_000, 7, 0, 1_000_000)  # floats: tensors of several chunks, and gaps
 
 

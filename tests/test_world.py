@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor
 from chaoskit.runtime.sharding import local_part
 from chaoskit.runtime.world import World
 
+pytestmark = pytest.mark.costly
+
 CPU = torch.device("cpu")
 WAIT_S = 60.0
 GLOO_TIMEOUT_S = 300.0  # what a rank would wait for without leave()

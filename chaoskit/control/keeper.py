@@ -123,7 +123,7 @@ class Keeper:
         """No code of the worker runs any more: what it left is kept."""
         self._orders.give(lambda: self._ended(worker))
 
-    def recall(self, number: int) -> None:
+    def recall(self, number: int = 0) -> None:
         """Seal what there is, and tell the coordinator what can be read."""
         self._orders.give(lambda: self._recall(number))
 

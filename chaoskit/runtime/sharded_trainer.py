@@ -516,7 +516,9 @@ class ShardedTrainer:
             worker.journal.write(Event.QUIESCED, generation=generation, rank=self.rank, error=detail)
             worker.send(GroupBroken(worker.name, generation, detail))
         worker.regrouper.give_up(formation)
-        if not worker.regrouper.wait_newer(formation, None if over else _PLAN_S):
+        # the next plan may wait for a replacement, which has to start
+        limit_s = _PLAN_S + max(self.config.replacement_s, self.config.startup_s)
+        if not worker.regrouper.wait_newer(formation, None if over else limit_s):
             raise error
         return not over
 
