@@ -146,8 +146,12 @@ def until(true: Callable[[], object]) -> None:
 
 
 def run_in(container: Container, code: str, *arguments: str) -> int:
-    """Status of a piece of Python, run inside a container."""
-    return int(container.handle.exec_run([container.recipe.python, "-c", code, *arguments]).exit_code)
+    """Status of a piece of Python, run inside a container. The end of its output is not waited for: it may not come."""
+    api = container.handle.client.api
+    execution = api.exec_create(container.handle.id, [container.recipe.python, "-c", code, *arguments])["Id"]
+    api.exec_start(execution, detach=True)
+    until(lambda: not api.exec_inspect(execution)["Running"])
+    return int(api.exec_inspect(execution)["ExitCode"])
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

@@ -43,7 +43,18 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
     config, journal = RunConfig(job=resolve_job("gpt")), Journal(tmp_path, "w3")
     nothing: Any = _Unused()
     context = WorkerContext(
-        f"w{ME}", config, journal, nothing, nothing, nothing, said.append, nothing, nothing, token="", disk=tmp_path
+        f"w{ME}",
+        config,
+        journal,
+        nothing,
+        nothing,
+        nothing,
+        said.append,
+        nothing,
+        nothing,
+        token="",
+        host="",
+        disk=tmp_path,
     )
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
