@@ -210,3 +210,28 @@ def interrupted(rank: int, directory: Path) -> Any:
 
 def test_a_world_that_is_never_complete_leaves_no_trace(tmp_path: Path) -> None:
     assert len(ranks(interrupted, 1, tmp_path)[0]) == 1
+
+
+def deserted(rank: int, directory: Path) -> Any:
+    """Rank 0 leaves, and lives on; rank 1 has not heard of it, and waits for rank 0."""
+    world = make(rank, 2, directory / "world")
+    done = directory / "done"
+    if rank == 0:
+        world.leave()
+        deadline_s = time.monotonic() + WAIT_S
+        while not done.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        return done.exists()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        done.touch()
+    return None
+
+
+def test_who_has_not_heard_is_freed_by_those_who_leave(tmp_path: Path) -> None:
+    first, second = ranks(deserted, 2, tmp_path)
+    assert first
+    assert "gloo" in second
