@@ -105,7 +105,10 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An act that a worker does to itself on order, by its name in :mod:`chaoskit.runtime.levers`."""
+    """An act that a worker or a node does to itself on order, by its name.
+
+    For workers see :mod:`chaoskit.runtime.levers`, for nodes :mod:`chaoskit.control.levers`.
+    """
 
     act: str
     options: dict[str, Any] = {}
@@ -269,8 +272,16 @@ class Release(Message, frozen=True):
     lever: Lever
 
 
+class PullNode(Message, frozen=True):
+    """Let ``node`` do ``lever`` to the copies that it keeps, once however often it is told."""
+
+    node: str
+    fault: str
+    lever: Lever
+
+
 class LeverPulled(Message, frozen=True):
-    """A worker reports what its lever did, with values read back from the target."""
+    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", a node does."""
 
     worker: str
     fault: str
@@ -465,6 +476,7 @@ AnyMessage = (
     | HookReached
     | Arm
     | Release
+    | PullNode
     | LeverPulled
     | Accuse
     | WorkerDone

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, Release, Trigger, WorkerLost
+from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, PullNode, Release, Trigger, WorkerLost
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
@@ -135,6 +135,11 @@ class Target:
         self.releases[worker] = Release(worker, self.fault_id, lever)
         with contextlib.suppress(OSError):
             self.cluster.send(self.releases[worker])
+
+    def pull_node(self, node: str, act: str, **options: Any) -> None:
+        """Let a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
+        with contextlib.suppress(OSError):
+            self.cluster.send(PullNode(node, self.fault_id, Lever(act, options)))
 
     def ping(self, number: int) -> None:
         """Ask the worker's control thread for a sign of life."""

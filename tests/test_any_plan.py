@@ -220,4 +220,4 @@ def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
     command, path = line.rsplit(maxsplit=1)
     assert command == "chaoskit replay"
     assert len(load(Path(path)).faults) == 2  # neither alone is enough
-    assert symptoms_of(chaos.harness.run_planned(load(Path(path)))) == {"losses equal the twin's"}
+    assert "losses equal the twin's" in symptoms_of(chaos.harness.run_planned(load(Path(path))))

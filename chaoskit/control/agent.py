@@ -43,6 +43,7 @@ from chaoskit.messages import (
     LinksTested,
     Ping,
     Plan,
+    PullNode,
     Recall,
     Release,
     StartWorker,
@@ -206,6 +207,8 @@ class Agent:
                     self._triggers = (*self._triggers, trigger)
             case Arm(worker=worker):
                 self._pass_on(worker, message)
+            case PullNode(fault=fault, lever=lever):
+                self._keeper.pull(fault, lever)
             case TestLinks():
                 self._spawn(self._test_links(message))
             case StartWorker(worker):

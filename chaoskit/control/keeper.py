@@ -23,11 +23,12 @@ from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
+from chaoskit.control.levers import NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
+from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -92,6 +93,7 @@ class Keeper:
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
         self._orders = Orders()
+        self._levers = NodeLevers(tell)
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
@@ -132,6 +134,10 @@ class Keeper:
         left = self._left
         if left is not None and left[1].step < step:
             self._orders.give(lambda: self._forget_older(step))
+
+    def pull(self, fault: str, lever: Lever) -> None:
+        """A fault wants something done to the copies that are kept here."""
+        self._orders.give(lambda: self._levers.pull(self, fault, lever))
 
     def finish(self, timeout_s: float) -> None:
         """The job is over: what is being stored has so long to get there. Waits."""

@@ -26,10 +26,11 @@ from chaoskit.checkpoint.portion import Portion, copy_piece
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
+from chaoskit.control.levers import NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Message, Plan, Sealed, Snapshot
+from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -108,6 +109,7 @@ class PieceKeeper:
         self._offers = Offers(node, host, token)
         self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
         self._orders = Orders()
+        self._levers = NodeLevers(tell)
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
@@ -143,6 +145,10 @@ class PieceKeeper:
         if step != self._newest:
             self._newest = step
             self._orders.give(lambda: self._forget_older(step))
+
+    def pull(self, fault: str, lever: Lever) -> None:
+        """A fault wants something done to the copies that are kept here."""
+        self._orders.give(lambda: self._levers.pull(self, fault, lever))
 
     def finish(self, timeout_s: float) -> None:
         """The job is over: what is being stored has so long to get there. Waits."""

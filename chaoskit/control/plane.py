@@ -45,6 +45,7 @@ from chaoskit.messages import (
     Ping,
     Plan,
     Pong,
+    PullNode,
     Recall,
     Release,
     Sealed,
@@ -319,6 +320,8 @@ class ControlPlane:
                 return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
             case Release(worker=worker) | Ping(worker=worker):
                 return [Send(self._hosts.get(worker, ""), message)]
+            case PullNode(node):
+                return [Send(node, message)]
             case Arm(node, worker, trigger):
                 return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
             case EndJob(reason=reason):

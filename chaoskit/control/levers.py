@@ -1,0 +1,34 @@
+"""What a node does to the copies that it keeps when a fault orders it, and what it reads back from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chaoskit.errors import ChaoskitError
+from chaoskit.messages import Lever, LeverPulled, Message
+
+#: By name: takes the keeper and the options; returns what is there now, in words, and whether the act took effect.
+_LEVERS: dict[str, Callable[[Any, dict[str, Any]], tuple[str, bool]]] = {}
+
+
+class NodeLevers:
+    """Pulls each lever once, however often it is ordered, and reports. For the thread of a keeper.
+
+    Args:
+        tell: takes a message to the coordinator.
+    """
+
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self._tell = tell
+        self._pulled: dict[str, LeverPulled] = {}  # by fault
+
+    def pull(self, keeper: Any, fault: str, lever: Lever) -> None:
+        """Do it, or say again what it did."""
+        if fault not in self._pulled:
+            act = _LEVERS.get(lever.act)
+            if act is None:
+                raise ChaoskitError(f"unknown lever {lever.act!r} of a node")
+            observed, effective = act(keeper, lever.options)
+            self._pulled[fault] = LeverPulled("", fault, observed, effective)
+        self._tell(self._pulled[fault])
