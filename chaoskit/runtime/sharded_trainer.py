@@ -28,12 +28,12 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.utils import clip_grad_norm_
 
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed, KeepWarm
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
 from chaoskit.runtime.checksums import checksum
+from chaoskit.runtime.clipping import clip_gradients
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -99,6 +99,7 @@ class ShardedTrainer:
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
         self._generation = 0  # in which the state was committed
         self._compilations = Compilations(worker.board)
+        self._explained = True  # whether nothing but a newer membership ended this entry
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class ShardedTrainer:
         self._state = None
         self._losses.clear()
         if self._world is not None:
-            self._world.retire()
+            self._world.retire(remember=self._explained)
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 
@@ -356,10 +357,11 @@ class ShardedTrainer:
         """Every path of a step is warm: leave no trace, and report for duty."""
         state, worker = self.state, self._worker
         if self._clip_norm is not None:
-            clip_grad_norm_(state.parameters, self._clip_norm)
+            clip_gradients(state.parameters, self._clip_norm)
         with state.running_optimizers():
             state.advance()
         worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
+        self._copies.reserve(state, self.config.nodes)
         raise Reentry
 
     def _attempt(self, formation: Formation) -> None:
@@ -405,7 +407,7 @@ class ShardedTrainer:
         worker, state = self._worker, self.state
         self._copies.keep(min(row.protected for row in rows))
         if self._clip_norm is not None:
-            clip_grad_norm_(state.parameters, self._clip_norm)
+            clip_gradients(state.parameters, self._clip_norm)
         worker.board.enter(Phase.OPTIMIZER)
         self._stop_for_fault(Phase.OPTIMIZER.label)
         if formation.plan.generation > 1:
@@ -507,6 +509,7 @@ class ShardedTrainer:
         if formation is None:
             raise error
         over = isinstance(error, (GenerationSuperseded, LeaseOver)) or formation.broken
+        self._explained = over
         if not over and not _is_collective(error):
             raise error
         worker.board.enter(Phase.REGROUP)
