@@ -61,7 +61,10 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Grows with every step and generation: of two snapshots the newer one has the larger age."""
+        """The larger, the better to restore. The step counts first: an older generation may have gone further.
+
+        What was written last is another matter: :attr:`chaoskit.checkpoint.seal.Seal.recency`.
+        """
         return self.step, self.generation
 
 

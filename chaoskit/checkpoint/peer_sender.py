@@ -160,7 +160,7 @@ class _Line:
             return not self._stopped
 
     def _after(self) -> tuple[int, int]:
-        return max(self.seal.age if self.seal is not None else (-1, -1), self._declined)
+        return max(self.seal.recency if self.seal is not None else (-1, -1), self._declined)
 
     def _send(self, path: str) -> None:
         connection = self._connect()
@@ -172,7 +172,7 @@ class _Line:
                 send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
                 answer = protocol.receive(connection)
         if isinstance(answer, Declined):
-            self._declined = copy.seal.age
+            self._declined = copy.seal.recency
             self._tell(answer.reason)
         elif answer == Stored(copy.seal):
             self.seal = copy.seal

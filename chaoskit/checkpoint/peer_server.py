@@ -54,6 +54,7 @@ class CopyServer:
         host: where to listen; also what others are told.
         budget_bytes: of memory, for all slots together; a piece takes twice its size.
         port: 0 for one that is free.
+        listener: listens already, at ``host``; then ``port`` means nothing.
         dropped: told piece and reason when a copy is dropped or declined; on a thread of the server.
         made: told the descriptor of each socket; ``unmade`` before it is closed.
         probe: told the moments named above, for tests that end the process there.
@@ -70,6 +71,7 @@ class CopyServer:
         budget_bytes: int,
         *,
         port: int = 0,
+        listener: socket.socket | None = None,
         dropped: Callable[[str, str], None] = lambda piece, reason: None,
         made: Callable[[int], None] = lambda fd: None,
         unmade: Callable[[int], None] = lambda fd: None,
@@ -81,7 +83,7 @@ class CopyServer:
         self._pieces: dict[str, Slots] = {}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._listener = socket.create_server((host, port))
+        self._listener = listener or socket.create_server((host, port))
         made(self._listener.fileno())
         self.address = PeerAddress(node, host_id(), host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
