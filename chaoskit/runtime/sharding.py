@@ -144,7 +144,7 @@ class ShardedState(Registered):
             zero.forget()
 
     def spread(self) -> None:
-        """Every rank has its rows: give it those of the others, too. Raises RuntimeError if a rank is lost meanwhile."""
+        """Give every rank the rows of the others, too. Raises RuntimeError if a rank is lost meanwhile."""
         for zero in self._zeros:
             zero.spread()
 
@@ -169,7 +169,7 @@ class ShardedState(Registered):
         stored = {slot.path: slot for slot in slots}
         self._check(stored)
         owned = self.owned()
-        fresh = {}
+        fresh: dict[str, Tensor] = {}
         for path, slot in stored.items():
             if path.startswith(OPTIMIZER):
                 fresh |= self._room(path, owned[_number(path)][1], slot)

@@ -1,7 +1,7 @@
 """Which rank updates which rows of which parameter. Pure: knows neither tensors nor ranks' connections.
 
-All parameters lie one behind the other, as in :class:`chaoskit.runtime.gradients.FlatLayout`. Each rank has a contiguous
-part of that, all of nearly the same size. Parts end between rows, so what a rank has of a parameter is a box.
+All parameters lie one behind the other, as in :class:`chaoskit.runtime.gradients.FlatLayout`. Each rank has a
+contiguous part of that, all of nearly the same size. Parts end between rows, so what a rank has of a parameter is a box.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Unit(NamedTuple):
     """What is never cut: of one parameter, so many elements each, so many of them; the last one may be shorter."""
 
     elements: int
-    count: int
+    units: int
 
 
 class Slice(NamedTuple):
@@ -58,8 +58,8 @@ def cut(layout: FlatLayout, parts: int) -> tuple[int, ...]:
         while ends[at] < target:
             at += 1
         start, unit = places[at]
-        units = round((target - start) / unit.elements)
-        found.append(start + units * unit.elements if units < unit.count else ends[at])
+        whole = round((target - start) / unit.elements)
+        found.append(start + whole * unit.elements if whole < unit.units else ends[at])
     return (*found, layout.numel)
 
 

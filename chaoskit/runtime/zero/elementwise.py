@@ -14,7 +14,7 @@ from chaoskit.errors import BadInput
 
 _SHAPE, _CUT, _STEPS = (5, 21), 2, 3  # neither part is a multiple of what a CPU computes at once
 _LR = 0.1
-_REMEDY = "use an optimizer that treats each element for itself (SGD, Adam, AdamW, Lion), or train without ZeroOptimizer"
+_REMEDY = "use one that treats each element for itself (SGD, Adam, AdamW, Lion), or train without ZeroOptimizer"
 
 
 def require_elementwise(kind: type[Optimizer], options: dict[str, Any], device: torch.device) -> frozenset[str]:
@@ -38,11 +38,13 @@ def require_elementwise(kind: type[Optimizer], options: dict[str, Any], device: 
         except Exception as error:
             raise BadInput("optimizer", name, f"{_REMEDY}: it failed with {error}") from error
     if not torch.equal(whole, torch.cat(parts)):
-        raise BadInput("optimizer", name, f"{_REMEDY}: this one looks at a tensor as a whole, and no rank has all of it")
+        raise BadInput("optimizer", name, f"{_REMEDY}: this one looks at tensors as a whole")
     return numbers
 
 
-def _train(kind: type[Optimizer], options: dict[str, Any], tensors: Sequence[Tensor]) -> tuple[list[Tensor], frozenset[str]]:
+def _train(
+    kind: type[Optimizer], options: dict[str, Any], tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], frozenset[str]]:
     parameters = [nn.Parameter(tensor.clone()) for tensor in tensors]
     optimizer = kind(parameters, **copy.deepcopy(options))
     for step in range(_STEPS):

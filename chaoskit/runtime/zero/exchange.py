@@ -1,4 +1,4 @@
-"""The two transfers of a ZeRO step: every rank's part of the summed gradient comes in, its part of the weights goes out.
+"""The two transfers of a ZeRO step: a rank's part of the summed gradient comes in, its part of the weights goes out.
 
 Gradients are summed in the canonical tree over shards (:mod:`chaoskit.runtime.tree`), so the sum has the same bits at
 every world size. Together both transfers move the bytes of one ring all-reduce.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ class ZeroOptimizer(Optimizer):
         ]
         inner = kind(groups, **defaults)
         for group, theirs in zip(self.param_groups, inner.param_groups, strict=True):
-            group |= {key: value for key, value in theirs.items() if key != "params"}  # with all defaults, for schedulers
+            group.update(_options(theirs))  # schedulers look for the defaults, too
         self.defaults = dict(inner.defaults)
         return inner
 
@@ -159,8 +160,8 @@ class ZeroOptimizer(Optimizer):
         self._reduced = True
 
     def squared_norm(self) -> float:
-        """Of the whole summed gradient; the same bits on every rank, and at every world size but in the rarest cases."""
-        counts = [unit_of(shape).count for shape in self._layout.shapes]
+        """Of the whole summed gradient: the sum over its rows, in an order that the world's size does not change."""
+        counts = [unit_of(shape).units for shape in self._layout.shapes]
         firsts = [sum(counts[:number]) for number in range(len(counts))]
         squares = torch.zeros(sum(counts), dtype=torch.float64, device=self._flat.device)
         for rows in self.rows:
@@ -224,7 +225,7 @@ class ZeroOptimizer(Optimizer):
     def _lend(self) -> None:
         """Groups may have been changed by a scheduler, the state by a restore."""
         for group, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
-            theirs |= {key: value for key, value in group.items() if key != "params"}
+            theirs.update(_options(group))
         for rows in self.rows:
             state = self.state[rows.parameter].items()
             self._inner.state[rows.memory] = {
@@ -233,7 +234,7 @@ class ZeroOptimizer(Optimizer):
 
     def _take_back(self) -> None:
         for group, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
-            group |= {key: value for key, value in theirs.items() if key != "params"}
+            group.update(_options(theirs))
         for rows in self.rows:
             state = self.state[rows.parameter]
             for key, value in self._inner.state[rows.memory].items():
@@ -248,7 +249,7 @@ class ZeroOptimizer(Optimizer):
 
 def clip(optimizers: Sequence[ZeroOptimizer], max_norm: float) -> float:
     """Limit the 2-norm of the summed gradient over all optimizers. Returns what it was."""
-    norm = sum(optimizer.squared_norm() for optimizer in optimizers) ** 0.5
+    norm = math.sqrt(sum(optimizer.squared_norm() for optimizer in optimizers))
     factor = max_norm / (norm + _EPSILON)
     if factor < 1:
         for optimizer in optimizers:
@@ -256,12 +257,17 @@ def clip(optimizers: Sequence[ZeroOptimizer], max_norm: float) -> float:
     return norm
 
 
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
 def _unit_norms(gradient: Tensor) -> Tensor:
     """The 2-norm of every unit of a part of a gradient."""
     elements = unit_of(gradient.shape).elements
     flat = gradient.reshape(-1)
     padded = nn.functional.pad(flat, (0, -len(flat) % elements))
-    return torch.linalg.vector_norm(padded.view(-1, elements), dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(padded.view(-1, elements), dim=1, dtype=torch.float64)
+    return norms
 
 
 def _require_uniform(parameters: Sequence[Tensor]) -> None:
