@@ -1,7 +1,7 @@
 """Which rank updates which rows of which parameter. Pure: knows neither tensors nor ranks' connections.
 
 All parameters lie one behind the other, as in :class:`chaoskit.runtime.gradients.FlatLayout`. Each rank has a
-contiguous part of that, all of nearly the same size. Parts end between rows, so what a rank has of a parameter is a box.
+contiguous part of that, all of nearly the same size. Parts end between rows: what a rank has of a parameter is a box.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def unit_of(shape: Sequence[int]) -> Unit:
 
 def cut(layout: FlatLayout, parts: int) -> tuple[int, ...]:
     """Where the parts begin, and where the last one ends: ``parts + 1`` places, ascending; parts may be empty."""
-    places = [(layout.starts[number], unit_of(shape)) for number, shape in enumerate(layout.shapes)]
-    places.sort(key=lambda place: place[0])
+    places = sorted((start, unit_of(shape)) for start, shape in zip(layout.starts, layout.shapes, strict=True))
+    places = [(start, unit) for start, unit in places if unit.units] or [(0, Unit(1, 0))]
     ends = [start for start, _ in places[1:]] + [layout.numel]
     found, at = [0], 0
     for part in range(1, parts):
