@@ -215,6 +215,51 @@ def test_the_norm_is_that_of_the_whole_gradient(tmp_path: Path) -> None:
     assert found[0][0] == found[1][0] == found[2][0]
 
 
+def restored(rank: int, directory: Path, kind: Any, options: dict[str, Any], state: dict[str, Any]) -> Any:
+    """The state of a plain optimizer is taken over, and given back after a step, in whatever form that has it."""
+    world = make(rank, WORLD, directory / "store")
+    model = build()
+    optimizer = ZeroOptimizer(groups_of(model), kind, mesh=world.mesh({"shard": WORLD}), **options)
+    optimizer.load_state_dict(state)
+    same = _listed(whole_state := optimizer.state_dict())
+    plain = kind(groups_of(other := build()), **options)
+    plain.load_state_dict(whole_state)
+    for trained, one in ((model, optimizer), (other, plain)):
+        for parameter in trained.parameters():
+            parameter.grad = torch.full_like(parameter, 0.3) if parameter.requires_grad else None
+        one.step()
+    return [same, _listed(optimizer.state_dict()), _listed(plain.state_dict())]
+
+
+def _listed(state: dict[str, Any]) -> Any:
+    """As values that can be compared."""
+    return [
+        {
+            number: {key: torch.as_tensor(one).tolist() for key, one in kept.items()}
+            for number, kept in state["state"].items()
+        },
+        [{key: value for key, value in group.items() if key in ("params", "lr")} for group in state["param_groups"]],
+    ]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("kind", "options"), [ELEMENTWISE[1], ELEMENTWISE[-1]])
+def test_the_state_dict_is_that_of_the_plain_optimizer(
+    tmp_path: Path, kind: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
+    model = build()
+    plain = kind(groups_of(model), **options)
+    for step in range(2):
+        loss_of(model, step, 1).backward()
+        plain.step()
+    state = plain.state_dict()
+    found = ranks(lambda rank, directory: restored(rank, directory, kind, options, state), WORLD, tmp_path)
+    assert found[0] == found[1] == found[2]
+    same, after, expected = found[0]
+    assert same == _listed(state)
+    assert after == expected
+
+
 def misuse(rank: int, directory: Path) -> Any:
     world = make(rank, 2, directory / "store")
     mesh, told = world.mesh({"shard": 2}), []

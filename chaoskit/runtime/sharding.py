@@ -21,7 +21,8 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
-from chaoskit.runtime.zero.optimizer import Rows, ZeroOptimizer, clip
+from chaoskit.runtime.zero.optimizer import ZeroOptimizer, clip
+from chaoskit.runtime.zero.rows import Rows
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:

@@ -12,35 +12,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from chaoskit.checkpoint.layout import Box
 from chaoskit.errors import BadInput
 from chaoskit.runtime.admission import require_dense
 from chaoskit.runtime.gradients import FlatLayout, LocalGradients
-from chaoskit.runtime.zero.cut import Slice, cut, slices, unit_of
+from chaoskit.runtime.zero.cut import cut, slices, unit_of
 from chaoskit.runtime.zero.elementwise import require_elementwise
 from chaoskit.runtime.zero.exchange import Exchange
+from chaoskit.runtime.zero.rows import Rows
+from chaoskit.runtime.zero.whole import gather
 
 _EPSILON = 1e-6  # as in torch's clip_grad_norm_
-
-
-class Rows:
-    """What this rank updates of one parameter.
-
-    Attributes:
-        parameter: the whole.
-        memory: the rows, in the parameter's own memory. Its ``grad`` is this rank's part of the summed gradient.
-        box: where they are in the parameter.
-    """
-
-    def __init__(self, parameter: nn.Parameter, place: Slice, weights: Tensor, gradient: Tensor) -> None:
-        self.parameter, self.place = parameter, place
-        self.box: Box = place.box
-        self.memory = nn.Parameter(weights.view(place.box.extent), parameter.requires_grad)
-        self.gradient = gradient.view(place.box.extent)
-
-    def take_gradient(self, present: bool) -> None:
-        """Have the inner optimizer see the gradient, or that there is none."""
-        self.memory.grad = self.gradient.to(self.memory.dtype) if present else None
 
 
 class ZeroOptimizer(Optimizer):
@@ -84,6 +65,7 @@ class ZeroOptimizer(Optimizer):
                 place,
                 self._flat[place.start : place.stop],
                 self._gradient[place.start - mine.start : place.stop - mine.start],
+                self._numbers,
             )
             for place in slices(self._layout, mine.start, mine.stop)
         ]
@@ -156,7 +138,7 @@ class ZeroOptimizer(Optimizer):
         self._local.clear()
         present = self._present.tolist()
         for rows in self.rows:
-            rows.take_gradient(bool(present[rows.place.number]))
+            rows.take_gradient(bool(present[rows.number]))
         self._reduced = True
 
     def squared_norm(self) -> float:
@@ -168,7 +150,7 @@ class ZeroOptimizer(Optimizer):
             gradient = rows.memory.grad
             if gradient is not None:
                 found = _unit_norms(gradient).square_()
-                first = firsts[rows.place.number] + rows.place.unit
+                first = firsts[rows.number] + rows.unit
                 squares[first : first + len(found)] = found
         self._exchange.add_up(squares)  # each number meets zeros only: the sum has its bits
         return float(squares.sum())
@@ -222,28 +204,48 @@ class ZeroOptimizer(Optimizer):
         self.spread()
         self.forget()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as the plain optimizer would give it. A collective; every rank holds all of it then.
+
+        Raises:
+            RuntimeError: if a rank is lost meanwhile.
+        """
+        parts = {rows.number: (rows.box, self.state[rows.parameter]) for rows in self.rows}
+        state = gather(parts, self._layout.shapes, self._exchange, self._flat.device)
+        for key in self._numbers:
+            for one in state.values():
+                one[key] = one[key].item()
+        places = {id(parameter): number for number, parameter in enumerate(self._all)}
+        groups = [{**group, "params": [places[id(one)] for one in group["params"]]} for group in self.param_groups]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of a whole state, written in a world of any size or by a plain optimizer.
+
+        Raises:
+            BadInput: if it is that of other parameters.
+        """
+        theirs = [len(group["params"]) for group in state_dict["param_groups"]]
+        mine = [len(group["params"]) for group in self.param_groups]
+        if theirs != mine:
+            raise BadInput("state_dict", theirs, f"load the state of an optimizer with groups of {mine} parameters")
+        for group, other in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(_options(other))
+        for rows in self.rows:
+            self.state[rows.parameter] = rows.cut_out(state_dict["state"].get(rows.number, {}))
+
     def _lend(self) -> None:
         """Groups may have been changed by a scheduler, the state by a restore."""
         for group, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
             theirs.update(_options(group))
         for rows in self.rows:
-            state = self.state[rows.parameter].items()
-            self._inner.state[rows.memory] = {
-                key: value.item() if key in self._numbers else value for key, value in state
-            }
+            self._inner.state[rows.memory] = rows.lend(self.state[rows.parameter])
 
     def _take_back(self) -> None:
         for group, theirs in zip(self.param_groups, self._inner.param_groups, strict=True):
             group.update(_options(theirs))
         for rows in self.rows:
-            state = self.state[rows.parameter]
-            for key, value in self._inner.state[rows.memory].items():
-                if key not in self._numbers:
-                    state[key] = value
-                elif key in state:
-                    state[key].fill_(value)
-                else:  # in a tensor it is stored with the parameter, whoever has that next
-                    state[key] = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+            rows.take_back(self.state[rows.parameter], self._inner.state[rows.memory])
             rows.memory.grad = None
 
 
