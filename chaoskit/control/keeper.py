@@ -23,6 +23,7 @@ from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
+from chaoskit.control.kept import KeptCopy
 from chaoskit.control.levers import NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
@@ -93,7 +94,7 @@ class Keeper:
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
         self._orders = Orders()
-        self._levers = NodeLevers(tell)
+        self._levers = NodeLevers(node, tell)
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
@@ -242,6 +243,22 @@ class Keeper:
             self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
             reason = f"{type(error).__name__}: {error}"
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
+
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`. The newest one; what a worker leaves is no copy."""
+        copies = self._tier.copies() if worker == self._copied_of else []
+        return [KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False) for seal, view in copies]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        return worker == self._source and not self._skips and not self._has(step)
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        if copies:
+            self._tier = MemoryTier()
 
     # -- what outlives a worker -----------------------------------------------------------------------------------
 

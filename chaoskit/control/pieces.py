@@ -26,6 +26,7 @@ from chaoskit.checkpoint.portion import Portion, copy_piece
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
+from chaoskit.control.kept import KeptCopy, newest, spoil
 from chaoskit.control.levers import NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
@@ -109,7 +110,7 @@ class PieceKeeper:
         self._offers = Offers(node, host, token)
         self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
         self._orders = Orders()
-        self._levers = NodeLevers(tell)
+        self._levers = NodeLevers(node, tell)
         self._archive = Archive(node, config, journal, fail)
         self._plan: Plan | None = None
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
@@ -291,6 +292,34 @@ class PieceKeeper:
 
     def _dropped(self, name: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=name, step=-1, reason=reason)
+
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`."""
+        held = self._held.get(worker)
+        own = [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()] if held is not None else []
+        theirs = [copy for copy in self._server.holding() if _holding(copy.piece).worker == worker]
+        return own + [KeptCopy(worker, "peer", copy.seal, copy.place.path) for copy in theirs]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        here = [copy.seal for copy in newest(self.kept(worker))]
+        held = self._held.get(worker)
+        if held is not None and held.sender is not None:
+            sent = held.sender.acknowledged
+            here += [sent.get(partner.node, Seal(-1, -1, 0, "")) for partner in held.partners]
+        belongs = held is not None or self._node in self._placement.get(worker, ())
+        return belongs and (not here or any(seal.step != step for seal in here))
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        for copy in [one for one in copies if one.tier == "memory"]:
+            spoil(copy)
+        workers = {copy.worker for copy in copies if copy.tier == "peer"}
+        for name in {copy.piece for copy in self._server.holding()}:
+            if _holding(name).worker in workers:
+                self._server.drop(name, "a fault has it dropped")
 
     # -- what outlives a worker -----------------------------------------------------------------------------------
 
