@@ -230,6 +230,7 @@ class PieceKeeper:
                 self._token,
                 transport=self._config.transport,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
+                lost=lambda node: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
                 niceness=_NICENESS,
             )
@@ -270,7 +271,7 @@ class PieceKeeper:
             saver.offer(Portion(*age, part.piece, part.pieces, world, leads, tuple(boxes), scalars))
 
     def _acknowledged(self, held: _Held) -> None:
-        """A partner has verified a copy; or there is no partner, and the worker has."""
+        """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""
         if held.board is None:
             return
         if held.sender is not None:
@@ -278,14 +279,13 @@ class PieceKeeper:
             step = min(found) if len(found) == len(held.partners) else -1
         else:
             step = max((seal.step for seal, _ in held.copies() if self._counts(seal)), default=-1)
-        if step < 0:
-            return
-        held.board.protect(step)
-        if not held.told:
-            held.told = True
+        if step >= 0 or held.told:  # else it has had no copies yet
+            held.board.protect(step)
+        if held.told != (step >= 0):
+            held.told = step >= 0
+            part, event = held.holding, Event.PROTECTED if held.told else Event.EXPOSED
             nodes = [partner.node for partner in held.partners]
-            part = held.holding
-            self._journal.write(Event.PROTECTED, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
+            self._journal.write(event, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
 
     def _failed(self, held: _Held, node: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}")
