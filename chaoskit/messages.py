@@ -284,12 +284,13 @@ class PullNode(Message, frozen=True):
 
 
 class LeverPulled(Message, frozen=True):
-    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", a node does."""
+    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", ``node`` does."""
 
     worker: str
     fault: str
     observed: str
     effective: bool
+    node: str = ""
 
 
 class Accuse(Message, frozen=True):

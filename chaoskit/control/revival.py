@@ -30,14 +30,14 @@ _ANYWHERE = Endpoint("", "", 0, 0, -1)
 class _Failures(NamedTuple):
     """Of one copy: how often it could not be read, and when it last could not."""
 
-    count: int = 0
+    times: int = 0
     last_s: float = -math.inf
 
     def again_s(self) -> float:
         """When it is worth another attempt."""
-        if self.count < ATTEMPTS_MAX:
+        if self.times < ATTEMPTS_MAX:
             return self.last_s
-        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.count - ATTEMPTS_MAX))
+        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.times - ATTEMPTS_MAX))
 
 
 class Revival:
@@ -174,7 +174,7 @@ class Revival:
         """A copy could not be restored; one that is corrupt is never taken again."""
         if snapshot in self._snapshots:  # several workers may say so
             failed = self._failed.get(_identity(snapshot), _Failures())
-            self._failed[_identity(snapshot)] = _Failures(failed.count + 1, now_s)
+            self._failed[_identity(snapshot)] = _Failures(failed.times + 1, now_s)
         self._moved_s = now_s
         self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
         self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
