@@ -22,6 +22,7 @@ from faults.raising import Raise
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
+from faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.
 CATALOGUE: tuple[type[Fault], ...] = (
@@ -65,6 +66,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     SlowDisk,
     ReadOnlyDisk,
     DiskError,
+    TornWrite,
 )
 
 __all__ = [
@@ -111,5 +113,6 @@ __all__ = [
     "SlowDisk",
     "Straggle",
     "Target",
+    "TornWrite",
     "at_rate",
 ]

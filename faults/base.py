@@ -32,6 +32,7 @@ FAMILIES = {
     "node": "A node goes wrong",
     "network": "The network goes wrong",
     "disk": "A disk goes wrong",
+    "checkpoint": "A checkpoint goes wrong",
     "control": "The control plane goes wrong",
 }
 
@@ -89,6 +90,7 @@ class Target:
             command's process at once. ("gone", "") where only its parent was told, and cannot tell any more.
         gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
         notes: what the fault wants to remember.
+        config: of the run; None of a command.
     """
 
     cluster: Cluster
@@ -120,6 +122,7 @@ class Target:
     places: Mapping[int, str] = field(default_factory=dict)
     rack: tuple[str, ...] = ()
     struck_nodes: set[str] = field(default_factory=set)
+    config: RunConfig | None = None
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker process."""

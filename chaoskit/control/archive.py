@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged
 from chaoskit.checkpoint.names import parse_name
@@ -36,11 +37,21 @@ class Archive:
 
     Attributes:
         saver: takes this node's part of due snapshots; None if nothing is to be stored.
+
+    Args:
+        at: called at each boundary of the disk and the remote tier, on threads that store.
     """
 
-    def __init__(self, node: str, config: RunConfig, journal: Journal, fail: Callable[[BaseException], None]) -> None:
-        self._node, self._config, self._journal = node, config, journal
-        self.saver = Saver(config.disk, journal, self._committed, fail) if config.disk is not None else None
+    def __init__(
+        self,
+        node: str,
+        config: RunConfig,
+        journal: Journal,
+        fail: Callable[[BaseException], None],
+        at: Hook = undisturbed,
+    ) -> None:
+        self._node, self._config, self._journal, self._at = node, config, journal, at
+        self.saver = Saver(config.disk, journal, self._committed, fail, at) if config.disk is not None else None
         self._uploader: Uploader | None = None
         self._uploaded = -1  # the newest step that was offered to it
         self._remote: list[Snapshot] = []  # what was there when it was last asked

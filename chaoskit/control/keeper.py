@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaoskit.checkpoint.arena import ArenaView, decode_index
+from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
@@ -86,7 +87,8 @@ class Keeper:
         self._node, self._config, self._journal, self._tell = node, config, journal, tell
         self._kept: dict[str, _Kept] = {}  # of workers that live
         self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
-        self._tier = MemoryTier()
+        self.breakpoints = Breakpoints()
+        self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
         self._offers = Offers(node, host, token)
@@ -94,7 +96,7 @@ class Keeper:
         self._skips = 0  # commits that are let go until the next attempt
         self._orders = Orders()
         self._levers = NodeLevers(tell)
-        self._archive = Archive(node, config, journal, fail)
+        self._archive = Archive(node, config, journal, fail, self.breakpoints.reach)
         self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
         self._saved = (-1, -1)  # the age of the state of which it was last copied

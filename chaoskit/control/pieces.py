@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.peer_protocol import PeerAddress
 from chaoskit.checkpoint.peer_sender import CopySender
@@ -107,10 +108,14 @@ class PieceKeeper:
         self._placement: Placement = {}
         self._addresses: dict[str, PeerAddress] = {}
         self._offers = Offers(node, host, token)
-        self._server = CopyServer(node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS)
+        self.breakpoints = Breakpoints()
+        at = self.breakpoints.reach
+        self._server = CopyServer(
+            node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS, probe=at
+        )
         self._orders = Orders()
         self._levers = NodeLevers(tell)
-        self._archive = Archive(node, config, journal, fail)
+        self._archive = Archive(node, config, journal, fail, self.breakpoints.reach)
         self._plan: Plan | None = None
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
         start_thread(self._serve, fail, _NICENESS)
@@ -231,6 +236,7 @@ class PieceKeeper:
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
                 niceness=_NICENESS,
+                probe=self.breakpoints.reach,
             )
 
     def _sealed(self, held: _Held) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from chaoskit.checkpoint.boundaries import Hook
 from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.files import write_file
 from chaoskit.checkpoint.manifest import Item, Part
@@ -48,12 +49,18 @@ class Saver:
     Args:
         committed: called on the saver's thread with each snapshot that this node has committed.
         fail: called there with an error of ours.
+        at: called there at each of :data:`~chaoskit.checkpoint.boundaries.BOUNDARIES`.
     """
 
     def __init__(
-        self, tier: Tier, journal: Journal, committed: Callable[[Snapshot], None], fail: Callable[[BaseException], None]
+        self,
+        tier: Tier,
+        journal: Journal,
+        committed: Callable[[Snapshot], None],
+        fail: Callable[[BaseException], None],
+        at: Hook,
     ) -> None:
-        self._disk = DiskTier(tier.target, retention=retention_of(tier))
+        self._disk = DiskTier(tier.target, retention=retention_of(tier), at=at)
         self._every_steps, self._journal = tier.every_steps, journal
         self._committed, self._fail = committed, fail
         self._offered: queue.SimpleQueue[Portion] = queue.SimpleQueue()

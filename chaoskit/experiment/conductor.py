@@ -237,6 +237,7 @@ class Conductor(Striker):
             places=self._roster.places,
             rack=tuple(name for name in self._cluster.nodes if self._config.rack(name) == rack),
             struck_nodes={node},
+            config=self._config,
         )
 
     # -- after the run --------------------------------------------------------------------------------------------
