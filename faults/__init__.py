@@ -22,6 +22,7 @@ from faults.raising import Raise
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
+from faults.stored import CorruptFile
 from faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.
@@ -67,6 +68,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     ReadOnlyDisk,
     DiskError,
     TornWrite,
+    CorruptFile,
 )
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "BitFlip",
     "ClockJump",
     "Corrupt",
+    "CorruptFile",
     "CrashLoop",
     "Cut",
     "DataStall",

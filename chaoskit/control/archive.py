@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import xxhash
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import DamagedSnapshot
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.remote.source import DirectorySource
@@ -73,7 +75,8 @@ class Archive:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
         found = []
         if self._config.disk is not None:
-            found = list(self._on_disk(Path(self._config.disk.target)))
+            with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
+                found += self._on_disk(DiskTier(self._config.disk.target))
         if self._config.remote is not None:
             self._listed.wait(_LISTING_S)
             found += self._remote
@@ -89,13 +92,24 @@ class Archive:
             )
         return found
 
-    def _on_disk(self, root: Path) -> Iterator[Snapshot]:
-        for snapshot in DiskTier(root).snapshots().snapshots[:_OFFERED_MAX]:
+    def _on_disk(self, tier: DiskTier) -> Iterator[Snapshot]:
+        listing = tier.snapshots()
+        for one in listing.damaged:
+            self._set_aside(tier, one)
+        for snapshot in listing.snapshots[:_OFFERED_MAX]:
             try:
                 stamp = xxhash.xxh3_128_hexdigest((snapshot.path / MANIFEST).read_bytes())
             except OSError:
                 continue  # deleted meanwhile
             yield self._offer(snapshot, stamp, "disk", str(snapshot.path))
+
+    def _set_aside(self, tier: DiskTier, lost: DamagedSnapshot) -> None:
+        """Its table of contents is wrong, so nobody will read more of it. Every node that is asked may find it."""
+        aside = tier.quarantine(lost.path, lost.reason)
+        if aside.path != lost.path:  # else another node was faster
+            step, generation = parse_name(lost.name) or (-1, -1)
+            source, detail = f"disk of {self._node}", lost.reason
+            self._journal.write(Event.QUARANTINED, generation=generation, step=step, source=source, detail=detail)
 
     def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
         step, generation = stored.manifest.age
