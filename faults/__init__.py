@@ -19,6 +19,7 @@ from faults.network import Cut, Reset
 from faults.node import FreezeNode, KillAgent, KillNode, Preempt
 from faults.numeric import NaN
 from faults.raising import Raise
+from faults.remote import RemoteOutage
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
@@ -69,6 +70,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DiskError,
     TornWrite,
     CorruptFile,
+    RemoteOutage,
 )
 
 __all__ = [
@@ -110,6 +112,7 @@ __all__ = [
     "Rack",
     "Raise",
     "ReadOnlyDisk",
+    "RemoteOutage",
     "Reorder",
     "ReplaceNode",
     "Reset",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from chaoskit.checkpoint.remote.tier import RemoteTier, checked_manifest
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.checkpoint.retention import Schedule
 from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
-from chaoskit.config import RunConfig
+from chaoskit.config import RunConfig, Tier
 from chaoskit.control.saving import Saver, retention_of
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
@@ -30,6 +31,7 @@ from chaoskit.vocabulary import Event
 _OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
 _LISTING_S = 1.5  # a recall waits so long for the first listing of the remote tier
 _RELIST_S = 30.0
+_FAREWELL_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +70,10 @@ class Archive:
 
     def finish(self, timeout_s: float) -> None:
         """The job is over: let what is under way come to its end, if it does so in time."""
+        deadline_s = time.monotonic() + timeout_s
         if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
-            self._uploader.close(timeout_s)
+            self._uploader.wait(max(0.0, deadline_s - time.monotonic()))
+            self._uploader.close(_FAREWELL_S)
 
     def offers(self) -> list[Snapshot]:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
@@ -114,8 +118,9 @@ class Archive:
     def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
         step, generation = stored.manifest.age
         nobody = Endpoint("", "", 0, 0, -1)
+        store = self._config.remote.endpoint if self._config.remote is not None and tier == "remote" else ""
         size_bytes = stored.manifest.size_bytes
-        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path)
+        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path, store=store)
 
     # -- the remote tier ------------------------------------------------------------------------------------------
 
@@ -130,12 +135,16 @@ class Archive:
             return
         try:
             if self._uploader is None:
-                tier = RemoteTier(remote.target, retention=retention_of(remote))
-                self._uploader = Uploader(tier, after_commit=self._after_upload)
+                tier = _open(remote, self._at)
+                self._uploader = Uploader(tier, after_commit=self._after_upload, failed=self._upload_failed)
             self._uploader.offer(DirectorySource(snapshot.path))
             self._uploaded = step
         except ChaoskitError as error:
             self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
+
+    def _upload_failed(self, name: str, reason: str) -> None:
+        step, _ = parse_name(name) or (-1, -1)
+        self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=reason)
 
     def _after_upload(self, tier: RemoteTier) -> None:
         tier.prune()
@@ -157,7 +166,7 @@ class Archive:
         tier: RemoteTier | None = None
         while True:
             try:
-                tier = tier or RemoteTier(remote.target)
+                tier = tier or _open(remote)
                 self._remote = self._list(tier)
             except Exception as error:  # noqa: BLE001 - a tier that is out has nothing to offer now
                 _log.warning("%s cannot be listed: %s", remote.target, error)
@@ -178,6 +187,11 @@ class Archive:
         return found
 
 
+def _open(remote: Tier, at: Hook = undisturbed) -> RemoteTier:
+    """The remote tier of a job. Raises BadInput if its URL is none."""
+    return RemoteTier(remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at)
+
+
 def newest_generation(config: RunConfig) -> int:
     """The largest generation of all snapshots that are stored where ``config`` says, damaged or not; 0 without any.
 
@@ -189,7 +203,7 @@ def newest_generation(config: RunConfig) -> int:
         listing = DiskTier(config.disk.target).snapshots()
         names = [one.name for one in listing.snapshots] + [one.name for one in listing.damaged]
     if config.remote is not None:
-        tier = RemoteTier(config.remote.target)
+        tier = _open(config.remote)
         names += tier.names()
         tier.close()
     return max((max(age[1], 1) for name in names if (age := parse_name(name))), default=0)
