@@ -60,7 +60,7 @@ class RemoteOutage(Fault):
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"mode": mode} for mode in MODES)
     example: ClassVar[str] = (
         'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/shared/job", "every_steps": 5}}, '
-        'remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000", "every_steps": 5}}, faults=[{fault}])'
+        'remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000"}}, faults=[{fault}])'
     )
 
     @property

@@ -23,8 +23,8 @@ _PAGE_BYTES = 4096
 class CorruptFile(Fault):
     """Damage the newest complete snapshot in the run's disk tier. Nobody notices before somebody reads it.
 
-    So it belongs together with a fault that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the job
-    goes on from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
+    So it belongs together with a fault that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the
+    job goes on from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
 
     Args:
         rank: who waits meanwhile; the directory is damaged from outside.
@@ -38,7 +38,7 @@ class CorruptFile(Fault):
 
     family: ClassVar[str] = "checkpoint"
     effect: ClassVar[str] = "the newest snapshot on disk is not what was written"
-    evidence: ClassVar[str] = "bytes that are read back differ from those before, and do not have the digest of the manifest"
+    evidence: ClassVar[str] = "bytes that are read back differ from those before, and their digest is wrong"
     stands_for: ClassVar[str] = "disks and file systems that lose or change what they were given"
     unlisted: ClassVar[str] = "the tables count what ends a job; a damaged checkpoint ends none before it is needed"
     impact: ClassVar[str] = "whoever restores sets the snapshot aside, writes that down, and takes the one before"

@@ -13,7 +13,6 @@ from chaoskit.checkpoint import boundaries
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import LeverPulled
-from faults import incidents
 from faults.base import DRAWN_ROLES, LIVE_ROLES, Target
 from faults.incidents import Incident
 from faults.node import KillNode, NodeFault, all_gone, look_up, signal_all
@@ -26,10 +25,10 @@ _BY_ALL = ("write", "sync")
 
 @dataclass(frozen=True, kw_only=True)
 class TornWrite(NodeFault):
-    """Kill whoever copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is there.
+    """Kill whoever copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is done.
 
-    From ``at_step`` on, the thread of the rank's node that first reaches the boundary stands there until all of the node
-    is killed. In a sharded job the worker copies its piece itself: at boundaries of the memory tier it is killed alone.
+    From ``at_step`` on, the thread of the rank's node that first reaches the boundary stands there until all of the
+    node is killed. In a sharded job the worker copies its piece itself: at those of the memory tier only that dies.
 
     Args:
         boundary: of the memory tier: ``begun``, ``chunk``, ``copied``, ``sealed``; of a copy on another node, at its
@@ -90,7 +89,7 @@ class TornWrite(NodeFault):
         if not config.memory_copies or config.nodes < 2:
             raise BadInput("memory_copies", config.memory_copies, "use 1 or more, and 2 nodes or more")
         if self.boundary == "sending" and config.transport != "tcp":
-            raise BadInput("transport", config.transport, "use 'tcp': partners on one host read the memory of the owner")
+            raise BadInput("transport", config.transport, "use 'tcp': partners on one host read the owner's memory")
 
     def _require_copy(self, config: RunConfig) -> None:
         """Of a replicated state a few nodes make copies: those of the lowest ranks, where racks play no part."""

@@ -77,7 +77,7 @@ class Archive:
 
     def offers(self) -> list[Snapshot]:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
-        found = []
+        found: list[Snapshot] = []
         if self._config.disk is not None:
             with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
                 found += self._on_disk(DiskTier(self._config.disk.target))
