@@ -59,8 +59,8 @@ class RemoteOutage(Fault):
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20, "heal_after_s": 2.0}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"mode": mode} for mode in MODES)
     example: ClassVar[str] = (
-        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/shared/job", "every_steps": 5}}, '
-        'remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000"}}, faults=[{fault}])'
+        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 5}}, '
+        'remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000"}}, resume=True, faults=[{fault}])'
     )
 
     @property

@@ -48,7 +48,7 @@ class CorruptFile(Fault):
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     example: ClassVar[str] = (
-        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/shared/job", "every_steps": 5}}, faults=[{fault}])'
+        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 5}}, faults=[{fault}])'
     )
 
     @property
