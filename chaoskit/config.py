@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import socket
 import tempfile
 from pathlib import Path
@@ -44,15 +45,22 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Args:
         target: a directory that all nodes see; of the remote tier a URL such as ``s3://bucket/run``.
+        endpoint: of the remote tier: where an S3 store listens that is not Amazon's, such as ``http://minio:9000``.
         every_steps: the state after each multiple of it is stored. Of the remote tier: no sooner than after so many.
         keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.retention.Retention`.
     """
 
     target: str
+    endpoint: str = ""
     every_steps: int = 100
     keep_last: int = 2
     keep_every: int = 0
     budget_bytes: int = 0
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec's file system must know besides the target."""
+        return {"endpoint_url": self.endpoint} if self.endpoint else {}
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,6 +216,10 @@ def _validate_tier(field: str, tier: Tier | None) -> None:
         if getattr(tier, name) < least:
             raise BadInput(f"{field}.{name}", getattr(tier, name), f"use {least} or more")
     is_url = "://" in tier.target
+    if tier.endpoint and (field == "disk" or not tier.target.startswith(("s3://", "s3a://"))):
+        raise BadInput(f"{field}.endpoint", tier.endpoint, "leave it out: only stores behind s3://... have one")
+    if tier.endpoint and not re.fullmatch(r"https?://[^/?#\s]+/?", tier.endpoint):
+        raise BadInput(f"{field}.endpoint", tier.endpoint, "write http://HOST:PORT or https://HOST")
     if field == "remote" and not is_url:
         raise BadInput("remote", tier.target, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
     if field == "disk":

@@ -44,7 +44,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was. The state of a sharded job
     is in ``pieces`` different pieces, of which this is one; all of one age belong together. One that is stored has a
-    ``path``, a directory or an address; nobody serves it, and whoever can reach it reads it there.
+    ``path``, a directory or a URL; nobody serves it, and whoever can reach it reads it there. ``store``: where that of
+    the URL listens, if this does not say it.
     """
 
     node: str
@@ -58,6 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     piece: int = 0
     pieces: int = 1
     path: str = ""
+    store: str = ""
 
     @property
     def age(self) -> tuple[int, int]:

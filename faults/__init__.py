@@ -20,9 +20,12 @@ from faults.network import Cut, Reset
 from faults.node import FreezeNode, KillAgent, KillNode, Preempt
 from faults.numeric import NaN
 from faults.raising import Raise
+from faults.remote import RemoteOutage
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
+from faults.stored import CorruptFile
+from faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.
 CATALOGUE: tuple[type[Fault], ...] = (
@@ -68,6 +71,9 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DiskError,
     CorruptReplica,
     LosePeerCopy,
+    TornWrite,
+    CorruptFile,
+    RemoteOutage,
 )
 
 __all__ = [
@@ -77,6 +83,7 @@ __all__ = [
     "BitFlip",
     "ClockJump",
     "Corrupt",
+    "CorruptFile",
     "CorruptReplica",
     "CrashLoop",
     "Cut",
@@ -110,11 +117,13 @@ __all__ = [
     "Rack",
     "Raise",
     "ReadOnlyDisk",
+    "RemoteOutage",
     "Reorder",
     "ReplaceNode",
     "Reset",
     "SlowDisk",
     "Straggle",
     "Target",
+    "TornWrite",
     "at_rate",
 ]

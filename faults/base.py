@@ -19,6 +19,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, PullNode, Release, Trigger, WorkerLost
 from chaoskit.substrate.base import Cluster
+from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
 from faults.incidents import Incident
@@ -90,6 +91,8 @@ class Target:
             command's process at once. ("gone", "") where only its parent was told, and cannot tell any more.
         gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
         notes: what the fault wants to remember.
+        config: of the run; None of a command.
+        store: the proxy through which the run reaches its remote tier; None where no fault asks for one.
     """
 
     cluster: Cluster
@@ -121,6 +124,8 @@ class Target:
     places: Mapping[int, str] = field(default_factory=dict)
     rack: tuple[str, ...] = ()
     struck_nodes: set[str] = field(default_factory=set)
+    config: RunConfig | None = None
+    store: ObjectProxy | None = None
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker process."""
@@ -222,6 +227,8 @@ class Fault:
     blameless: ClassVar[bool] = False
     #: Whether it strikes what only chaoskit's own runtime has, so that it cannot be done to any other command.
     of_runtime: ClassVar[bool] = False
+    #: Whether it strikes the remote tier, so that a proxy of ours must stand before its store.
+    of_store: ClassVar[bool] = False
 
     @classmethod
     def unavailable(cls) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
@@ -16,6 +17,8 @@ from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
 
+#: In place of a directory: that in which the run's snapshots are stored.
+CHECKPOINTS = "checkpoints"
 _UNLISTED = "the tables count what ends a job; a disk that fails a checkpoint mostly ends only that"
 
 
@@ -26,7 +29,8 @@ class DiskFault(Fault):
     Files that they have open at that moment are not troubled; whatever they open from then on is.
 
     Args:
-        directory: absolute; without one, the node's own, which jobs know as ``trainer.disk``.
+        directory: absolute; without one, the node's own, which jobs know as ``trainer.disk``. ``checkpoints``: that of
+            the run's disk tier, so that the next save meets it; no training may end for that.
         heal_after_s: when it ends; None: with the run.
     """
 
@@ -60,15 +64,23 @@ class DiskFault(Fault):
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
-        if self.directory and not Path(self.directory).is_dir():
-            raise BadInput("directory", self.directory, "use a directory that is there, or none for trainer.disk")
-        if self.directory and not Path(self.directory).is_absolute():
+        named = self.directory not in ("", CHECKPOINTS)
+        if named and not Path(self.directory).is_dir():
+            remedy = "use a directory that is there, 'checkpoints', or none for trainer.disk"
+            raise BadInput("directory", self.directory, remedy)
+        if named and not Path(self.directory).is_absolute():
             raise BadInput("directory", self.directory, "use an absolute path")
         if self.heal_after_s is not None:
             require_seconds("heal_after_s", self.heal_after_s, above_0=True)
 
+    def require(self, config: RunConfig) -> None:
+        if self.directory == CHECKPOINTS and config.disk is None:
+            raise BadInput("disk", config.disk, f"store snapshots, or give {self.kind} another directory")
+
     def inject(self, target: Target) -> None:
         directory = Path(self.directory) if self.directory else target.cluster.disk(target.node)
+        if self.directory == CHECKPOINTS and target.config is not None and target.config.disk is not None:
+            directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
         target.notes["number"] = target.cluster.trouble(target.node, directory, self.trouble)
         target.notes["since_s"] = time.monotonic()  # until then the file system was made ready

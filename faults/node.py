@@ -77,7 +77,7 @@ class KillNode(NodeFault):
     ends_node: ClassVar[bool] = True
 
     def inject(self, target: Target) -> None:
-        _signal(target, look_up(target), signal.SIGKILL)
+        signal_all(target, look_up(target), signal.SIGKILL)
         target.pull("none")
 
     def observe(self, target: Target) -> str | None:
@@ -108,7 +108,7 @@ class Preempt(NodeFault):
 
     def inject(self, target: Target) -> None:
         agent, *others = look_up(target)
-        _signal(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
+        signal_all(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
@@ -117,7 +117,7 @@ class Preempt(NodeFault):
         left = [process for process in target.notes["processes"] if not _is_gone(process)]
         target.notes["forced"] = len(left)
         target.acted_ns = time.monotonic_ns()
-        _signal(target, left, signal.SIGKILL)
+        signal_all(target, left, signal.SIGKILL)
         return False
 
     def observe(self, target: Target) -> str | None:
@@ -178,7 +178,7 @@ class FreezeNode(NodeFault):
         target.notes["undo"] = [
             target.undo.plan("continue", pid=process.pid, ticks=process.ticks) for process in processes
         ]
-        _signal(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+        signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
 
     def again(self, target: Target, message: Any) -> bool:
         if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes:
@@ -226,7 +226,8 @@ def look_up(target: Target) -> list[Process]:
     return processes
 
 
-def _signal(target: Target, processes: Iterable[Process], signum: int) -> None:
+def signal_all(target: Target, processes: Iterable[Process], signum: int) -> None:
+    """Send a signal to each that is still there."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
             target.cluster.signal_process(process, signum)

@@ -39,6 +39,7 @@ from faults import (
     BadBatch,
     BitFlip,
     ClockJump,
+    CorruptFile,
     CrashLoop,
     DataStall,
     Deadlock,
@@ -63,9 +64,11 @@ from faults import (
     Rack,
     Raise,
     ReadOnlyDisk,
+    RemoteOutage,
     ReplaceNode,
     SlowDisk,
     Straggle,
+    TornWrite,
 )
 from faults.base import Fault, Target
 
@@ -506,6 +509,8 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     *((kind, {}, {"node lost", "unreachable", "hung"}) for kind in CATALOGUE if kind.family == "network"),
     *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
     (SlowDisk, {}, {"hung"}),
+    (TornWrite, {}, ENDED | {"node lost"}),
+    *((kind, {}, set()) for kind in (CorruptFile, RemoteOutage)),
 ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, ArenaView
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Checksum, Seal, Torn
 
 
@@ -38,11 +39,16 @@ class Tier(Protocol):
 
 
 class MemoryTier:
-    """Two slots in this process's shared memory. One thread saves; others may read what is offered."""
+    """Two slots in this process's shared memory. One thread saves; others may read what is offered.
+
+    Args:
+        at: called at each of :data:`~chaoskit.checkpoint.boundaries.MEMORY`.
+    """
 
     name = "memory"
 
-    def __init__(self) -> None:
+    def __init__(self, at: Hook = undisturbed) -> None:
+        self._at = at
         self._slots: list[ArenaImage] = []
         self._newest: Copy | None = None
 
@@ -62,8 +68,9 @@ class MemoryTier:
         if self._slots[number].capacity_bytes < source.size_bytes:
             self._slots[number] = _touched(source)
         slot = self._slots[number]
-        sealed = _copy(source, slot)
+        sealed = _copy(source, slot, self._at)
         self._newest = Copy(sealed, slot)
+        self._at("sealed")
         return sealed
 
     def copies(self) -> list[Copy]:
@@ -80,21 +87,24 @@ def _touched(source: ArenaView) -> ArenaImage:
     return image
 
 
-def _copy(source: ArenaView, target: ArenaImage) -> Seal:
+def _copy(source: ArenaView, target: ArenaImage, at: Hook) -> Seal:
     sequence = source.sequence
     if sequence % 2:
         raise Torn(f"the update after step {source.step} is under way")
     step, generation, size_bytes = source.step, source.generation, source.size_bytes
     index, scalars = source.index_bytes(), source.scalars_bytes()
     target.begin(step, generation, index, scalars, size_bytes)
+    at("begun")
     digest, data, done = Checksum(step, index, scalars), target.data(), 0
     while done < size_bytes:
         chunk = data[done : done + CHUNK_BYTES]
         done += (count := source.read_into(chunk, done))
         digest.update(chunk[:count])
+        at("chunk")
         if source.sequence != sequence:  # now and not at the end: the writer may be waiting for this copy to be over
             raise Torn(f"step {step} was left before its copy was complete")
     if source.sequence != sequence:
         raise Torn(f"step {step} was left before its copy was complete")
+    at("copied")
     target.end()
     return Seal(step, generation, size_bytes, digest.hexdigest())

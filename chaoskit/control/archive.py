@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import xxhash
 
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.inventory import DamagedSnapshot
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.remote.source import DirectorySource
@@ -17,7 +21,7 @@ from chaoskit.checkpoint.remote.tier import RemoteTier, checked_manifest
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.checkpoint.retention import Schedule
 from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
-from chaoskit.config import RunConfig
+from chaoskit.config import RunConfig, Tier
 from chaoskit.control.saving import Saver, retention_of
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
@@ -27,6 +31,7 @@ from chaoskit.vocabulary import Event
 _OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
 _LISTING_S = 1.5  # a recall waits so long for the first listing of the remote tier
 _RELIST_S = 30.0
+_FAREWELL_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +41,21 @@ class Archive:
 
     Attributes:
         saver: takes this node's part of due snapshots; None if nothing is to be stored.
+
+    Args:
+        at: called at each boundary of the disk and the remote tier, on threads that store.
     """
 
-    def __init__(self, node: str, config: RunConfig, journal: Journal, fail: Callable[[BaseException], None]) -> None:
-        self._node, self._config, self._journal = node, config, journal
-        self.saver = Saver(config.disk, journal, self._committed, fail) if config.disk is not None else None
+    def __init__(
+        self,
+        node: str,
+        config: RunConfig,
+        journal: Journal,
+        fail: Callable[[BaseException], None],
+        at: Hook = undisturbed,
+    ) -> None:
+        self._node, self._config, self._journal, self._at = node, config, journal, at
+        self.saver = Saver(config.disk, journal, self._committed, fail, at) if config.disk is not None else None
         self._uploader: Uploader | None = None
         self._uploaded = -1  # the newest step that was offered to it
         self._remote: list[Snapshot] = []  # what was there when it was last asked
@@ -55,14 +70,17 @@ class Archive:
 
     def finish(self, timeout_s: float) -> None:
         """The job is over: let what is under way come to its end, if it does so in time."""
+        deadline_s = time.monotonic() + timeout_s
         if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
-            self._uploader.close(timeout_s)
+            self._uploader.wait(max(0.0, deadline_s - time.monotonic()))
+            self._uploader.close(_FAREWELL_S)
 
     def offers(self) -> list[Snapshot]:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
-        found = []
+        found: list[Snapshot] = []
         if self._config.disk is not None:
-            found = list(self._on_disk(Path(self._config.disk.target)))
+            with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
+                found += self._on_disk(DiskTier(self._config.disk.target))
         if self._config.remote is not None:
             self._listed.wait(_LISTING_S)
             found += self._remote
@@ -78,19 +96,31 @@ class Archive:
             )
         return found
 
-    def _on_disk(self, root: Path) -> Iterator[Snapshot]:
-        for snapshot in DiskTier(root).snapshots().snapshots[:_OFFERED_MAX]:
+    def _on_disk(self, tier: DiskTier) -> Iterator[Snapshot]:
+        listing = tier.snapshots()
+        for one in listing.damaged:
+            self._set_aside(tier, one)
+        for snapshot in listing.snapshots[:_OFFERED_MAX]:
             try:
                 stamp = xxhash.xxh3_128_hexdigest((snapshot.path / MANIFEST).read_bytes())
             except OSError:
                 continue  # deleted meanwhile
             yield self._offer(snapshot, stamp, "disk", str(snapshot.path))
 
+    def _set_aside(self, tier: DiskTier, lost: DamagedSnapshot) -> None:
+        """Its table of contents is wrong, so nobody will read more of it. Every node that is asked may find it."""
+        aside = tier.quarantine(lost.path, lost.reason)
+        if aside.path != lost.path:  # else another node was faster
+            step, generation = parse_name(lost.name) or (-1, -1)
+            source, detail = f"disk of {self._node}", lost.reason
+            self._journal.write(Event.QUARANTINED, generation=generation, step=step, source=source, detail=detail)
+
     def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
         step, generation = stored.manifest.age
         nobody = Endpoint("", "", 0, 0, -1)
+        store = self._config.remote.endpoint if self._config.remote is not None and tier == "remote" else ""
         size_bytes = stored.manifest.size_bytes
-        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path)
+        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path, store=store)
 
     # -- the remote tier ------------------------------------------------------------------------------------------
 
@@ -105,12 +135,16 @@ class Archive:
             return
         try:
             if self._uploader is None:
-                tier = RemoteTier(remote.target, retention=retention_of(remote))
-                self._uploader = Uploader(tier, after_commit=self._after_upload)
+                tier = _open(remote, self._at)
+                self._uploader = Uploader(tier, after_commit=self._after_upload, failed=self._upload_failed)
             self._uploader.offer(DirectorySource(snapshot.path))
             self._uploaded = step
         except ChaoskitError as error:
             self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
+
+    def _upload_failed(self, name: str, reason: str) -> None:
+        step, _ = parse_name(name) or (-1, -1)
+        self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=reason)
 
     def _after_upload(self, tier: RemoteTier) -> None:
         tier.prune()
@@ -132,7 +166,7 @@ class Archive:
         tier: RemoteTier | None = None
         while True:
             try:
-                tier = tier or RemoteTier(remote.target)
+                tier = tier or _open(remote)
                 self._remote = self._list(tier)
             except Exception as error:  # noqa: BLE001 - a tier that is out has nothing to offer now
                 _log.warning("%s cannot be listed: %s", remote.target, error)
@@ -153,6 +187,11 @@ class Archive:
         return found
 
 
+def _open(remote: Tier, at: Hook = undisturbed) -> RemoteTier:
+    """The remote tier of a job. Raises BadInput if its URL is none."""
+    return RemoteTier(remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at)
+
+
 def newest_generation(config: RunConfig) -> int:
     """The largest generation of all snapshots that are stored where ``config`` says, damaged or not; 0 without any.
 
@@ -164,7 +203,7 @@ def newest_generation(config: RunConfig) -> int:
         listing = DiskTier(config.disk.target).snapshots()
         names = [one.name for one in listing.snapshots] + [one.name for one in listing.damaged]
     if config.remote is not None:
-        tier = RemoteTier(config.remote.target)
+        tier = _open(config.remote)
         names += tier.names()
         tier.close()
     return max((max(age[1], 1) for name in names if (age := parse_name(name))), default=0)

@@ -68,7 +68,7 @@ class Keeper(NodeKeeper):
         super().__init__(context, _NICENESS)
         self._kept: dict[str, _Kept] = {}  # of workers that live
         self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
-        self._tier = MemoryTier()
+        self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
         self._failures = 0  # copies in a row that were not made

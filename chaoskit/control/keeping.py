@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
 from chaoskit.control.levers import KeepsCopies, NodeLevers
@@ -52,7 +53,8 @@ class NodeKeeper(KeepsCopies, ABC):
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()
         self._levers = NodeLevers(context.node, context.tell)
-        self._archive = Archive(context.node, context.config, context.journal, context.fail)
+        self.breakpoints = Breakpoints()
+        self._archive = Archive(context.node, context.config, context.journal, context.fail, self.breakpoints.reach)
 
     def _start(self) -> None:
         """To be called when the keeper is complete."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.control.kept import KeptCopy, damage, newest
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Lever, LeverPulled, Message
@@ -12,6 +13,8 @@ from chaoskit.messages import Lever, LeverPulled, Message
 
 class KeepsCopies(Protocol):
     """What levers need of a keeper."""
+
+    breakpoints: Breakpoints
 
     def kept(self, worker: str) -> list[KeptCopy]:
         """Complete copies of what ``worker`` holds, in every tier of this node."""
@@ -50,15 +53,19 @@ class NodeLevers:
     A lever whose copies are still on their way is not pulled, and nothing is reported: it is to be ordered again.
 
     Args:
-        tell: takes a message to the coordinator.
+        tell: takes a message to the coordinator; called on any thread.
     """
 
     def __init__(self, node: str, tell: Callable[[Message], None]) -> None:
         self._node, self._tell = node, tell
         self._pulled: dict[str, LeverPulled] = {}  # by fault
+        self._broken: set[str] = set()  # faults whose breakpoint was set
 
     def pull(self, keeper: KeepsCopies, fault: str, lever: Lever) -> None:
         """Do it, or say again what it did."""
+        if lever.act == "break":
+            self._break(keeper.breakpoints, fault, str(lever.options["place"]))
+            return
         if fault not in self._pulled:
             act = _LEVERS.get(lever.act)
             if act is None:
@@ -70,3 +77,10 @@ class NodeLevers:
             observed, effective = act(keeper, found, lever.options) if found else (nothing, False)
             self._pulled[fault] = LeverPulled("", fault, f"{self._node}: {observed}", effective, self._node)
         self._tell(self._pulled[fault])
+
+    def _break(self, breakpoints: Breakpoints, fault: str, place: str) -> None:
+        """Takes effect later, when a thread gets there; then it is reported once more."""
+        if fault not in self._broken:
+            self._broken.add(fault)
+            breakpoints.set(place, lambda seen: self._tell(LeverPulled("", fault, seen, True, self._node)))
+        self._tell(LeverPulled("", fault, f"a breakpoint is set at {place!r}", False, self._node))

@@ -99,6 +99,7 @@ class PieceKeeper(NodeKeeper):
             listener=listener,
             dropped=self._dropped,
             niceness=_NICENESS,
+            probe=self.breakpoints.reach,
         )
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
         self._start()
@@ -191,6 +192,7 @@ class PieceKeeper(NodeKeeper):
                 lost=lambda node: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
                 niceness=_NICENESS,
+                probe=self.breakpoints.reach,
             )
 
     def _sealed(self, held: _Held) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from chaoskit.checkpoint.boundaries import Hook
 from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.files import write_file
 from chaoskit.checkpoint.manifest import Item, Part
-from chaoskit.checkpoint.names import STAGING, snapshot_name
+from chaoskit.checkpoint.names import STAGING, parse_name, snapshot_name
 from chaoskit.checkpoint.portion import Portion
 from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot
@@ -48,12 +49,18 @@ class Saver:
     Args:
         committed: called on the saver's thread with each snapshot that this node has committed.
         fail: called there with an error of ours.
+        at: called there at each of :data:`~chaoskit.checkpoint.boundaries.BOUNDARIES`.
     """
 
     def __init__(
-        self, tier: Tier, journal: Journal, committed: Callable[[Snapshot], None], fail: Callable[[BaseException], None]
+        self,
+        tier: Tier,
+        journal: Journal,
+        committed: Callable[[Snapshot], None],
+        fail: Callable[[BaseException], None],
+        at: Hook,
     ) -> None:
-        self._disk = DiskTier(tier.target, retention=retention_of(tier))
+        self._disk = DiskTier(tier.target, retention=retention_of(tier), at=at)
         self._every_steps, self._journal = tier.every_steps, journal
         self._committed, self._fail = committed, fail
         self._offered: queue.SimpleQueue[Portion] = queue.SimpleQueue()
@@ -155,9 +162,20 @@ class Saver:
                 self._staging = self._disk.begin(*portion.age)
                 self._lead, self._seen, self._deadline_s = portion, 0, time.monotonic() + _PATIENCE_S
             return self._staging
-        name = snapshot_name(*portion.age)
-        found = sorted((self._disk.root / STAGING).glob(f"{name}~*"), key=lambda path: path.stat().st_mtime_ns)
+        name, begun = snapshot_name(*portion.age), sorted((self._disk.root / STAGING).glob("*~*"), key=_changed_ns)
+        found = [path for path in begun if path.name.startswith(f"{name}~")]
+        if not found:
+            self._refuse_older(portion, begun)
         return self._disk.join(found[-1].name) if found else None
+
+    def _refuse_older(self, portion: Portion, begun: list[Path]) -> None:
+        """Nobody shall wait for this part of a snapshot that is older: if it was not copied, it never will be."""
+        for path in begun:
+            step, generation = parse_name(path.name.partition("~")[0]) or portion.age
+            missed = step < portion.step and generation == portion.generation
+            if missed and not (path / f"{portion.number}{_PART}").exists():
+                with contextlib.suppress(OSError):  # it is gone by now, or the disk is full
+                    (path / f"{portion.number}{_REFUSED}").touch()
 
     def _write(self, staging: Staging, portion: Portion) -> None:
         if poisoned := portion.poisoned():
@@ -223,6 +241,14 @@ class Saver:
 
     def _refuse(self, step: int, reason: str) -> None:
         self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
+
+
+def _changed_ns(path: Path) -> int:
+    """When something was last put into a directory; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _without_repeats(parts: list[Part]) -> list[Part]:

@@ -29,6 +29,7 @@ from chaoskit.messages import (
 )
 from chaoskit.osprocess import is_ending, start_ticks, undisturbed
 from chaoskit.substrate.base import Cluster
+from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults.base import Target
@@ -46,9 +47,17 @@ _TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
 class Conductor(Striker):
     """Hears everything, and acts when the moment of a fault has come."""
 
-    def __init__(self, experiment: Experiment, cluster: Cluster, journal: Journal, undo: UndoLog, watch: Watch) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        cluster: Cluster,
+        journal: Journal,
+        undo: UndoLog,
+        watch: Watch,
+        store: ObjectProxy | None = None,
+    ) -> None:
         super().__init__(experiment.faults, journal)
-        self._cluster, self._undo, self._watch = cluster, undo, watch
+        self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
         self._config = experiment.config
         self._roster = Roster()
         self._detections = 0
@@ -237,6 +246,8 @@ class Conductor(Striker):
             places=self._roster.places,
             rack=tuple(name for name in self._cluster.nodes if self._config.rack(name) == rack),
             struck_nodes={node},
+            config=self._config,
+            store=self._store,
         )
 
     # -- after the run --------------------------------------------------------------------------------------------

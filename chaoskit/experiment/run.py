@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
 
 from chaoskit.experiment.conductor import Conductor, Watch
 from chaoskit.experiment.plan import Experiment
@@ -14,8 +18,11 @@ from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
 from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
+
+_HTTP_PORT = 80
 
 
 @dataclass
@@ -69,10 +76,46 @@ def execute(
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
     """
+    with store_of(experiment, undo) as store:
+        return _execute(experiment, substrate, undo, directory, watch, port, store)
+
+
+@contextlib.contextmanager
+def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | None]:
+    """A proxy before the store of the remote tier, while the run lasts; None if no fault strikes that.
+
+    Raises:
+        HarnessError: if it does not start.
+    """
+    remote = experiment.config.remote
+    if remote is None or not any(fault.of_store for fault in experiment.faults):
+        yield None
+        return
+    place = urlsplit(remote.endpoint)
+    proxy = ObjectProxy(str(place.hostname), place.port or _HTTP_PORT, undo)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def _execute(
+    experiment: Experiment,
+    substrate: Substrate,
+    undo: UndoLog,
+    directory: Path,
+    watch: Watch,
+    port: int,
+    store: ObjectProxy | None,
+) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
-    cluster = substrate.launch(experiment.config, experiment.triggers(), directory, port=port)
-    conductor = Conductor(experiment, cluster, journal, undo, watch)
+    config = experiment.config
+    if store is not None and config.remote is not None:
+        remote = msgspec.structs.replace(config.remote, endpoint=store.url)
+        config = msgspec.structs.replace(config, remote=remote)
+    cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
+    conductor = Conductor(experiment, cluster, journal, undo, watch, store)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
     finally:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from chaoskit.checkpoint.boundaries import Hook
 from chaoskit.checkpoint.held import lay_out
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
@@ -28,10 +29,11 @@ class Copies:
     Args:
         worker: its name.
         send: takes a message to the agent.
+        at: called at each of :data:`~chaoskit.checkpoint.boundaries.MEMORY`.
     """
 
-    def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None]) -> None:
-        self._worker, self._board, self._journal, self._send = worker, board, journal, send
+    def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None], at: Hook) -> None:
+        self._worker, self._board, self._journal, self._send, self._at = worker, board, journal, send, at
         self._slots = Slots.in_memory()
         self._state: ShardedState | None = None
         self._piece = (0, 1)
@@ -57,6 +59,7 @@ class Copies:
             check_finite=True,
             sealed=self._sealed,
             dropped=self._dropped,
+            probe=self._at,
         )
         self._tell()
 

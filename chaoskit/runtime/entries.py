@@ -39,7 +39,8 @@ class Entries:
 
     def __init__(self, worker: WorkerContext, train: Callable[[ShardedTrainer], None]) -> None:
         self._worker, self._train = worker, train
-        self._copies = Copies(worker.name, worker.board, worker.journal, worker.send)
+        at = worker.hooks.rig.breakpoints.reach
+        self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
         self._suspicion = Suspicion()
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
@@ -59,6 +60,7 @@ class RemoteTier:
         traffic: time limits, back-off, bandwidth, requests at a time.
         verification: how what was uploaded is verified.
         retention: what :meth:`prune` leaves.
+        at: called at each of :data:`~chaoskit.checkpoint.boundaries.REMOTE`.
 
     Raises:
         BadInput: if the URL is none, or what it takes is not installed.
@@ -74,10 +76,11 @@ class RemoteTier:
         traffic: Traffic | None = None,
         verification: Verification = "store",
         retention: Retention | None = None,
+        at: Hook = undisturbed,
     ) -> None:
         self.store = open_store(url, storage_options, traffic)
         self.retention = retention or Retention()
-        self._verification = verification
+        self._verification, self._at = verification, at
 
     def names(self) -> list[str]:
         """Of the committed snapshots that are not set aside, the newest first. Asks for each directory."""
@@ -115,7 +118,7 @@ class RemoteTier:
 
     def upload(self, source: Source) -> Sent:
         """Send what is not there yet, verify it and commit it. See :meth:`Upload.run` for what it raises."""
-        return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification).run()
+        return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification, self._at).run()
 
     def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> Restored:
         """Fill tensors from the newest snapshot that is not damaged; damaged ones are set aside on the way.
@@ -150,7 +153,9 @@ class RemoteTier:
 
     def remove(self, name: str) -> None:
         """Delete a snapshot: its manifest first, so that half of it is none."""
+        self._at("expire")
         self.store.remove(f"{name}/{MANIFEST}")
+        self._at("expired")
         names = [f"{name}/{file}" for file in self.store.sizes(name)]
         for _ in self.store.each(self.store.remove, names):
             pass

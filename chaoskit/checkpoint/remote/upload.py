@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.fetch import verify
@@ -61,11 +62,13 @@ def lacking(manifest: Manifest, sizes: Mapping[str, int], digests: Mapping[str, 
 
 
 class Upload:
-    """Of one snapshot into the directory ``name`` of a store."""
+    """Of one snapshot into the directory ``name`` of a store. ``at``: called at the boundaries of the remote tier."""
 
-    def __init__(self, store: Store, name: str, source: Source, verification: Verification = "store") -> None:
+    def __init__(
+        self, store: Store, name: str, source: Source, verification: Verification = "store", at: Hook = undisturbed
+    ) -> None:
         self._store, self._name, self._source = store, name, source
-        self._verification = verification
+        self._verification, self._at = verification, at
         self._confirmed: set[str] = set()
         self._read_bytes = 0
 
@@ -127,6 +130,8 @@ class Upload:
                 future.result()
 
     def _send(self, entry: FileEntry) -> None:
+        self._at("upload")
+
         def read(offset: int, size_bytes: int) -> bytes:
             return read_checked(self._source, entry, offset, size_bytes)
 
@@ -155,7 +160,9 @@ class Upload:
 
     def _commit(self, manifest: Manifest) -> None:
         path, data = f"{self._name}/{MANIFEST}", manifest.encode()
+        self._at("uploaded")
         self._store.put(path, data)
+        self._at("announced")
         if self._store.get(path) != data:
             self._store.remove(path)
             raise Damaged(f"{self._store.url} does not keep {path} as it was given")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,10 +63,16 @@ class Uploader:
 
     Args:
         after_commit: called in the thread of the uploader, to prune.
+        failed: told the name of a snapshot that is given up, and why; in the thread of the uploader, or of an offer.
     """
 
-    def __init__(self, tier: RemoteTier, after_commit: Callable[[RemoteTier], None] | None = None) -> None:
-        self._tier, self._after_commit = tier, after_commit
+    def __init__(
+        self,
+        tier: RemoteTier,
+        after_commit: Callable[[RemoteTier], None] | None = None,
+        failed: Callable[[str, str], None] = lambda name, reason: None,
+    ) -> None:
+        self._tier, self._after_commit, self._tell_failed = tier, after_commit, failed
         self._changed = threading.Condition()
         self._waiting: _Offer | None = None
         self._closing = False
@@ -173,6 +180,8 @@ class Uploader:
             under_way = "" if self._status.under_way == name else self._status.under_way
             text = str(error) if expected else f"{type(error).__name__}: {error}"
             self._count(under_way=under_way, last_error=text, failed=self._status.failed + 1)
+        with suppress(Exception):  # of whoever is told
+            self._tell_failed(name, text)
 
     def _release(self, name: str, release: Callable[[], None]) -> None:
         try:

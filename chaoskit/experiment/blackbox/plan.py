@@ -14,6 +14,7 @@ from chaoskit.errors import BadInput
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
 from faults.base import LIVE_ROLES, Fault
+from faults.disk import CHECKPOINTS, DiskFault
 from faults.network import NetworkFault
 
 _DEADLINE_S = 300.0
@@ -164,6 +165,8 @@ def require_possible(fault: Fault) -> None:
         raise BadInput("phase", fault.phase, "leave it out: a log tells of steps, not of their phases")
     if fault.rank in LIVE_ROLES:
         raise BadInput("rank", fault.rank, "use a number, or a role such as any or minority: a command has no shards")
+    if isinstance(fault, DiskFault) and fault.directory == CHECKPOINTS:
+        raise BadInput("directory", fault.directory, "name the directory: nobody knows where a command stores anything")
     if isinstance(fault, NetworkFault) and fault.apart_from in ("coordinator", "store"):
         raise BadInput(
             "apart_from", fault.apart_from, "use 'all', 'ranks' or a tuple of ranks: there is no coordinator"

@@ -27,6 +27,7 @@ _LEVERS: dict[str, Callable[[Bench, dict[str, Any]], None]] = {
     "clock": clock.jump,
     "stall_fetch": data.stall,
     "bad_batch": data.spoil,
+    "break": waiting.stop_at,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.errors import ChaoskitError
 from chaoskit.runtime.collective import Group
 from chaoskit.runtime.registered import Registered
@@ -28,6 +29,7 @@ class Rig:
         on_loss: the loss before its backward pass -> the loss to use.
         on_reduction: called with the process group before this rank takes part in a reduction.
         on_received: called with the reduced gradients, one a trained parameter, before anybody has read them.
+        breakpoints: at which the threads that copy the state stop.
     """
 
     on_phase: list[Callable[[str, int], None]] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Rig:
     on_loss: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     on_reduction: list[Callable[[Group], None]] = field(default_factory=list)
     on_received: list[Callable[[list[Tensor]], None]] = field(default_factory=list)
+    breakpoints: Breakpoints = field(default_factory=Breakpoints)
 
     def enter(self, phase: str, step: int) -> None:
         """The training thread enters a phase."""

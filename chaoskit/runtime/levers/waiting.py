@@ -88,3 +88,8 @@ def _stack(ident: int) -> str:
             frames.append(f"{code.co_qualname} ({Path(code.co_filename).name}:{frame.f_lineno})")
         frame = frame.f_back
     return " < ".join(frames)
+
+
+def stop_at(bench: Bench, options: dict[str, Any]) -> None:
+    """Have the first thread that reaches a boundary of a copy stand there: it is reported when one does."""
+    bench.rig.breakpoints.set(options["place"], lambda seen: bench.report(True, seen))

@@ -1,0 +1,93 @@
+"""The crash matrix: a node dies between any two acts by which a state is copied or stored, in any tier, of any job.
+
+Whatever was half made counts nowhere: training goes on with the bits of the unbroken run, no tier shows a copy that is
+not whole, and when every node is lost afterwards, the job goes on from what is stored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.checkpoint import boundaries
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.remote.tier import RemoteTier
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import journal
+from chaoskit.vocabulary import Event
+from faults import Fault, ReplaceNode, TornWrite
+
+AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
+EVERY, STEPS, NODES = 5, 40, 3
+LOST = {"gpt": 0, "fsdp": 1}  # committed steps that the death of a node may cost
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gpt": {"shards": 4, "options": {"size": "tiny"}},
+    "fsdp": {"shards": 3, "options": {"size": "tiny", "batch": 6}},
+}
+
+
+def tiers(directory: Path) -> dict[str, Any]:
+    """Settings of a run whose every tier has so little room that something is deleted soon."""
+    return {
+        "disk": {"target": str(directory / "disk"), "every_steps": EVERY, "keep_last": 2},
+        "remote": {"target": f"file://{directory}/remote", "every_steps": EVERY, "keep_last": 1},
+    }
+
+
+def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) -> Outcome:
+    """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole."""
+    settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": LOST[job]}
+    outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
+    outcome.assert_same_losses_as_twin()
+    stored = DiskTier(directory / "disk")
+    assert not stored.snapshots().damaged
+    assert not stored.newest_verified().lost
+    uploaded = RemoteTier(f"file://{directory}/remote")
+    names = uploaded.names()
+    assert names
+    for name in names:
+        uploaded.open(name).verify()
+    return outcome
+
+
+@pytest.mark.parametrize("job", ["gpt", "fsdp"])
+@pytest.mark.parametrize("boundary", boundaries.MEMORY)
+def test_within_a_copy_in_memory(chaos: Chaos, tmp_path: Path, boundary: str, job: str) -> None:
+    run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
+
+
+@pytest.mark.parametrize("boundary", [*boundaries.OUTWARD, *boundaries.INWARD])
+def test_within_a_copy_to_another_node(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
+    fault = TornWrite(rank=1, at_step=AT, boundary=boundary)
+    run(chaos, tmp_path, "fsdp", fault, transport="tcp")
+
+
+@pytest.mark.parametrize("job", ["gpt", "fsdp"])
+@pytest.mark.parametrize("boundary", [*boundaries.BOUNDARIES, *boundaries.REMOTE])
+def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) -> None:
+    run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
+
+
+@pytest.mark.parametrize("boundary", ["write", "sync"])
+def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
+    """Who begins a snapshot does not wait for ever for the part of a node that is gone."""
+    outcome = run(chaos, tmp_path, "gpt", TornWrite(rank=2, at_step=AT, boundary=boundary))
+    (failed,) = {record["step"] for record in journal(outcome, Event.SAVE_FAILED)} & {10}
+    assert failed < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
+
+
+@pytest.mark.parametrize("boundary", [*boundaries.BOUNDARIES, *boundaries.REMOTE])
+def test_every_node_is_lost_after_a_torn_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
+    """One of the nodes in the middle of a save, the others some steps later: the newest whole snapshot is restored."""
+    late = 30
+    lost = [ReplaceNode(rank=rank, at_step=late) for rank in range(NODES - 1)]
+    fault = TornWrite(rank=0, at_step=AT, boundary=boundary)
+    outcome = run(chaos, tmp_path, "gpt", fault, *lost, spares=0, max_lost_steps=late)
+    restored = [
+        record for record in journal(outcome, Event.RESTORED) if record["source"].startswith(("disk", "remote"))
+    ]
+    assert restored
+    assert min(record["step"] for record in restored) >= EVERY

@@ -1,0 +1,94 @@
+"""A store that is out for a while: training does not notice, and uploads go on when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.remote.tier import RemoteTier
+from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.fixtures.s3_server import S3Server
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.suites.recovery.expect import STEADY, journal
+from chaoskit.vocabulary import Event, Verdict
+from faults import RemoteOutage
+from faults.remote import MODES
+
+pytestmark = pytest.mark.costly
+
+EVERY = 5
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    pytest.importorskip("moto", reason="no S3 server here: pip install 'chaoskit[s3]' 'moto[server]'")
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    """On a substrate of its own: its processes find credentials in their environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "any")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        substrate = LocalSubstrate()
+        harness = Harness(substrate)
+        yield harness
+        harness.close()
+        substrate.close()
+
+
+def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any) -> Outcome:
+    """A run that passes, and uploads what it stores."""
+    outcome = harness.run(
+        STEADY,
+        nodes=2,
+        spares=0,
+        options={"step_s": 0.04},
+        disk={"target": str(disk), "every_steps": EVERY},
+        remote={"target": f"s3://{bucket}/job", "endpoint": store.url, "every_steps": EVERY},
+        **plan,
+    )
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+    return outcome
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
+    harness: Harness, store: S3Server, tmp_path: Path, mode: str
+) -> None:
+    bucket = f"out-{mode}"
+    store.make_bucket(bucket)
+    if mode == "stall":
+        pytest.skip("a request is given up after half a minute: longer than this job trains")
+    fault = RemoteOutage(at_step=12, mode=mode, heal_after_s=1.0)
+    outcome = run(harness, store, bucket, tmp_path / "first", steps=120, faults=[fault])
+    assert outcome.recoveries == []
+    outcome.assert_same_losses_as_twin()
+    (healed_ns,) = [record.t_ns for record in journal(outcome, Event.LIFTED)]
+    uploaded = [record for record in journal(outcome, Event.SAVED) if record["tier"] == "remote"]
+    assert any(record.t_ns > healed_ns for record in uploaded)
+    newest = _newest(store, bucket)
+    assert newest == max(record["step"] for record in uploaded)
+    resumed = run(harness, store, bucket, tmp_path / "second", steps=newest + 3, resume=True, twin=False)
+    restored = journal(resumed, Event.RESTORED)
+    assert {record["step"] for record in restored} == {newest}
+    assert any(record["source"].startswith("remote") for record in restored)
+
+
+def _newest(store: S3Server, bucket: str) -> int:
+    """The step of the newest snapshot in the store, all of whose bytes are right."""
+    tier = RemoteTier(f"s3://{bucket}/job", storage_options=store.options())
+    name = tier.names()[0]
+    tier.open(name).verify()
+    tier.close()
+    age = parse_name(name)
+    assert age is not None
+    return age[0]

@@ -1,0 +1,84 @@
+"""Snapshots that are damaged after they were stored, and disks that fail while they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.names import parse_name
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import STEADY, journal
+from chaoskit.vocabulary import Event
+from faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
+from faults.disk import DiskFault
+from faults.stored import HOWS
+
+NODES = 2
+EVERY = 10
+LATE = 28  # the snapshots of steps 10 and 20 are there, for long
+
+
+def lose_all(at_step: int) -> list[ReplaceNode]:
+    """Every node is lost with all that is in memory; empty ones come in their places."""
+    return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(NODES)]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("job", ["gpt", "fsdp"])
+def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: str, how: str) -> None:
+    """With every node lost, the job goes on from the one before; the journal says what was lost, and why."""
+    stored = DiskTier(tmp_path / "stored")
+    outcome = chaos.run(
+        job,
+        nodes=NODES,
+        spares=0,
+        steps=35,
+        options={"size": "tiny"},
+        disk={"target": str(stored.root), "every_steps": EVERY, "keep_last": 3},
+        faults=[CorruptFile(at_step=LATE, how=how), *lose_all(LATE)],
+        max_lost_steps=LATE - EVERY,
+    )
+    outcome.assert_same_losses_as_twin()
+    restored = {record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("disk")}
+    assert restored == {EVERY}
+    quarantined = journal(outcome, Event.QUARANTINED)
+    assert {record["step"] for record in quarantined} == {2 * EVERY}
+    assert all(record["detail"] for record in quarantined)
+    (aside,) = (stored.root / "quarantine").iterdir()
+    assert parse_name(aside.name.partition("~")[0]) == (2 * EVERY, 1)
+    assert stored.newest_verified().snapshot.manifest.step == 3 * EVERY
+
+
+@pytest.mark.parametrize("rank", range(NODES))
+@pytest.mark.parametrize("kind", [DiskFull, DiskError, ReadOnlyDisk, SlowDisk])
+def test_a_disk_that_fails_a_save_ends_no_training(
+    chaos: Chaos, tmp_path: Path, kind: type[DiskFault], rank: int
+) -> None:
+    """Snapshots that were there stay whole; once the disk is well the next ones are stored, and good for a restore."""
+    if reason := kind.unavailable():
+        pytest.skip(reason)
+    stored = DiskTier(tmp_path / "stored")
+    more: dict[str, Any] = {"delay_ms": 20.0} if kind is SlowDisk else {}
+    outcome = chaos.run(
+        STEADY,
+        nodes=NODES,
+        spares=0,
+        steps=110,
+        options={"step_s": 0.04},
+        disk={"target": str(stored.root), "every_steps": 5},
+        faults=[kind(rank=rank, at_step=8, directory="checkpoints", heal_after_s=1.5, **more), *lose_all(100)],
+        max_lost_steps=100,
+    )
+    outcome.assert_same_losses_as_twin()
+    (healed_ns,) = [record.t_ns for record in journal(outcome, Event.LIFTED) if kind.__name__ in record["what"]]
+    failed = [record for record in journal(outcome, Event.SAVE_FAILED) if record.t_ns < healed_ns]
+    if kind is not SlowDisk:
+        assert any("Errno" in record["reason"] for record in failed)
+    restored = {record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("disk")}
+    saved = {record["step"] for record in journal(outcome, Event.SAVED) if record.t_ns > healed_ns}
+    assert restored
+    assert restored < saved
+    assert not stored.snapshots().damaged
