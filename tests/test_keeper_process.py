@@ -167,7 +167,8 @@ def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(chaos: Chaos, job
         await_end(*struck)
         return True
 
-    outcome = run(chaos, Watch(kill), job, **plan)
+    # a busy machine takes some of the shortest steps to lose the node; they are not copied any more
+    outcome = run(chaos, Watch(kill), job, max_lost_steps=6, **plan)
     assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], outcome.directory
     assert len(struck) >= 4  # agent, zygote, keeper, worker
     log = (Path(outcome.directory) / "log" / f"{STRUCK}.log").read_text()
