@@ -4,6 +4,7 @@ from faults.base import Fault, Target
 from faults.bits import BitFlip
 from faults.clock import ClockJump
 from faults.coordinator import KillCoordinator
+from faults.copies import CorruptReplica, LosePeerCopy
 from faults.data import BadBatch, DataStall
 from faults.deadlock import Deadlock
 from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
@@ -65,6 +66,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     SlowDisk,
     ReadOnlyDisk,
     DiskError,
+    CorruptReplica,
+    LosePeerCopy,
 )
 
 __all__ = [
@@ -74,6 +77,7 @@ __all__ = [
     "BitFlip",
     "ClockJump",
     "Corrupt",
+    "CorruptReplica",
     "CrashLoop",
     "Cut",
     "DataStall",
@@ -98,6 +102,7 @@ __all__ = [
     "LimitPids",
     "LinkDown",
     "LoseNode",
+    "LosePeerCopy",
     "Loss",
     "NaN",
     "OutOfMemory",

@@ -32,6 +32,7 @@ FAMILIES = {
     "node": "A node goes wrong",
     "network": "The network goes wrong",
     "disk": "A disk goes wrong",
+    "checkpoint": "A checkpoint goes wrong",
     "control": "The control plane goes wrong",
 }
 

@@ -75,4 +75,5 @@ def test_what_is_trained_again_is_not_safe(tmp_path: Path) -> None:
     worker.snapshotter.forget_after(4)
     worker.commit(5, 2)
     eventually(lambda: worker.board.protected == 5)
-    assert len(worker.protected()) == 2  # told once in each generation
+    assert len(worker.protected()) >= 2  # told in each generation
+    assert worker.protected()[-1] == 4

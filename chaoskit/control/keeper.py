@@ -23,6 +23,7 @@ from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
 from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.kept import KeptCopy
 from chaoskit.control.saving import Saver
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Endpoint, Holding, Plan, Sealed, Snapshot
@@ -190,6 +191,22 @@ class Keeper(NodeKeeper):
             self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
             reason = f"{type(error).__name__}: {error}"
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
+
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`. The newest one; what a worker leaves is no copy."""
+        copies = self._tier.copies() if worker == self._copied_of else []
+        return [KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False) for seal, view in copies]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        return worker == self._source and not self._skips and not self._has(step)
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        if copies:
+            self._tier = MemoryTier()
 
     # -- what outlives a worker -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
-from chaoskit.control.levers import NodeLevers
+from chaoskit.control.levers import KeepsCopies, NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
@@ -37,7 +37,7 @@ class NodeContext:
     fail: Callable[[BaseException], None]
 
 
-class NodeKeeper(ABC):
+class NodeKeeper(KeepsCopies, ABC):
     """Takes orders for one node, which return at once. They are carried out one after the other, on a thread.
 
     Args:
@@ -51,7 +51,7 @@ class NodeKeeper(ABC):
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()
-        self._levers = NodeLevers(context.tell)
+        self._levers = NodeLevers(context.node, context.tell)
         self._archive = Archive(context.node, context.config, context.journal, context.fail)
 
     def _start(self) -> None:

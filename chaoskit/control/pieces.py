@@ -24,6 +24,7 @@ from chaoskit.checkpoint.placement import Node, Piece, Placement, place
 from chaoskit.checkpoint.portion import Portion, copy_piece
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.kept import KeptCopy, newest, spoil
 from chaoskit.control.saving import Saver
 from chaoskit.messages import Endpoint, Holding, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
@@ -187,6 +188,7 @@ class PieceKeeper(NodeKeeper):
                 self._token,
                 transport=self._config.transport,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
+                lost=lambda node: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
                 niceness=_NICENESS,
             )
@@ -227,7 +229,7 @@ class PieceKeeper(NodeKeeper):
             saver.offer(Portion(*age, part.piece, part.pieces, world, leads, tuple(boxes), scalars))
 
     def _acknowledged(self, held: _Held) -> None:
-        """A partner has verified a copy; or there is no partner, and the worker has."""
+        """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""
         if held.board is None:
             return
         if held.sender is not None:
@@ -235,20 +237,47 @@ class PieceKeeper(NodeKeeper):
             step = min(found) if len(found) == len(held.partners) else -1
         else:
             step = max((seal.step for seal, _ in held.copies() if self._counts(seal)), default=-1)
-        if step < 0:
-            return
-        held.board.protect(step)
-        if not held.told:
-            held.told = True
+        if step >= 0 or held.told:  # else it has had no copies yet
+            held.board.protect(step)
+        if held.told != (step >= 0):
+            held.told = step >= 0
+            part, event = held.holding, Event.PROTECTED if held.told else Event.EXPOSED
             nodes = [partner.node for partner in held.partners]
-            part = held.holding
-            self._journal.write(Event.PROTECTED, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
+            self._journal.write(event, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
 
     def _failed(self, held: _Held, node: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}")
 
     def _dropped(self, name: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=name, step=-1, reason=reason)
+
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`."""
+        held = self._held.get(worker)
+        own = [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()] if held is not None else []
+        theirs = [copy for copy in self._server.holding() if _holding(copy.piece).worker == worker]
+        return own + [KeptCopy(worker, "peer", copy.seal, copy.place.path) for copy in theirs]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        here = [copy.seal for copy in newest(self.kept(worker))]
+        held = self._held.get(worker)
+        if held is not None and held.sender is not None:
+            sent = held.sender.acknowledged
+            here += [sent.get(partner.node, Seal(-1, -1, 0, "")) for partner in held.partners]
+        belongs = held is not None or self._node in self._placement.get(worker, ())
+        return belongs and (not here or any(seal.step != step for seal in here))
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        for copy in [one for one in copies if one.tier == "memory"]:
+            spoil(copy)
+        workers = {copy.worker for copy in copies if copy.tier == "peer"}
+        for name in {copy.piece for copy in self._server.holding()}:
+            if _holding(name).worker in workers:
+                self._server.drop(name, "a fault has it dropped")
 
     # -- what outlives a worker -----------------------------------------------------------------------------------
 
