@@ -143,8 +143,13 @@ class Membership:
 
     @property
     def keepers(self) -> frozenset[str]:
-        """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so."""
+        """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
+
+        Without any it is every node: each may have a copy of it.
+        """
         workers = self._holders or self.members
+        if not workers and self._trained:
+            return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
 
     @property
@@ -477,7 +482,7 @@ class Membership:
         may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
         """
         revival = self._revival
-        if self._is_restoring():
+        if self._is_restoring() or not self._nodes:  # asking nobody would leave no trace in the record
             return False
         if revival.outdated:
             return True

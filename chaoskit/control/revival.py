@@ -92,7 +92,7 @@ class Revival:
 
     @property
     def awaits_reach(self) -> bool:
-        """Whether to wait for copies that could not be read, but are still there: there are no others, or older ones."""
+        """Whether to wait for copies that could not be read and are still there: others are older, or there are none."""
         if not self._resting:
             return False
         known = self.snapshots
@@ -160,7 +160,7 @@ class Revival:
         self._forget(node)
         for snapshot in snapshots:
             known = _identity(snapshot)
-            if self._corrupt.isdisjoint((snapshot, known)):
+            if known not in self._corrupt:
                 rests = now_s < self._failed.get(known, _Failures()).again_s()
                 (self._resting if rests else self._snapshots).append(snapshot)
 
@@ -192,7 +192,7 @@ class Revival:
             self._failed[known] = self._failed.get(known, _Failures()).add(now_s)
         self._moved_s = now_s
         self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
-        self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
+        self._corrupt.update([_identity(snapshot)] if corrupt else [])
 
     def waited_s(self, now_s: float) -> float:
         """Since the last holder was lost."""
