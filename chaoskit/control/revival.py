@@ -92,7 +92,7 @@ class Revival:
 
     @property
     def awaits_reach(self) -> bool:
-        """Whether to wait for copies that could not be read and are still there: others are older, or there are none."""
+        """Whether to wait for copies that could not be read, but are there: others are older, or there are none."""
         if not self._resting:
             return False
         known = self.snapshots
