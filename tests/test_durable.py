@@ -200,8 +200,9 @@ def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: P
         (10, "disk")
     }
     assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(10, 30))
-    verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before
-    assert verdicts["final weights equal the twin's"] == Verdict.PASSED
+    if job == PLAIN:  # the rate of the other one follows a curve of its length, which was another in the first run
+        verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before
+        assert verdicts["final weights equal the twin's"] == Verdict.PASSED
 
 
 def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
