@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -29,7 +29,8 @@ REACH_S = 5.0
 _ANYWHERE = Endpoint("", "", 0, 0, -1)
 
 
-class _Failures(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Failures:
     """Of one copy: how often it could not be read, and when."""
 
     count: int = 0
