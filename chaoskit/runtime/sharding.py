@@ -70,18 +70,21 @@ class ShardedState(Registered):
         self._rows_of_owned = [rows.get(id(parameter)) for _, parameter in self.owned()]
 
     def _require_sharded(self) -> None:
-        name = type(self.model).__name__
         if not self._zeros:
             if not is_sharded(self.parameters):
                 remedy = "shard it over trainer.mesh(), fully_shard(model, mesh=mesh), or use ZeroOptimizer"
-                raise BadInput("model", name, remedy)
+                raise BadInput("model", type(self.model).__name__, remedy)
             return
-        if is_sharded(self.parameters):
-            raise BadInput("model", name, "use fully_shard or ZeroOptimizer: it is sharded, and has no use for both")
         owned = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
         for path, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) not in owned:
                 raise BadInput("optimizer", path, "have a ZeroOptimizer train every parameter, or freeze this one")
+        for path, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+                remedy = (
+                    "use LayerNorm or GroupNorm, or track_running_stats=False: each rank would have its own average"
+                )
+                raise BadInput("model", path or type(module).__name__, remedy)
 
     @property
     def is_replicated(self) -> bool:

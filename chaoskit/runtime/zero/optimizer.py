@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from chaoskit.errors import BadInput
@@ -274,6 +275,8 @@ def _unit_norms(gradient: Tensor) -> Tensor:
 
 def _require_uniform(parameters: Sequence[Tensor]) -> None:
     for one in parameters:
+        if isinstance(one, DTensor):
+            raise BadInput("params", "DTensor", "use fully_shard or ZeroOptimizer: a sharded model has no use for both")
         if one.device != parameters[0].device:
             raise BadInput("params", str(one.device), f"move the whole model to {parameters[0].device}")
         if one.dtype != parameters[0].dtype or not one.is_floating_point():
