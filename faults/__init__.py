@@ -19,6 +19,7 @@ from faults.moments import at_rate
 from faults.network import Cut, Reset
 from faults.node import FreezeNode, KillAgent, KillNode, Preempt
 from faults.numeric import NaN
+from faults.poison import PoisonSnapshot
 from faults.raising import Raise
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
@@ -68,6 +69,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DiskError,
     CorruptReplica,
     LosePeerCopy,
+    PoisonSnapshot,
 )
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "Loss",
     "NaN",
     "OutOfMemory",
+    "PoisonSnapshot",
     "Preempt",
     "Rack",
     "Raise",

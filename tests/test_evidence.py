@@ -39,6 +39,7 @@ from faults import (
     BadBatch,
     BitFlip,
     ClockJump,
+    CorruptReplica,
     CrashLoop,
     DataStall,
     Deadlock,
@@ -57,8 +58,10 @@ from faults import (
     LimitMemory,
     LimitPids,
     LoseNode,
+    LosePeerCopy,
     NaN,
     OutOfMemory,
+    PoisonSnapshot,
     Preempt,
     Rack,
     Raise,
@@ -506,6 +509,9 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     *((kind, {}, {"node lost", "unreachable", "hung"}) for kind in CATALOGUE if kind.family == "network"),
     *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
     (SlowDisk, {}, {"hung"}),
+    (CorruptReplica, {}, set()),
+    (LosePeerCopy, {}, set()),
+    (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
 ]
 
 

@@ -60,7 +60,7 @@ def windows(records: Iterable[Record], copies: int) -> list[Window]:
 
 
 def restored_ns(found: Sequence[Window], after_ns: int) -> int | None:
-    """When every piece had its copies again after ``after_ns``; ``after_ns`` itself if none lacked them; None: never."""
+    """When every piece had its copies after ``after_ns``: at once, if none lacked any; None: never."""
     later = [window for window in found if window.ended_ns is None or window.ended_ns >= after_ns]
     return later[0].ended_ns if later else after_ns
 

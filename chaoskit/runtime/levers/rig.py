@@ -28,6 +28,7 @@ class Rig:
         on_loss: the loss before its backward pass -> the loss to use.
         on_reduction: called with the process group before this rank takes part in a reduction.
         on_received: called with the reduced gradients, one a trained parameter, before anybody has read them.
+        on_updated: called when the optimizers have run, before anybody reads or copies the new state.
     """
 
     on_phase: list[Callable[[str, int], None]] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Rig:
     on_loss: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     on_reduction: list[Callable[[Group], None]] = field(default_factory=list)
     on_received: list[Callable[[list[Tensor]], None]] = field(default_factory=list)
+    on_updated: list[Callable[[], None]] = field(default_factory=list)
 
     def enter(self, phase: str, step: int) -> None:
         """The training thread enters a phase."""
@@ -62,6 +64,11 @@ class Rig:
         """The reduction is over."""
         for act in list(self.on_received):
             act(gradients)
+
+    def updated(self) -> None:
+        """The optimizers have run."""
+        for act in list(self.on_updated):
+            act()
 
 
 @dataclass(frozen=True, slots=True)
