@@ -7,6 +7,7 @@ looked at one by one. Integers, bytes and types that torch cannot sum are not lo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,9 @@ from chaoskit.checkpoint.arena import Slot, dtype_named
 
 _SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread alone
 _SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+# what is mapped to be read is only read here
+warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning, r"chaoskit\.checkpoint\.finite")
 
 
 class Poisoned(Exception):

@@ -17,6 +17,7 @@ from chaoskit.errors import ChaoskitError
 
 #: Small enough that a chunk is still in the cache when it is hashed after it was copied.
 CHUNK_BYTES = 2**22
+_LOOK_BYTES = 2**19  # is still in the second-level cache when it is looked at
 _HEAD = struct.Struct("!qqq")
 
 
@@ -72,10 +73,10 @@ def seal(view: ArenaView) -> Seal:
         raise Torn(f"the update after step {view.step} was not finished")
     step, generation, index, data = view.step, view.generation, view.index_bytes(), view.data()
     digest, watch = Checksum(step, index, view.scalars_bytes()), NanWatch(decode_index(index, len(data)))
-    for start in range(0, len(data), CHUNK_BYTES):
-        chunk = data[start : start + CHUNK_BYTES]
+    for start in range(0, len(data), _LOOK_BYTES):
+        chunk = data[start : start + _LOOK_BYTES]
         digest.update(chunk)
         watch.look(start, chunk)
     if view.sequence != sequence:
         raise Torn(f"step {step} was left while it was sealed")
-    return Seal(step, generation, view.size_bytes, digest.hexdigest())
+    return Seal(step, generation, len(data), digest.hexdigest())
