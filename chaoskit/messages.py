@@ -63,7 +63,10 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Grows with every step and generation: of two snapshots the newer one has the larger age."""
+        """The larger, the better to restore. The step counts first: an older generation may have gone further.
+
+        What was written last is another matter: :attr:`chaoskit.checkpoint.seal.Seal.recency`.
+        """
         return self.step, self.generation
 
 
@@ -283,12 +286,13 @@ class PullNode(Message, frozen=True):
 
 
 class LeverPulled(Message, frozen=True):
-    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", a node does."""
+    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", ``node`` does."""
 
     worker: str
     fault: str
     observed: str
     effective: bool
+    node: str = ""
 
 
 class Accuse(Message, frozen=True):

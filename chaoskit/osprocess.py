@@ -6,9 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -26,6 +29,13 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def die_of(error: BaseException) -> NoReturn:
+    """End this process at once, from any thread: what went wrong in a part of it must not go on unseen."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def adopt_orphans() -> None:

@@ -66,9 +66,8 @@ class Event(StrEnum):
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
     SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
-    PROTECTED = (
-        "protected"  # a piece has all its copies, for the first time in a generation: worker, step, piece, nodes
-    )
+    PROTECTED = "protected"  # a piece has all its copies, first in a generation or again: worker, step, piece, nodes
+    EXPOSED = "exposed"  # a piece has lost copies in the middle of a generation: worker, step, piece, nodes
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
     SAVE_FAILED = "save_failed"  # one is not: step, tier, reason

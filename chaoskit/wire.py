@@ -25,7 +25,6 @@ FRAME_BYTES_MAX = 16 * 2**20
 _LENGTH = struct.Struct("!I")
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -34,16 +33,24 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes) -> Any:
-    """The message in one frame's body.
+def decoder(kinds: Any) -> Callable[[bytes], Any]:
+    """A function that gives the message in one frame's body, of any of the types ``kinds``.
 
-    Raises:
-        Refused: if it is not a valid message.
+    It raises Refused if that is not a valid message.
     """
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # a stranger's bytes may be anything
-        raise Refused(f"not a chaoskit message: {error}") from None
+    typed: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kinds)
+
+    def decode(body: bytes) -> Any:
+        try:
+            return typed.decode(body)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # a stranger's may be anything
+            raise Refused(f"not a chaoskit message: {error}") from None
+
+    return decode
+
+
+#: Of the control protocol.
+decode = decoder(AnyMessage)
 
 
 def _checked_length(header: bytes | bytearray) -> int:
@@ -56,8 +63,8 @@ def _checked_length(header: bytes | bytearray) -> int:
 class Splitter:
     """Cuts a byte stream into messages."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, decode: Callable[[bytes], Any] = decode) -> None:
+        self._buffer, self._decode = bytearray(), decode
 
     def feed(self, data: bytes) -> list[Any]:
         """The messages that ``data`` completes."""
@@ -67,7 +74,7 @@ class Splitter:
             end = _LENGTH.size + _checked_length(self._buffer[: _LENGTH.size])
             if len(self._buffer) < end:
                 break
-            messages.append(decode(bytes(self._buffer[_LENGTH.size : end])))
+            messages.append(self._decode(bytes(self._buffer[_LENGTH.size : end])))
             del self._buffer[:end]
         return messages
 

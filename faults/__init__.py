@@ -4,6 +4,7 @@ from faults.base import Fault, Target
 from faults.bits import BitFlip
 from faults.clock import ClockJump
 from faults.coordinator import KillCoordinator
+from faults.copies import CorruptReplica, LosePeerCopy
 from faults.data import BadBatch, DataStall
 from faults.deadlock import Deadlock
 from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
@@ -71,6 +72,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     TornWrite,
     CorruptFile,
     RemoteOutage,
+    CorruptReplica,
+    LosePeerCopy,
 )
 
 __all__ = [
@@ -81,6 +84,7 @@ __all__ = [
     "ClockJump",
     "Corrupt",
     "CorruptFile",
+    "CorruptReplica",
     "CrashLoop",
     "Cut",
     "DataStall",
@@ -105,6 +109,7 @@ __all__ = [
     "LimitPids",
     "LinkDown",
     "LoseNode",
+    "LosePeerCopy",
     "Loss",
     "NaN",
     "OutOfMemory",

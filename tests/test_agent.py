@@ -16,6 +16,7 @@ import pytest
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.agent import AgentSpec, _started_before
 from chaoskit.control.keeper import Keeper
+from chaoskit.control.keeping import NodeContext
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import Heartbeat, Message, Plan
@@ -92,13 +93,15 @@ TASK = """
 import asyncio, socket, sys
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.agent import Agent, AgentSpec
+from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.messages import Welcome
 
 async def live(how):
     welcome = Welcome(RunConfig(job=JobSpec("job.py")), (), 1, 1)
     spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
     (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    agent = Agent(spec, line, welcome, mine, socket.create_server(("127.0.0.1", 0)))
+    keeper, _kept = socket.socketpair()
+    agent = Agent(spec, line, welcome, mine, socket.create_server(("127.0.0.1", 0)), KeeperLine(keeper, 0))
     life = asyncio.ensure_future(agent.run())
     await asyncio.sleep(0)
     if how == "report":
@@ -131,7 +134,7 @@ def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -
     def tell(message: Message) -> None:
         raise OSError(f"no room for {type(message).__name__}")
 
-    keeper = Keeper("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail)
+    keeper = Keeper(NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail))
     keeper.recall()
     assert failed.wait(10.0)
     assert [str(error) for error in errors] == ["no room for Sealed"]

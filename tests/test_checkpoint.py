@@ -22,6 +22,7 @@ from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.keeper import Keeper, keepers
+from chaoskit.control.keeping import NodeContext
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Member, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id
@@ -259,8 +260,8 @@ class Writer:
         self.told: list[Sealed] = []
         self.failures: list[BaseException] = []
         self.answered = threading.Event()
-        config = config_of(copies)
-        self.keeper = Keeper("node0", "127.0.0.1", "token", config, self.journal, self._hear, self.failures.append)
+        place = ("node0", "127.0.0.1", "token", config_of(copies), self.journal)
+        self.keeper = Keeper(NodeContext(*place, self._hear, self.failures.append))
         self.keeper.adopt("node0.0", self.endpoint, self.board)
         self.keeper.follow(plan_of(("node0.0", "node0")))
         self.keeper.recall()  # answered when all orders before it are carried out

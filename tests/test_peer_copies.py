@@ -313,6 +313,40 @@ def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any
     assert server.size_bytes <= 5 * STATE_BYTES
 
 
+def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(servers: Any, owners: Any) -> None:
+    """At once, and not with the next step: until then nothing else would protect this one."""
+    server, lost = servers(), SimpleQueue[str]()
+    owner = owners([server.address], lost=lost.put)
+    owner.replicate()
+    server.drop("piece")
+    assert lost.get(timeout=10) == "node1"
+    assert owner.acknowledged.get(timeout=10)[1].step == 1
+    assert owner.sender.protected_step == 1
+    assert fetch(server.address).step == 1
+
+
+def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(servers: Any, owners: Any) -> None:
+    """Another one that is brought meanwhile would push it out, and its owner be told that it is safe."""
+    stalled, go_on, dropped = threading.Event(), threading.Event(), list[str]()
+
+    def stall(moment: str) -> None:
+        if moment == peer_server.VERIFIED and not stalled.is_set():
+            stalled.set()
+            assert go_on.wait(10)
+
+    server = servers(budget_bytes=3 * STATE_BYTES, probe=stall, dropped=lambda piece, reason: dropped.append(piece))
+    first, second = owners([server.address], "first"), owners([server.address], "second")
+    first.train()
+    assert stalled.wait(10)
+    second.train()
+    node, reason = second.failed.get(timeout=10)
+    assert "do not fit" in reason, node
+    go_on.set()
+    assert first.acknowledged.get(timeout=10)[1].step == 1
+    assert [copy.piece for copy in server.holding()] == ["first"]
+    assert set(dropped) == {"second"}
+
+
 def test_what_is_needed_is_not_dropped_for_another(servers: Any, owners: Any) -> None:
     dropped: list[tuple[str, str]] = []
     server = servers(budget_bytes=3 * STATE_BYTES, dropped=lambda piece, reason: dropped.append((piece, reason)))
@@ -487,6 +521,7 @@ def test_the_partner_is_killed_at_a_boundary(owners: Any, moment: str, occurrenc
     deadline_s = time.monotonic() + 10
     while again.protected_step < owner.step:
         assert time.monotonic() < deadline_s
+        again.notify()  # the last snapshot may have been sealed meanwhile
         time.sleep(0.001)
     assert fetch(there, transport=transport).step == owner.step
     again.close()

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from chaoskit.runtime.clipping import clip_gradients
 from chaoskit.runtime.sharding import local_part
 from chaoskit.runtime.world import World
 
@@ -169,6 +171,82 @@ def _first(body: Callable[..., Any], tmp_path: Path) -> Any:
         for process in processes:
             process.kill()
             process.join()
+
+
+def place_after_place(rank: int, directory: Path) -> Any:
+    """Worlds one after the other, each left as by a recovery: losses, and how much torch had to find out in each."""
+    found = []
+    for number, (mine, shape) in enumerate(
+        (
+            (rank, {"shard": 4}),
+            (rank, {"shard": 4}),
+            (3 - rank, {"shard": 4}),
+            (3 - rank, {"replicate": 2, "shard": 2}),
+            (3 - rank, {"replicate": 2, "shard": 2}),
+            (rank, {"shard": 4}),
+        )
+    ):
+        world = make(mine, 4, directory / f"world{number}")
+        mesh = world.mesh(shape)
+        with counted() as decisions:
+            losses = train(mesh)
+        assert mesh.get_coordinate() == ((mine,) if len(shape) == 1 else divmod(mine, 2))
+        groups = [getattr(mesh, "_pg_registry", {}).get(group.group_name, group) for group in mesh.get_all_groups()]
+        assert groups == mesh.get_all_groups()  # these are what torch.compile uses
+        found.append((losses, len(decisions)))
+        world.leave()
+        world.retire(remember=True)
+    return found
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """Operations whose sharding torch decides meanwhile."""
+    decide, found = ShardingPropagator._propagate_tensor_meta_non_cached, []
+
+    def count(self: ShardingPropagator, schema: Any) -> Any:
+        found.append(str(schema))
+        return decide(self, schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = count
+    yield found
+    ShardingPropagator._propagate_tensor_meta_non_cached = decide
+
+
+def test_what_torch_knows_is_kept_where_a_process_has_its_old_place(tmp_path: Path) -> None:
+    for found in ranks(place_after_place, 4, tmp_path):
+        losses, decisions = zip(*found, strict=True)
+        assert losses[0] == losses[1] == losses[2] == losses[5]
+        assert losses[3] == losses[4]
+        assert all(decisions[number] for number in (0, 2, 3, 5))
+        assert decisions[1] == decisions[4] == 0
+
+
+def clipped(rank: int, directory: Path) -> Any:
+    """Per mesh: gradients that were clipped by torch, and by us."""
+    found = []
+    for number, shape in enumerate(({"shard": 4}, {"replicate": 2, "shard": 2})):
+        world = make(rank, 4, directory / f"world{number}")
+        mesh = world.mesh(shape)
+        for clip in (nn.utils.clip_grad_norm_, clip_gradients):
+            for most in (1e-3, 1e3):
+                sharded = model()
+                fully_shard(sharded, mesh=mesh)
+                sharded(torch.full((4, 8), 1.0 + rank)).square().mean().backward()
+                clip(list(sharded.parameters()), most)
+                found.append(torch.cat([local_part(one.grad)[0].flatten() for one in sharded.parameters()]))
+        world.retire()
+    return [one.tolist() for one in found]
+
+
+def test_gradients_are_clipped_as_torch_does(tmp_path: Path) -> None:
+    for found in ranks(clipped, 4, tmp_path):
+        small, large, ours_small, ours_large = (torch.tensor(one) for one in found[:4])
+        assert 0 < small.norm() < 1e-3 < large.norm()
+        torch.testing.assert_close(ours_small, small, rtol=1e-5, atol=0)
+        assert torch.equal(ours_large, large)
+        torch.testing.assert_close(torch.tensor(found[6]), torch.tensor(found[4]), rtol=1e-5, atol=0)
+        assert found[7] == found[5]
 
 
 def another_rank(rank: int, directory: Path) -> Any:

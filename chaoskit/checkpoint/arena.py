@@ -31,12 +31,13 @@ from torch import Tensor
 from chaoskit.checkpoint.layout import Box
 from chaoskit.errors import ChaoskitError
 
-_HEADER_BYTES = 4096
+HEADER_BYTES = 4096
 _INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
 _SCALARS_BYTES = 8 * 2**20
-DATA_OFFSET = _HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
+DATA_OFFSET = HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
 _SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION, _CHECKSUM, _CHECKSUM_END, _SEALED = range(9)
+SEAL_OFFSET = 8 * _CHECKSUM  # in the header
 _CHECKSUM_WORDS = struct.Struct("=qq")
 _WORD = struct.Struct("=q")
 _TOUCH_BYTES = 2**21
@@ -98,7 +99,7 @@ class ArenaView:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self.map = mmap.mmap(self.fd, size, access=access)
         self.bytes = memoryview(self.map)
-        self._header = self.bytes[:_HEADER_BYTES].cast("q")
+        self._header = self.bytes[:HEADER_BYTES].cast("q")
 
     @classmethod
     def open(cls, path: str) -> ArenaView:
@@ -138,15 +139,21 @@ class ArenaView:
             return ""
         return _CHECKSUM_WORDS.pack(*self._header[_CHECKSUM:_SEALED]).hex()
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it was sealed, and the seal was changed. Of a copy that is sealed elsewhere this says nothing."""
+        sequence = self._header[_SEQUENCE]
+        return sequence > 0 and not sequence % 2 and not self.checksum
+
     def _header_digest(self) -> int:
         digest = xxhash.xxh3_64_digest(self._header[_STEP:_SEALED].tobytes())
         return int(_WORD.unpack(digest)[0])
 
     def index_bytes(self) -> bytes:
-        return bytes(self.bytes[_HEADER_BYTES : _HEADER_BYTES + self._header[_INDEX_SIZE]])
+        return bytes(self.bytes[HEADER_BYTES : HEADER_BYTES + self._header[_INDEX_SIZE]])
 
     def scalars_bytes(self) -> bytes:
-        start = _HEADER_BYTES + _INDEX_BYTES
+        start = HEADER_BYTES + _INDEX_BYTES
         return bytes(self.bytes[start : start + self._header[_SCALARS_SIZE]])
 
     @property
@@ -168,6 +175,11 @@ class ArenaView:
         if not count:
             raise OSError("an arena that is shorter than its index says")
         return count
+
+    def spoil(self) -> None:
+        """What it holds is not to be read. Where it is mapped to be written."""
+        self._header[_SEQUENCE] |= 1
+        self._header[_SEALED] = 0
 
     def close(self) -> None:
         self._header.release()
@@ -228,8 +240,8 @@ class Arena(ArenaView):
         index = msgspec.msgpack.encode([self._slots[path] for path in paths])
         if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
             raise ChaoskitError("the index or the scalars of the training state are too large to share")
-        self.bytes[_HEADER_BYTES : _HEADER_BYTES + len(index)] = index
-        start = _HEADER_BYTES + _INDEX_BYTES
+        self.bytes[HEADER_BYTES : HEADER_BYTES + len(index)] = index
+        start = HEADER_BYTES + _INDEX_BYTES
         self.bytes[start : start + len(scalars)] = scalars
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP] = step
@@ -301,16 +313,11 @@ class ArenaImage(ArenaView):
         if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
             raise ChaoskitError("the index or the scalars of the training state are too large to share")
         self.spoil()
-        os.pwrite(self.fd, index, _HEADER_BYTES)  # which fails where there is no room, instead of by SIGBUS
-        os.pwrite(self.fd, scalars, _HEADER_BYTES + _INDEX_BYTES)
+        os.pwrite(self.fd, index, HEADER_BYTES)  # which fails where there is no room, instead of by SIGBUS
+        os.pwrite(self.fd, scalars, HEADER_BYTES + _INDEX_BYTES)
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP], self._header[_GENERATION] = step, generation
         self._header[_DATA_SIZE] = size_bytes
-
-    def spoil(self) -> None:
-        """What it holds is not to be read."""
-        self._header[_SEQUENCE] |= 1
-        self._header[_SEALED] = 0
 
     def end(self, checksum: str = "") -> None:
         """The data is complete. With its checksum, others can trust it when this process is gone."""
@@ -327,7 +334,7 @@ def _allocate(fd: int, capacity_bytes: int) -> int:
     capacity_bytes = max(capacity_bytes, before - DATA_OFFSET, 1)
     os.ftruncate(fd, DATA_OFFSET + capacity_bytes)
     try:
-        os.posix_fallocate(fd, 0, _HEADER_BYTES)
+        os.posix_fallocate(fd, 0, HEADER_BYTES)
         os.posix_fallocate(fd, DATA_OFFSET, capacity_bytes)
     except OSError:
         os.ftruncate(fd, before)

@@ -104,7 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def age(self) -> tuple[int, int]:
-        """Grows with every step and generation: of two snapshots the newer one has the larger age."""
+        """The larger, the better to restore: the furthest step, and of two that came as far the later generation."""
         return self.step, self.generation
 
     def file(self, name: str) -> FileEntry:

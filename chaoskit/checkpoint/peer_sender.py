@@ -8,10 +8,14 @@ slot is on its way it is locked, and the snapshotter drops a snapshot that finds
 
 from __future__ import annotations
 
+import os
 import random
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from chaoskit import wire
 from chaoskit.checkpoint import peer_protocol as protocol
@@ -46,7 +50,8 @@ class CopySender:
     Args:
         paths: the slots of the piece, of this process or of another one on this host.
         transport: ``auto`` (partners on this host read the slots themselves) or ``tcp``.
-        acknowledged: told node and seal when a partner has stored and verified a copy.
+        acknowledged: told node and seal when a partner has stored and verified a copy, or still has it.
+        lost: told the node that has dropped what it had acknowledged, or is out of reach: it counts no more.
         failed: told node and reason when one did not, once for each reason in a row.
         made: told the descriptor of each socket, before it is connected; ``unmade`` before it is closed.
         niceness: of the threads. In a process that trains use 0: there a thread that has to wait may hold the lock of
@@ -63,6 +68,7 @@ class CopySender:
         *,
         transport: str = "auto",
         acknowledged: Callable[[str, Seal], None] = lambda node, seal: None,
+        lost: Callable[[str], None] = lambda node: None,
         failed: Callable[[str, str], None] = lambda node, reason: None,
         made: Callable[[int], None] = lambda fd: None,
         unmade: Callable[[int], None] = lambda fd: None,
@@ -71,7 +77,7 @@ class CopySender:
     ) -> None:
         self.piece, self.paths = piece, tuple(paths)
         self.token, self.transport, self.niceness = token, transport, niceness
-        self.tell_acknowledged, self.tell_failed = acknowledged, failed
+        self.tell_acknowledged, self.tell_lost, self.tell_failed = acknowledged, lost, failed
         self.made, self.unmade, self.probe = made, unmade, probe
         self.protected = -1
         self._lines = [_Line(self, partner) for partner in partners]
@@ -79,7 +85,7 @@ class CopySender:
 
     @property
     def acknowledged(self) -> dict[str, Seal]:
-        """By node: the newest copy that it has verified. Without those that are out of reach."""
+        """By node: the newest copy that it has verified, and keeps. Without those that are out of reach."""
         return {line.partner.node: line.seal for line in self._lines if line.seal is not None}
 
     @property
@@ -116,20 +122,21 @@ class _Line:
         self._unconfirmed: Seal | None = None  # of what it had before the connection was lost
         self._declined: tuple[int, int] = (-1, -1)
         self._connection: socket.socket | None = None
-        self._changed = threading.Condition()
-        self._news = self._stopped = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()  # of the bell's end, and the connection's
+        self._stopped = self._over = False
         self._failures, self._last_reason = 0, ""
         threading.Thread(target=self._run, name=f"copies-to-{partner.node}", daemon=True).start()
 
     def wake(self) -> None:
-        with self._changed:
-            self._news = True
-            self._changed.notify()
+        with self._lock:
+            if not self._over:
+                os.eventfd_write(self._bell, 1)
 
     def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self.wake()
+        with self._lock:
             if self._connection is not None:
                 _shut(self._connection)
 
@@ -147,20 +154,34 @@ class _Line:
                 self._disconnect()
                 self._fail(str(error) or type(error).__name__)
         self._disconnect()
+        with self._lock:
+            self._over = True
+            os.close(self._bell)
 
     def _wait(self) -> bool:
-        """Until there may be something to send; False at the end."""
-        with self._changed:
-            if self._failures:
-                pause_s = min(_BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
-                self._changed.wait_for(lambda: self._stopped, pause_s)
-            else:
-                self._changed.wait_for(lambda: self._news or self._stopped)
-            self._news = False
-            return not self._stopped
+        """Until there may be something to send, or the partner has hung up; False at the end."""
+        if self._failures and not self._stopped:
+            pause_s = min(_BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
+            self._pause(pause_s)
+        elif not self._stopped:
+            connection = self._connection
+            sources: list[int | socket.socket] = [self._bell, *([connection] if connection is not None else [])]
+            readable, _, _ = select.select(sources, [], [])
+            if connection in readable:  # nobody speaks unasked: it is gone, or has dropped the copy
+                self._disconnect()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        return not self._stopped
+
+    def _pause(self, pause_s: float) -> None:
+        """News change nothing while the partner is out of reach; the end does."""
+        until_s = time.monotonic() + pause_s
+        while not self._stopped and (left_s := until_s - time.monotonic()) > 0:
+            if select.select([self._bell], [], [], left_s)[0]:
+                os.eventfd_read(self._bell)
 
     def _after(self) -> tuple[int, int]:
-        return max(self.seal.age if self.seal is not None else (-1, -1), self._declined)
+        return max(self.seal.recency if self.seal is not None else (-1, -1), self._declined)
 
     def _send(self, path: str) -> None:
         connection = self._connect()
@@ -172,7 +193,7 @@ class _Line:
                 send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
                 answer = protocol.receive(connection)
         if isinstance(answer, Declined):
-            self._declined = copy.seal.age
+            self._declined = copy.seal.recency
             self._tell(answer.reason)
         elif answer == Stored(copy.seal):
             self.seal = copy.seal
@@ -193,7 +214,7 @@ class _Line:
             address = (self.partner.host, self.partner.port)
             connection = wire.connect(address, self._sender.token, made=self._sender.made)
             connection.settimeout(protocol.SILENT_S)
-            with self._changed:
+            with self._lock:
                 self._connection = connection
                 if self._stopped:
                     _shut(connection)
@@ -206,15 +227,17 @@ class _Line:
         answer = protocol.receive(connection)
         if not isinstance(answer, Holding):
             raise Refused(f"{type(answer).__name__} is no answer to that question")
-        if self._unconfirmed in [copy.seal for copy in answer.copies]:
+        if self._unconfirmed is not None and self._unconfirmed in [copy.seal for copy in answer.copies]:
             self.seal = self._unconfirmed
+            self._sender.tell_acknowledged(self.partner.node, self.seal)
         self._failures = 0
 
     def _disconnect(self) -> None:
-        with self._changed:
+        with self._lock:
             connection, self._connection = self._connection, None
         if self.seal is not None:
             self.seal, self._unconfirmed = None, self.seal
+            self._sender.tell_lost(self.partner.node)
         self._declined = (-1, -1)
         if connection is not None:
             self._sender.unmade(connection.fileno())

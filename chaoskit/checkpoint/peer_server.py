@@ -54,6 +54,7 @@ class CopyServer:
         host: where to listen; also what others are told.
         budget_bytes: of memory, for all slots together; a piece takes twice its size.
         port: 0 for one that is free.
+        listener: listens already, at ``host``; then ``port`` means nothing.
         dropped: told piece and reason when a copy is dropped or declined; on a thread of the server.
         made: told the descriptor of each socket; ``unmade`` before it is closed.
         probe: told the moments named above, for tests that end the process there.
@@ -70,6 +71,7 @@ class CopyServer:
         budget_bytes: int,
         *,
         port: int = 0,
+        listener: socket.socket | None = None,
         dropped: Callable[[str, str], None] = lambda piece, reason: None,
         made: Callable[[int], None] = lambda fd: None,
         unmade: Callable[[int], None] = lambda fd: None,
@@ -79,9 +81,10 @@ class CopyServer:
         self._token, self._budget_bytes, self._niceness = token, budget_bytes, niceness
         self._tell_dropped, self._made, self._unmade, self._probe = dropped, made, unmade, probe
         self._pieces: dict[str, Slots] = {}
+        self._arriving: dict[str, int] = {}  # steps of copies that are on their way here
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
-        self._listener = socket.create_server((host, port))
+        self._connections: dict[socket.socket, set[str]] = {}  # with the pieces that were offered there
+        self._listener = listener or socket.create_server((host, port))
         made(self._listener.fileno())
         self.address = PeerAddress(node, host_id(), host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="copy-server", daemon=True).start()
@@ -104,11 +107,19 @@ class CopyServer:
         )
 
     def drop(self, piece: str, reason: str = "it is kept elsewhere now") -> None:
-        """Give up the copies of ``piece``."""
+        """Give up the copies of ``piece``. Whoever has brought them hears of it, and may bring newer ones."""
         with self._lock:
             found = self._pieces.pop(piece, None)
         if found is not None:
+            self._hang_up(piece)
             self._tell_dropped(piece, reason)
+
+    def _hang_up(self, piece: str) -> None:
+        """What was acknowledged of ``piece`` is not here any more: its owner must not count on it."""
+        with self._lock:
+            for connection, offered in self._connections.items():
+                if piece in offered:
+                    _shut(connection)
 
     def close(self) -> None:
         """Answer nobody any more. Copies go with their last reader."""
@@ -120,8 +131,7 @@ class CopyServer:
             connections = list(self._connections)
             self._pieces.clear()
         for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection)
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -154,18 +164,20 @@ class CopyServer:
     def _known(self, connection: socket.socket) -> Iterator[None]:
         self._made(connection.fileno())
         with self._lock:
-            self._connections.add(connection)
+            self._connections[connection] = set()
         try:
             yield
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                del self._connections[connection]
             self._unmade(connection.fileno())
 
     def _answer(self, connection: socket.socket, message: protocol.Message) -> None:
         match message:
             case Offer():
                 lower_priority(self._niceness)
+                with self._lock:
+                    self._connections[connection].add(message.piece)
                 answer = self._take(connection, message)
                 self._probe(ANSWERING)
                 protocol.send(connection, answer)
@@ -180,6 +192,13 @@ class CopyServer:
 
     def _take(self, connection: socket.socket, offer: Offer) -> Stored | Declined:
         """Store what is offered. Afterwards the stream is at the next message, or broken."""
+        try:
+            return self._store(connection, offer)
+        finally:
+            with self._lock:
+                self._arriving.pop(offer.piece, None)
+
+    def _store(self, connection: socket.socket, offer: Offer) -> Stored | Declined:
         shared = offer.place is not None and offer.place.host_id == host_id()
         try:
             slots = self._room_for(offer)
@@ -243,12 +262,15 @@ class CopyServer:
         with self._lock:
             slots = self._pieces.get(offer.piece)
             if slots is not None and slots.capacity_bytes >= size_bytes:
+                self._arriving[offer.piece] = offer.seal.step
                 return slots
             slots = slots or Slots.in_memory()
             dropped = self._make_room(offer, 2 * size_bytes)
             slots.reserve(size_bytes)
             self._pieces[offer.piece] = slots
+            self._arriving[offer.piece] = offer.seal.step
         for piece, reason in dropped:
+            self._hang_up(piece)
             self._tell_dropped(piece, reason)
         return slots
 
@@ -261,7 +283,10 @@ class CopyServer:
         others = {name: slots for name, slots in self._pieces.items() if name != offer.piece}
         used_bytes = sum(slots.size_bytes for slots in others.values())
         useful_from = offer.protected if offer.protected >= 0 else offer.seal.step - 1
-        steps = {name: max((seal.step for _, seal in slots.complete()), default=-1) for name, slots in others.items()}
+        steps = {
+            name: max([self._arriving.get(name, -1), *(seal.step for _, seal in slots.complete())])
+            for name, slots in others.items()
+        }
         dropped = []
         for step, name in sorted((step, name) for name, step in steps.items() if step < useful_from):
             if used_bytes + needed_bytes <= self._budget_bytes:
@@ -302,3 +327,8 @@ def send_copy(
         copy.read_bytes(part, start)
         connection.sendall(part)
         probe(start)
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # the other side was faster
+        connection.shutdown(socket.SHUT_RDWR)

@@ -32,8 +32,12 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str
 
     @property
-    def age(self) -> tuple[int, int]:
-        """Of two copies the one with the larger age is newer: a later generation trains again what it does not have."""
+    def recency(self) -> tuple[int, int]:
+        """Of two copies of one piece the one with the larger recency was made later.
+
+        Not the age of a snapshot, which puts the step first: a later generation may go back to an older step. What it
+        trains from there on replaces the copies of before (recency), but to restore, the furthest step is best (age).
+        """
         return self.generation, self.step
 
 

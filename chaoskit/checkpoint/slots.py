@@ -67,7 +67,7 @@ class Slots:
             (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
             for path, image in zip(self.paths, self._images, strict=True)
         ]
-        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].age, reverse=True)
+        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].recency, reverse=True)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -102,9 +102,9 @@ class Slots:
         with self._lock:
             complete = [image for image in self._images if image.checksum and image.fd not in self._taken]
             protected = [image for image in complete if image.step == protected_step]
-            keep = max(protected or complete, key=_age, default=None)
+            keep = max(protected or complete, key=_recency, default=None)
             reasons = []
-            for image in sorted(self._images, key=lambda image: (image in complete, *_age(image))):
+            for image in sorted(self._images, key=lambda image: (image in complete, *_recency(image))):
                 if image.fd in self._taken:
                     reasons.append("one is not complete yet")
                 elif image is keep:
@@ -158,7 +158,7 @@ def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
     return [str(directory / f"{piece}.{number}") for number in range(count)]
 
 
-def _age(image: ArenaImage) -> tuple[int, int]:
+def _recency(image: ArenaImage) -> tuple[int, int]:
     return image.generation, image.step
 
 

@@ -157,17 +157,17 @@ def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason:
                 damaged(str(error))
             except (Torn, OSError):
                 pass  # nothing was promised
-        yield sorted(copies, key=lambda copy: copy.seal.age, reverse=True)
+        yield sorted(copies, key=lambda copy: copy.seal.recency, reverse=True)
 
 
 def newest(paths: Iterable[str], after: tuple[int, int] = (-1, -1)) -> str:
     """The slot with the newest complete copy, if its age is above ``after``; else "". Looks without a lock."""
-    best, best_age = "", after
+    best, best_recency = "", after
     for path in paths:
         with suppress(OSError):
             view = ArenaView.open(path)
-            if view.checksum and (view.generation, view.step) > best_age:
-                best, best_age = path, (view.generation, view.step)
+            if view.checksum and (view.generation, view.step) > best_recency:
+                best, best_recency = path, (view.generation, view.step)
             view.close()
     return best
 
@@ -179,7 +179,7 @@ def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> Non
         Damaged: if a copy is not what was sealed; nothing is filled then.
         ChaoskitError: if the copies are not of one step, or leave a hole, or hold another type.
     """
-    if len({copy.seal.age for copy in copies}) > 1:
+    if len({copy.seal.recency for copy in copies}) > 1:
         raise ChaoskitError(f"copies of different steps: {sorted({copy.seal.step for copy in copies})}")
     for copy in copies:
         copy.verify()

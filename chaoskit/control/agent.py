@@ -12,7 +12,6 @@ import glob
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -25,11 +24,10 @@ import msgspec
 from chaoskit import messages, wire
 from chaoskit.config import disk_directory
 from chaoskit.control.dialing import can_connect
-from chaoskit.control.keeper import Keeper
+from chaoskit.control.keeper_line import KeeperLine
+from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
-from chaoskit.control.pieces import PieceKeeper
 from chaoskit.control.uplink import Uplink, attach_first
-from chaoskit.data.pages import PageKeeper
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -57,6 +55,7 @@ from chaoskit.messages import (
 from chaoskit.osprocess import (
     Starvation,
     adopt_orphans,
+    die_of,
     die_with_parent,
     host_id,
     raise_priority,
@@ -101,15 +100,11 @@ class _Charge:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def fail(error: BaseException) -> None:
-    """End this agent, and with it the node: what went wrong in a part of it must not go on unseen."""
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    os._exit(1)
-
-
 class Agent:
-    """Runs one node until the job ends, or there is no coordinator for too long."""
+    """Runs one node until the job ends, or there is no coordinator for too long.
+
+    An error in any part of it ends the agent, and with it the node.
+    """
 
     def __init__(
         self,
@@ -118,14 +113,14 @@ class Agent:
         welcome: Welcome,
         reports: socket.socket,
         door: socket.socket,
+        keeper: KeeperLine,
     ) -> None:
         self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
-        self._zygote, self._door = reports, door
+        self._zygote, self._door, self._keeper = reports, door, keeper
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
-        self._pages = PageKeeper()
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -136,9 +131,7 @@ class Agent:
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
         await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
-        spec, config = self._spec, self._config
-        kind = PieceKeeper if config.job.sharded else Keeper
-        self._keeper = kind(spec.node, spec.host, spec.token, config, self._journal, self._tell_from_thread, fail)
+        self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
         try:
             async for message in self._uplink.follow():
@@ -173,7 +166,7 @@ class Agent:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            fail(error)
+            die_of(error)
 
     def _suffer(self, context: dict[str, Any]) -> None:
         """What asyncio would only write down. A connection may break; anything else is a bug of ours."""
@@ -181,13 +174,10 @@ class Agent:
         if error is None or isinstance(error, ConnectionError):
             self._loop.default_exception_handler(context)
         else:
-            fail(error)
+            die_of(error)
 
     def _tell(self, message: messages.Message) -> None:
         self._uplink.tell(message)
-
-    def _tell_from_thread(self, message: messages.Message) -> None:
-        self._loop.call_soon_threadsafe(self._tell, message)
 
     # -- orders of the coordinator --------------------------------------------------------------------------------
 
@@ -207,8 +197,8 @@ class Agent:
                     self._triggers = (*self._triggers, trigger)
             case Arm(worker=worker):
                 self._pass_on(worker, message)
-            case PullNode(fault=fault, lever=lever):
-                self._keeper.pull(fault, lever)
+            case PullNode():
+                self._keeper.pull(message)
             case TestLinks():
                 self._spawn(self._test_links(message))
             case StartWorker(worker):
@@ -248,7 +238,6 @@ class Agent:
         order = msgspec.json.encode(zygote.Order(msgspec.Raw(msgspec.json.encode(spec))))
         socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd, charge.board.bell])
         theirs.close()
-        os.close(charge.board.fd)  # the mapping is enough here
         self._spawn(self._listen(charge))
 
     async def _recall(self, number: int) -> None:
@@ -277,7 +266,7 @@ class Agent:
                     self._keeper.hold(message)
                     continue
                 if isinstance(message, KeepWarm):
-                    self._pages.keep(message.path)
+                    self._keeper.keep_warm(message)
                     continue
                 if isinstance(message, WorkerReady):
                     endpoint = self._keeper.adopt(charge.name, message.endpoint, charge.board)
@@ -369,7 +358,8 @@ class Agent:
         """Free what belonged to a worker that has ended."""
         del self._charges[charge.name]
         self._keeper.ended(charge.name)
-        os.close(charge.board.bell)
+        for descriptor in (charge.board.fd, charge.board.bell):
+            os.close(descriptor)
         if charge.starvation is not None:
             charge.starvation.close()
         if charge.pidfd >= 0:
@@ -425,12 +415,13 @@ class Agent:
         waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _FAREWELL_S)
-        await asyncio.to_thread(self._keeper.finish, _STORING_S)
+        await self._keeper.finish(_STORING_S)
 
     def _end_all(self) -> None:
         for charge in self._charges.values():
             self._kill(charge)
         self._zygote.close()
+        self._keeper.close()
 
 
 def _started_before(spec: AgentSpec) -> int:
@@ -443,7 +434,7 @@ def _started_before(spec: AgentSpec) -> int:
 def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     """The life of an agent process. Does not return.
 
-    Must be called before the process has any other thread: it forks the zygote.
+    Must be called before the process has any other thread: it forks the zygote and the keeper.
     """
     die_with_parent(parent_pid)
     adopt_orphans()
@@ -461,9 +452,11 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
             one.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
+    quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config)
+    keeper = KeeperLine(*start_keeper(quarters, (mine, connection, door)))
     raise_priority()
     try:
-        asyncio.run(Agent(spec, connection, welcome, mine, door).run())
+        asyncio.run(Agent(spec, connection, welcome, mine, door, keeper).run())
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
         os._exit(1)

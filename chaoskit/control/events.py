@@ -29,12 +29,14 @@ class NodeJoined(Event, frozen=True):
 class NodeLost(Event, frozen=True):
     """A node and all its workers are gone.
 
-    ``met``: the members of some plan have met each other, or may have: then they may have trained unseen.
+    ``met``: the members of some plan have met each other, or may have: then they may have trained unseen. ``silent``:
+    it is not known to have ended, and may come back with the copies that it keeps.
     """
 
     node: str
     detail: str = ""
     met: bool = True
+    silent: bool = False
 
 
 class WorkerReady(Event, frozen=True):

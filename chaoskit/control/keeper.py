@@ -1,6 +1,6 @@
-"""The agent's part of the memory tier: what its workers have committed outlives them.
+"""A node's part of the memory tier: what its workers have committed outlives them.
 
-The agent maps the arena of each of its workers. When a worker ends outside an update, its arena holds the last
+Their keeper maps the arena of each of them. When a worker ends outside an update, its arena holds the last
 committed state, at no cost while training. In case that all workers end in the middle of an update, a few nodes also
 copy each committed state. Copies are made, and seals computed, on a thread of low priority. Nothing is offered until
 the coordinator asks, which it does when no live worker has the state: while there is one, what the dead have left is
@@ -12,24 +12,21 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from chaoskit.checkpoint.arena import ArenaView, decode_index
-from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
-from chaoskit.control.archive import Archive
-from chaoskit.control.levers import NodeLevers
-from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.kept import KeptCopy
 from chaoskit.control.saving import Saver
 from chaoskit.errors import ChaoskitError
-from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan, Sealed, Snapshot
+from chaoskit.messages import Endpoint, Holding, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -62,74 +59,39 @@ class _Kept:
 
     view: ArenaView
     board: Board
-    bell: int  # a descriptor of our own: the board's is closed when the worker is released
 
 
-class Keeper:
-    """Maps, copies, seals and offers. Its methods are called from the agent's event loop and return at once.
+class Keeper(NodeKeeper):
+    """Maps, copies, seals and offers."""
 
-    Args:
-        config: says how many nodes copy each committed state, and which stand together.
-        tell: takes a message to the coordinator; called on the keeper's thread.
-        fail: called on the keeper's thread with an error that it cannot live with; after that nothing is kept.
-    """
-
-    def __init__(
-        self,
-        node: str,
-        host: str,
-        token: str,
-        config: RunConfig,
-        journal: Journal,
-        tell: Callable[[Message], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._node, self._config, self._journal, self._tell = node, config, journal, tell
+    def __init__(self, context: NodeContext) -> None:
+        super().__init__(context, _NICENESS)
         self._kept: dict[str, _Kept] = {}  # of workers that live
         self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
-        self.breakpoints = Breakpoints()
         self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
-        self._offers = Offers(node, host, token)
         self._failures = 0  # copies in a row that were not made
         self._skips = 0  # commits that are let go until the next attempt
-        self._orders = Orders()
-        self._levers = NodeLevers(tell)
-        self._archive = Archive(node, config, journal, fail, self.breakpoints.reach)
-        self._plan: Plan | None = None
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
         self._saved = (-1, -1)  # the age of the state of which it was last copied
         self._begun = 0  # the newest generation of which a state was seen
-        start_thread(self._serve, fail, _NICENESS)
+        self._start()
 
-    # -- called by the agent --------------------------------------------------------------------------------------
+    # -- orders ---------------------------------------------------------------------------------------------------
 
-    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> Endpoint:
-        """A worker is ready: map its arena, if it has one. Returns where others read its state."""
-        if endpoint.arena_fd < 0:
-            return endpoint
-        with contextlib.suppress(OSError, ValueError):  # it has ended already
-            view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
-            bell = os.dup(board.bell)
-            self._orders.give(lambda: self._kept.update({worker: _Kept(view, board, bell)}))
-        return endpoint
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
+        """A worker is ready: map its arena, if it has one."""
+        if endpoint.arena_fd >= 0:
+            with contextlib.suppress(OSError, ValueError):  # it has ended already
+                view = ArenaView.open(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}")
+                self._orders.give(lambda: self._kept.update({worker: _Kept(view, board)}))
+                return
+        os.close(board.bell)
 
     def hold(self, holding: Holding) -> None:
         """A worker holds a piece of a sharded state: not one of these."""
         raise AssertionError(f"{holding.worker} trains a replica")
-
-    def follow(self, plan: Plan) -> None:
-        """A membership: copy the state of one of its workers, if that is this node's part."""
-        self._orders.give(lambda: self._follow(plan))
-
-    def ended(self, worker: str) -> None:
-        """No code of the worker runs any more: what it left is kept."""
-        self._orders.give(lambda: self._ended(worker))
-
-    def recall(self, number: int = 0) -> None:
-        """Seal what there is, and tell the coordinator what can be read."""
-        self._orders.give(lambda: self._recall(number))
 
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: older states that others left are of no use."""
@@ -137,26 +99,11 @@ class Keeper:
         if left is not None and left[1].step < step:
             self._orders.give(lambda: self._forget_older(step))
 
-    def pull(self, fault: str, lever: Lever) -> None:
-        """A fault wants something done to the copies that are kept here."""
-        self._orders.give(lambda: self._levers.pull(self, fault, lever))
-
-    def finish(self, timeout_s: float) -> None:
-        """The job is over: what is being stored has so long to get there. Waits."""
-        self._archive.finish(timeout_s)
-
     # -- the thread -----------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while True:
-            names = {self._kept[worker].bell: worker for worker in {self._source, self._stored_from} if worker}
-            readable, _, _ = select.select([self._orders.wake, *names], [], [])
-            if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
-                self._orders.carry_out()
-                continue
-            for bell in readable:
-                os.eventfd_read(bell)
-                self._committed(names[bell])
+    def _bells(self) -> dict[int, Callable[[], None]]:
+        chosen = {self._source, self._stored_from} - {""}
+        return {self._kept[worker].board.bell: partial(self._committed, worker) for worker in chosen}
 
     def _follow(self, plan: Plan) -> None:
         source = keepers(plan, self._config).get(self._node, "")
@@ -245,6 +192,22 @@ class Keeper:
             reason = f"{type(error).__name__}: {error}"
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
 
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`. The newest one; what a worker leaves is no copy."""
+        copies = self._tier.copies() if worker == self._copied_of else []
+        return [KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False) for seal, view in copies]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        return worker == self._source and not self._skips and not self._has(step)
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        if copies:
+            self._tier = MemoryTier()
+
     # -- what outlives a worker -----------------------------------------------------------------------------------
 
     def _ended(self, worker: str) -> None:
@@ -253,7 +216,7 @@ class Keeper:
         self._stored_from = "" if worker == self._stored_from else self._stored_from
         if kept is None:
             return
-        os.close(kept.bell)
+        os.close(kept.board.bell)
         if not kept.view.generation or kept.view.sequence % 2:
             return  # it never had the state of the training, or tore it
         if self._left is None or _age(self._left[1]) <= _age(kept.view):

@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from chaoskit.checkpoint.breakpoints import Breakpoints
+from chaoskit.control.kept import KeptCopy, damage, newest
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Lever, LeverPulled, Message
 
-#: By name: takes the keeper and the options; returns what is there now, in words, and whether the act took effect.
-_LEVERS: dict[str, Callable[[Any, dict[str, Any]], tuple[str, bool]]] = {}
+
+class KeepsCopies(Protocol):
+    """What levers need of a keeper.
+
+    Attributes:
+        breakpoints: of the threads that copy and store here.
+    """
+
+    breakpoints: Breakpoints
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """Complete copies of what ``worker`` holds, in every tier of this node."""
+
+    def owes(self, worker: str, step: int) -> bool:
+        """Whether a copy of this step is still to come here, or on its way from here to a partner."""
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """Forget these."""
+
+
+Seen = tuple[str, bool]  # what is there now, in words, and whether the act took effect
+
+
+def _corrupt(keeper: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
+    told = [damage(copy, options["how"]) for copy in (copies if options["older"] else newest(copies))]
+    return "; ".join(words for words, _ in told), all(changed for _, changed in told)
+
+
+def _lose(keeper: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
+    keeper.lose(copies)
+    left = [copy for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]]
+    return f"dropped {', '.join(map(str, copies))}; {len(left)} of these are left", not left
+
+
+#: By name: each gets the copies that the options are about, when those of the step that these name are complete.
+_LEVERS: dict[str, Callable[[KeepsCopies, list[KeptCopy], dict[str, Any]], Seen]] = {
+    "corrupt_copies": _corrupt,
+    "lose_copies": _lose,
+}
 
 
 class NodeLevers:
     """Pulls each lever once, however often it is ordered, and reports. For the thread of a keeper.
 
+    A lever whose copies are still on their way is not pulled, and nothing is reported: it is to be ordered again.
+
     Args:
         tell: takes a message to the coordinator; called on any thread.
     """
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self._tell = tell
+    def __init__(self, node: str, tell: Callable[[Message], None]) -> None:
+        self._node, self._tell = node, tell
         self._pulled: dict[str, LeverPulled] = {}  # by fault
         self._broken: set[str] = set()  # faults whose breakpoint was set
 
-    def pull(self, keeper: Any, fault: str, lever: Lever) -> None:
+    def pull(self, keeper: KeepsCopies, fault: str, lever: Lever) -> None:
         """Do it, or say again what it did."""
         if lever.act == "break":
             self._break(keeper.breakpoints, fault, str(lever.options["place"]))
@@ -34,13 +74,17 @@ class NodeLevers:
             act = _LEVERS.get(lever.act)
             if act is None:
                 raise ChaoskitError(f"unknown lever {lever.act!r} of a node")
-            observed, effective = act(keeper, lever.options)
-            self._pulled[fault] = LeverPulled("", fault, observed, effective)
+            if keeper.owes(lever.options["worker"], lever.options["step"]):
+                return
+            found = [copy for copy in keeper.kept(lever.options["worker"]) if copy.tier in lever.options["tiers"]]
+            nothing = f"keeps no copy of {lever.options['worker']}"
+            observed, effective = act(keeper, found, lever.options) if found else (nothing, False)
+            self._pulled[fault] = LeverPulled("", fault, f"{self._node}: {observed}", effective, self._node)
         self._tell(self._pulled[fault])
 
     def _break(self, breakpoints: Breakpoints, fault: str, place: str) -> None:
         """Takes effect later, when a thread gets there; then it is reported once more."""
         if fault not in self._broken:
             self._broken.add(fault)
-            breakpoints.set(place, lambda seen: self._tell(LeverPulled("", fault, seen, effective=True)))
-        self._tell(LeverPulled("", fault, f"a breakpoint is set at {place!r}", effective=False))
+            breakpoints.set(place, lambda seen: self._tell(LeverPulled("", fault, seen, True, self._node)))
+        self._tell(LeverPulled("", fault, f"a breakpoint is set at {place!r}", False, self._node))

@@ -85,6 +85,7 @@ class Membership:
         self._stalled_generation = 0
         self._losses = 0
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
@@ -235,11 +236,14 @@ class Membership:
         match event:
             case NodeJoined(node, _, started) if node not in self._nodes:
                 self._nodes.append(node)
+                self._silent.pop(node, None)
                 self._started[node] = max(self._started.get(node, 0), started)
                 self._launched |= len(self._nodes) >= self._config.nodes and not self._record_lost
                 return self._start_missing([], now_s)
-            case NodeLost(node, _, met) if node in self._nodes:
+            case NodeLost(node, _, met, silent) if node in self._nodes:
                 self._nodes.remove(node)
+                if silent:  # its agent ends when its own lease is over
+                    self._silent[node] = now_s + self._config.coordinator_outage_s
                 self._left_out.discard(node)
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
@@ -470,11 +474,15 @@ class Membership:
         may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
         """
         revival = self._revival
-        if not self._has_answers(now_s) or not revival.is_stale(now_s) or self._is_restoring():
+        if self._is_restoring():
+            return False
+        if revival.outdated:
+            return True
+        if not self._has_answers(now_s) or not revival.is_stale(now_s):
             return False
         if revival.snapshots:
             return not self._awaits_workers(now_s)
-        return self._growing or revival.bare_s(now_s) < HEALING_S
+        return self._growing or revival.is_due(now_s) or revival.bare_s(now_s) < HEALING_S
 
     def _has_answers(self, now_s: float) -> bool:
         """Whether enough is known to decide. Members that are complete train on: what they have is what counts."""
@@ -516,6 +524,10 @@ class Membership:
                 return None  # they train on, and are asked again
             if self._config.job.sharded and not revival.has_heard(self._nodes):
                 return None  # who is silent for too long is lost
+            if revival.awaits_reach and not self._is_fruitless(now_s):
+                return None
+            if any(now_s < until_s for until_s in self._silent.values()):
+                return None
             if self.members and revival.bare_s(now_s) < HEALING_S:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")

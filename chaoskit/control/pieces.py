@@ -1,6 +1,6 @@
-"""The agent's part of the fast tiers in a sharded job: the pieces of its workers, and of other nodes' workers.
+"""A node's part of the fast tiers in a sharded job: the pieces of its workers, and of other nodes' workers.
 
-A worker copies each committed state of its piece into slots of memory; the agent has them open, too, so they outlive
+A worker copies each committed state of its piece into slots of memory; the keeper has them open, too, so they outlive
 the worker. From there each copy goes to other nodes (:mod:`chaoskit.checkpoint.placement` says which), so that it
 outlives the node. Nothing is offered until the coordinator asks, which it does when a rank was lost: nobody else has
 its piece.
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import msgspec
+from functools import partial
 
 from chaoskit.checkpoint.arena import ArenaView
-from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.peer_protocol import PeerAddress
 from chaoskit.checkpoint.peer_sender import CopySender
@@ -25,13 +23,10 @@ from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.placement import Node, Piece, Placement, place
 from chaoskit.checkpoint.portion import Portion, copy_piece
 from chaoskit.checkpoint.seal import Seal, Torn
-from chaoskit.config import RunConfig
-from chaoskit.control.archive import Archive
-from chaoskit.control.levers import NodeLevers
-from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.kept import KeptCopy, newest, spoil
 from chaoskit.control.saving import Saver
-from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan, Sealed, Snapshot
+from chaoskit.messages import Endpoint, Holding, Plan, Sealed, Snapshot
 from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -48,7 +43,6 @@ class _Held:
 
     holding: Holding
     fds: tuple[int, ...]
-    bell: int
     board: Board | None  # None: the worker has ended
     partners: tuple[PeerAddress, ...] = ()
     sender: CopySender | None = None
@@ -82,50 +76,39 @@ class _Held:
             os.close(fd)
 
 
-class PieceKeeper:
-    """Holds, sends and offers pieces. Its methods are called from the agent's event loop and return at once.
+class PieceKeeper(NodeKeeper):
+    """Holds, sends and offers pieces.
 
     Args:
-        tell: takes a message to the coordinator; called on the keeper's thread.
-        fail: called on the keeper's thread with an error that it cannot live with; after that nothing is kept.
+        listener: where partners bring copies of their pieces; None for a port that is free.
     """
 
-    def __init__(
-        self,
-        node: str,
-        host: str,
-        token: str,
-        config: RunConfig,
-        journal: Journal,
-        tell: Callable[[Message], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._node, self._host, self._token, self._config = node, host, token, config
-        self._journal, self._tell = journal, tell
+    def __init__(self, context: NodeContext, listener: socket.socket | None = None) -> None:
+        super().__init__(context, _NICENESS)
+        self._token = context.token
         self._held: dict[str, _Held] = {}
         self._boards: dict[str, Board] = {}
         self._newest = 0  # step that a live worker of this node has committed
         self._placement: Placement = {}
         self._addresses: dict[str, PeerAddress] = {}
-        self._offers = Offers(node, host, token)
-        self.breakpoints = Breakpoints()
-        at = self.breakpoints.reach
         self._server = CopyServer(
-            node, host, token, _budget_bytes(), dropped=self._dropped, niceness=_NICENESS, probe=at
+            context.node,
+            context.host,
+            context.token,
+            _budget_bytes(),
+            listener=listener,
+            dropped=self._dropped,
+            niceness=_NICENESS,
+            probe=self.breakpoints.reach,
         )
-        self._orders = Orders()
-        self._levers = NodeLevers(tell)
-        self._archive = Archive(node, config, journal, fail, self.breakpoints.reach)
-        self._plan: Plan | None = None
         self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
-        start_thread(self._serve, fail, _NICENESS)
+        self._start()
 
-    # -- called by the agent --------------------------------------------------------------------------------------
+    # -- orders ---------------------------------------------------------------------------------------------------
 
-    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> Endpoint:
-        """A worker is ready. Returns where others bring copies of their pieces, and read those of its piece."""
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
+        """A worker is ready. It says what there is to keep when it has a piece."""
         self._orders.give(lambda: self._boards.update({worker: board}))
-        return msgspec.structs.replace(endpoint, port=self._server.address.port)
 
     def hold(self, holding: Holding) -> None:
         """A worker copies its piece into slots: have them open, too."""
@@ -133,44 +116,17 @@ class PieceKeeper:
             fds = tuple(os.open(f"/proc/{holding.pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in holding.fds)
             self._orders.give(lambda: self._hold(holding, fds))
 
-    def follow(self, plan: Plan) -> None:
-        """A membership: who is whose partner now."""
-        self._orders.give(lambda: self._follow(plan))
-
-    def ended(self, worker: str) -> None:
-        """No code of the worker runs any more: what it left is kept."""
-        self._orders.give(lambda: self._ended(worker))
-
-    def recall(self, number: int = 0) -> None:
-        """Tell the coordinator what can be read."""
-        self._orders.give(lambda: self._recall(number))
-
     def went_on(self, step: int) -> None:
         """A live worker of this node has committed ``step`` steps: what others left two steps before is of no use."""
         if step != self._newest:
             self._newest = step
             self._orders.give(lambda: self._forget_older(step))
 
-    def pull(self, fault: str, lever: Lever) -> None:
-        """A fault wants something done to the copies that are kept here."""
-        self._orders.give(lambda: self._levers.pull(self, fault, lever))
-
-    def finish(self, timeout_s: float) -> None:
-        """The job is over: what is being stored has so long to get there. Waits."""
-        self._archive.finish(timeout_s)
-
     # -- the thread -----------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while True:
-            bells = {held.bell: held for held in self._held.values() if held.board is not None}
-            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
-            if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
-                self._orders.carry_out()
-                continue
-            for bell in readable:
-                os.eventfd_read(bell)
-                self._sealed(bells[bell])
+    def _bells(self) -> dict[int, Callable[[], None]]:
+        living = [(held.board, held) for held in self._held.values() if held.board is not None]
+        return {board.bell: partial(self._sealed, held) for board, held in living}
 
     def _hold(self, holding: Holding, fds: tuple[int, ...]) -> None:
         board, before = self._boards.get(holding.worker), self._held.get(holding.worker)
@@ -178,10 +134,9 @@ class PieceKeeper:
             for fd in fds:
                 os.close(fd)
             return
-        bell = before.bell if before is not None else os.dup(board.bell)
         if before is not None:
             before.close()
-        held = self._held[holding.worker] = _Held(holding, fds, bell, board)
+        held = self._held[holding.worker] = _Held(holding, fds, board)
         self._send(held)
         self._sealed(held)  # it may have rung before anybody listened
 
@@ -234,6 +189,7 @@ class PieceKeeper:
                 self._token,
                 transport=self._config.transport,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
+                lost=lambda node: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),
                 niceness=_NICENESS,
                 probe=self.breakpoints.reach,
@@ -275,7 +231,7 @@ class PieceKeeper:
             saver.offer(Portion(*age, part.piece, part.pieces, world, leads, tuple(boxes), scalars))
 
     def _acknowledged(self, held: _Held) -> None:
-        """A partner has verified a copy; or there is no partner, and the worker has."""
+        """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""
         if held.board is None:
             return
         if held.sender is not None:
@@ -283,14 +239,13 @@ class PieceKeeper:
             step = min(found) if len(found) == len(held.partners) else -1
         else:
             step = max((seal.step for seal, _ in held.copies() if self._counts(seal)), default=-1)
-        if step < 0:
-            return
-        held.board.protect(step)
-        if not held.told:
-            held.told = True
+        if step >= 0 or held.told:  # else it has had no copies yet
+            held.board.protect(step)
+        if held.told != (step >= 0):
+            held.told = step >= 0
+            part, event = held.holding, Event.PROTECTED if held.told else Event.EXPOSED
             nodes = [partner.node for partner in held.partners]
-            part = held.holding
-            self._journal.write(Event.PROTECTED, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
+            self._journal.write(event, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
 
     def _failed(self, held: _Held, node: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}")
@@ -298,13 +253,41 @@ class PieceKeeper:
     def _dropped(self, name: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=name, step=-1, reason=reason)
 
+    # -- what faults do to copies ---------------------------------------------------------------------------------
+
+    def kept(self, worker: str) -> list[KeptCopy]:
+        """See :class:`chaoskit.control.levers.KeepsCopies`."""
+        held = self._held.get(worker)
+        own = [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()] if held is not None else []
+        theirs = [copy for copy in self._server.holding() if _holding(copy.piece).worker == worker]
+        return own + [KeptCopy(worker, "peer", copy.seal, copy.place.path) for copy in theirs]
+
+    def owes(self, worker: str, step: int) -> bool:
+        """See there."""
+        here = [copy.seal for copy in newest(self.kept(worker))]
+        held = self._held.get(worker)
+        if held is not None and held.sender is not None:
+            sent = held.sender.acknowledged
+            here += [sent.get(partner.node, Seal(-1, -1, 0, "")) for partner in held.partners]
+        belongs = held is not None or self._node in self._placement.get(worker, ())
+        return belongs and (not here or any(seal.step != step for seal in here))
+
+    def lose(self, copies: list[KeptCopy]) -> None:
+        """See there."""
+        for copy in [one for one in copies if one.tier == "memory"]:
+            spoil(copy)
+        workers = {copy.worker for copy in copies if copy.tier == "peer"}
+        for name in {copy.piece for copy in self._server.holding()}:
+            if _holding(name).worker in workers:
+                self._server.drop(name, "a fault has it dropped")
+
     # -- what outlives a worker -----------------------------------------------------------------------------------
 
     def _ended(self, worker: str) -> None:
-        self._boards.pop(worker, None)
-        held = self._held.get(worker)
+        board, held = self._boards.pop(worker, None), self._held.get(worker)
+        if board is not None:
+            os.close(board.bell)
         if held is not None and held.board is not None:
-            os.close(held.bell)
             held.board = None
             held.stop_sending()
             if not held.copies():

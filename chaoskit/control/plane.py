@@ -257,11 +257,11 @@ class ControlPlane:
             node, detail = lost[0]  # one by one: each may take the last one who has the state
             self._contact.drop(node)
             self._attendance.disconnect(node)
-            outputs += [Disconnect(node), *self._lose_node(node, detail, now_s)]
+            outputs += [Disconnect(node), *self._lose_node(node, detail, now_s, silent=True)]
         return outputs
 
-    def _lose_node(self, node: str, detail: str, now_s: float) -> list[Output]:
-        lost = events.NodeLost(node, detail, self._met)
+    def _lose_node(self, node: str, detail: str, now_s: float, *, silent: bool = False) -> list[Output]:
+        lost = events.NodeLost(node, detail, self._met, silent)
         told = self._tell_loss(lost, now_s)
         for worker in self._membership.workers_on(node):
             self._watch.forget(worker)

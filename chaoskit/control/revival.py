@@ -6,8 +6,8 @@ A pure part of :mod:`chaoskit.control.membership`. It is idle while a live worke
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,11 +21,32 @@ FRESH_S = 0.1
 GATHER_S = 0.25
 #: So often a copy that cannot be read is taken for one that is overwritten; then older ones are better.
 ATTEMPTS_MAX = 2
+#: If it is still offered, it was out of reach: it is tried again after so long, and ever later.
+RETRY_S = 0.5
+RETRY_MAX_S = 8.0
 _ANYWHERE = Endpoint("", "", 0, 0, -1)
 
 
+class _Failures(NamedTuple):
+    """Of one copy: how often it could not be read, and when it last could not."""
+
+    times: int = 0
+    last_s: float = -math.inf
+
+    def again_s(self) -> float:
+        """When it is worth another attempt."""
+        if self.times < ATTEMPTS_MAX:
+            return self.last_s
+        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.times - ATTEMPTS_MAX))
+
+
 class Revival:
-    """Collects sealed copies from the nodes, from the loss of the last holder until there is one again."""
+    """Collects sealed copies from the nodes, from the loss of the last holder until there is one again.
+
+    Attributes:
+        outdated: a node came back, and until it answered those on it may have trained on with the others. What these
+            told before is too old to be put beside its answer.
+    """
 
     def __init__(self) -> None:
         self._since_s = math.inf
@@ -33,13 +54,16 @@ class Revival:
         self._restoring_s = math.inf  # since the first plan that names copies
         self._number = -1  # of the last question
         self._asked_s = math.inf
-        self._told_s = -math.inf  # the last answer
         self._asked_before = False  # since the last holder was lost
-        self._answered: dict[str, bool] = {}  # of the nodes that were asked
+        self._told_s: dict[str, float | None] = {}  # when the nodes that were asked have answered
+        self._known: set[str] = set()  # nodes that were ever asked, since the last holder was lost
+        self._late: set[str] = set()  # of these, who came later than others and has never answered
+        self.outdated = False
         self._committed = 0  # steps, by what they answered
         self._snapshots: list[Snapshot] = []
+        self._resting: list[Snapshot] = []  # offered, too, but lately nobody could read them
         self._corrupt: set[Snapshot] = set()
-        self._failed: Counter[Snapshot] = Counter()  # since the last holder was lost, wherever they were offered
+        self._failed: dict[Snapshot, _Failures] = {}  # since the last holder was lost, wherever they were offered
 
     @property
     def active(self) -> bool:
@@ -53,20 +77,17 @@ class Revival:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """What can be restored, the newest first. Of a state in pieces: if every piece is there.
+        """What can be restored, the newest first. Of a state in pieces: if every piece is there."""
+        return _complete(self._snapshots)
 
-        Worlds of different sizes cut the same state differently. What comes from two cuts need not make up a state, so
-        there is one of each age.
-        """
-        found: dict[tuple[tuple[int, int], int], set[int]] = {}
-        for snapshot in self._snapshots:
-            found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
-        cuts = dict(sorted(cut for cut, there in found.items() if len(there) == cut[1]))
-        once: dict[object, Snapshot] = {}
-        for snapshot in self._snapshots:
-            once.setdefault(snapshot.path or snapshot, snapshot)  # all nodes see what is stored
-        whole = [one for one in once.values() if cuts.get(one.age) == one.pieces]
-        return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
+    @property
+    def awaits_reach(self) -> bool:
+        """Whether there are complete copies, if only those could be read of which the nodes still tell."""
+        return bool(self._resting) and bool(_complete([*self._snapshots, *self._resting]))
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether some copy that could not be read is worth another attempt."""
+        return any(now_s >= self._failed[_identity(snapshot)].again_s() for snapshot in self._resting)
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
@@ -74,16 +95,19 @@ class Revival:
             self._since_s = self._moved_s = now_s
         if self._asked_s == math.inf:
             self._number += 1
-        fresh = [node for node in nodes if node not in self._answered]
+        fresh = [node for node in nodes if node not in self._told_s]
         if fresh or self._asked_s == math.inf:
             self._asked_s = now_s
-        self._answered.update((node, False) for node in fresh)
+        self._told_s.update((node, None) for node in fresh)
+        if self._known:
+            self._late.update(node for node in fresh if node not in self._known)
+        self._known.update(fresh)
         return fresh
 
     def ask_again(self) -> None:
         """What the nodes have said may not hold any more."""
-        self._asked_s, self._asked_before = math.inf, True
-        self._answered, self._snapshots, self._committed = {}, [], 0
+        self._asked_s, self._asked_before, self.outdated = math.inf, True, False
+        self._told_s, self._snapshots, self._resting, self._committed = {}, [], [], 0
 
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""
@@ -91,6 +115,8 @@ class Revival:
         self._since_s = self._moved_s = self._restoring_s = math.inf
         self._asked_before = False
         self._failed.clear()
+        self._known.clear()
+        self._late.clear()
 
     def restore(self, now_s: float) -> tuple[Snapshot, ...]:
         """The copies for a plan that is published now."""
@@ -99,7 +125,7 @@ class Revival:
 
     def asks(self, node: str) -> bool:
         """Whether ``node`` was asked and has not answered."""
-        return self._answered.get(node) is False
+        return node in self._told_s and self._told_s[node] is None
 
     def answer(
         self, node: str, snapshots: Collection[Snapshot], now_s: float, *, number: int = 0, committed: int = 0
@@ -108,22 +134,28 @@ class Revival:
 
         A node that was asked twice, by two coordinators, offers its copies anew: then only these can be read.
         """
-        if node not in self._answered or number != self._number:
+        if node not in self._told_s or number != self._number:
             return
-        self._answered[node], self._told_s = True, now_s
+        self._told_s[node] = now_s
+        self.outdated |= node in self._late and now_s > min(self._answers_s) + FRESH_S
+        self._late.discard(node)
         self._committed = max(self._committed, committed)
         if not self._asked_before:
             self._moved_s = now_s
-        others = [snapshot for snapshot in self._snapshots if snapshot.node != node]
-        self._snapshots = others + [snapshot for snapshot in snapshots if self._is_worth_trying(snapshot)]
+        self._forget(node)
+        for snapshot in snapshots:
+            known = _identity(snapshot)
+            if self._corrupt.isdisjoint((snapshot, known)):
+                rests = now_s < self._failed.get(known, _Failures()).again_s()
+                (self._resting if rests else self._snapshots).append(snapshot)
 
-    def _is_worth_trying(self, copy: Snapshot) -> bool:
-        known = _identity(copy)
-        return self._corrupt.isdisjoint((copy, known)) and self._failed[known] < ATTEMPTS_MAX
+    def _forget(self, node: str) -> None:
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
+        self._resting = [snapshot for snapshot in self._resting if snapshot.node != node]
 
     def has_heard(self, nodes: Collection[str]) -> bool:
         """Whether all these have answered."""
-        return all(self._answered.get(node) for node in nodes)
+        return all(self._told_s.get(node) is not None for node in nodes)
 
     @property
     def is_virgin(self) -> bool:
@@ -133,13 +165,16 @@ class Revival:
     def lose_node(self, node: str, now_s: float) -> None:
         """What was kept on it is gone."""
         self._moved_s = now_s
-        self._answered.pop(node, None)
-        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]
+        self._told_s.pop(node, None)
+        self._known.discard(node)
+        self._late.discard(node)
+        self._forget(node)
 
     def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
         if snapshot in self._snapshots:  # several workers may say so
-            self._failed[_identity(snapshot)] += 1
+            failed = self._failed.get(_identity(snapshot), _Failures())
+            self._failed[_identity(snapshot)] = _Failures(failed.times + 1, now_s)
         self._moved_s = now_s
         self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
         self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
@@ -154,23 +189,27 @@ class Revival:
 
     def is_asking(self, now_s: float) -> bool:
         """Whether an answer is worth waiting for: it may be newer than what is known."""
-        return now_s - self._asked_s < RECALL_S and not all(self._answered.values())
+        return now_s - self._asked_s < RECALL_S and self.owed
 
     def is_stale(self, now_s: float) -> bool:
         """Whether the nodes may have newer copies by now than those that they told of."""
-        told_s = self._told_s if all(self._answered.values()) else self._asked_s + RECALL_S
+        told_s = self._asked_s + RECALL_S if self.owed else max(self._answers_s, default=-math.inf)
         return self.active and now_s > max(told_s, self._asked_s) + FRESH_S
+
+    @property
+    def _answers_s(self) -> list[float]:
+        return [told_s for told_s in self._told_s.values() if told_s is not None]
 
     @property
     def owed(self) -> bool:
         """Whether some node that was asked has not answered, however long ago that was."""
-        return not all(self._answered.values())
+        return None in self._told_s.values()
 
     def bare_s(self, now_s: float) -> float:
         """For how long there has been nothing to restore, and no answer to wait for; 0 while there is."""
         if self.snapshots or self.is_asking(now_s):
             return 0.0
-        asked_s = self._since_s if all(self._answered.values()) else self._since_s + RECALL_S
+        asked_s = self._since_s + RECALL_S if self.owed else self._since_s
         return now_s - max(self._moved_s, asked_s)
 
     def serves(self, plan: Plan) -> bool:
@@ -178,6 +217,23 @@ class Revival:
         newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
         left = {snapshot.piece for snapshot in newest if snapshot in self._snapshots}
         return left == {snapshot.piece for snapshot in newest}
+
+
+def _complete(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+    """Those of ages of which every piece is there, the newest first.
+
+    Worlds of different sizes cut the same state differently. What comes from two cuts need not make up a state, so
+    there is one of each age.
+    """
+    found: dict[tuple[tuple[int, int], int], set[int]] = {}
+    for snapshot in snapshots:
+        found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
+    cuts = dict(sorted(cut for cut, there in found.items() if len(there) == cut[1]))
+    once: dict[object, Snapshot] = {}
+    for snapshot in snapshots:
+        once.setdefault(snapshot.path or snapshot, snapshot)  # all nodes see what is stored
+    whole = [one for one in once.values() if cuts.get(one.age) == one.pieces]
+    return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
 
 
 def _identity(snapshot: Snapshot) -> Snapshot:

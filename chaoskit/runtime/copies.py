@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 
 from chaoskit.checkpoint.boundaries import Hook
+from chaoskit.checkpoint.held import lay_out
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
@@ -18,6 +20,7 @@ from chaoskit.vocabulary import Event
 
 _ACK_WAIT_S = 0.05  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
 _LOOK_S = 0.0005
+_UNEVEN = 1.05  # a piece that has more of the rows than others
 
 
 class Copies:
@@ -37,6 +40,12 @@ class Copies:
         self._told: Holding | None = None
         self._tensors: list[int] = []  # that are copied: one that the optimizer made, or replaced, is another object
         self._snapshotter: Snapshotter | None = None
+
+    def reserve(self, state: ShardedState, world: int) -> None:
+        """Make room for one of ``world`` pieces of a state that is here as a whole, while nobody waits for it."""
+        _, size_bytes = lay_out(state.held())
+        with contextlib.suppress(OSError, MemoryError):  # it is tried again when it is needed
+            self._slots.reserve(int(size_bytes / world * _UNEVEN))
 
     def hold(self, state: ShardedState, number: int, count: int) -> None:
         """Copy this state from now on: piece ``number`` of ``count`` different ones."""

@@ -35,6 +35,9 @@ class FlatLayout:
         device: of all of them.
         buckets: wanted number of pieces of about the same size; there are never more than parameters.
 
+    Attributes:
+        starts: where each parameter begins, in registration order.
+
     Raises:
         ValueError: without parameters, or if one is not of a real floating-point type.
     """
@@ -49,10 +52,10 @@ class FlatLayout:
         self.device = device
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
         self._sizes = [math.prod(shape) for shape in self.shapes]
-        self._starts = [0] * len(self._sizes)
+        self.starts = [0] * len(self._sizes)
         self.numel = 0
         for number in reversed(range(len(self._sizes))):
-            self._starts[number] = self.numel
+            self.starts[number] = self.numel
             self.numel += -(-self._sizes[number] // ALIGNMENT) * ALIGNMENT
         self.buckets = self._cut(buckets)
 
@@ -69,7 +72,7 @@ class FlatLayout:
         buckets: list[Bucket] = []
         members: list[int] = []
         start = 0
-        ends = [self.numel, *self._starts]  # of each parameter: the next one to lie in the buffer is the one before
+        ends = [self.numel, *self.starts]  # of each parameter: the next one to lie in the buffer is the one before
         for number in reversed(range(len(self._sizes))):
             members.append(number)
             stop, next_stop = ends[number], ends[max(number - 1, 0)]
@@ -85,7 +88,7 @@ class FlatLayout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """One view into ``flat`` for each parameter, in registration order."""
-        places = zip(self._starts, self._sizes, self.shapes, strict=True)
+        places = zip(self.starts, self._sizes, self.shapes, strict=True)
         return [flat[start : start + size].view(shape) for start, size, shape in places]
 
 

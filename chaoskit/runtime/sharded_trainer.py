@@ -8,7 +8,8 @@
             for shard in step.shards(dataset, batch_size=64):
                 step.backward(loss(model, shard.batch))
 
-Gradients are reduced by the model's own collectives, during the backward pass. A step still commits on every rank or on
+Gradients are reduced by the model's own collectives, during the backward pass; with a ``ZeroOptimizer`` instead of
+``fully_shard`` by that, after it. A step still commits on every rank or on
 none: at its end all ranks tell each other whether their part arrived and is finite, and only then the optimizers run.
 Each committed state is copied into memory that outlives the process, and from there to another node. When a rank is
 lost, all leave their collectives, and the train function is entered again with new groups, from the newest state of
@@ -28,7 +29,6 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.utils import clip_grad_norm_
 
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed, KeepWarm
@@ -47,7 +47,7 @@ from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
-from chaoskit.runtime.sharding import ShardedState, are_finite, is_sharded
+from chaoskit.runtime.sharding import ShardedState, are_finite
 from chaoskit.runtime.shardwork import Shard
 from chaoskit.runtime.trainer import TrainingOver, this_device
 from chaoskit.runtime.transaction import Transaction
@@ -99,6 +99,7 @@ class ShardedTrainer:
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
         self._generation = 0  # in which the state was committed
         self._compilations = Compilations(worker.board)
+        self._explained = True  # whether nothing but a newer membership ended this entry
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -142,8 +143,9 @@ class ShardedTrainer:
         """Name what is trained, and take over its state. To be called once in each entry, before the first transaction.
 
         Args:
-            model: sharded over a mesh of :meth:`mesh`.
-            optimizer: over the model's parameters, made after they were sharded. One, or several.
+            model: sharded over a mesh of :meth:`mesh`; or every rank has all of it, and its optimizer is spread.
+            optimizer: over the model's parameters, made after they were sharded. One, or several. A ``ZeroOptimizer``
+                over that mesh, if the model is not sharded.
             scheduler: stepped once a committed step. One, or several.
             clip_norm: largest 2-norm of the whole reduced gradient; None leaves it as it is.
 
@@ -152,8 +154,6 @@ class ShardedTrainer:
         """
         if self._state is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
-        if not is_sharded(model.parameters()):
-            raise BadInput("model", type(model).__name__, "shard it over trainer.mesh(): fully_shard(model, mesh=mesh)")
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
         if self._formation is not None:
             self._take_over(self._formation, self._state)
@@ -230,6 +230,7 @@ class ShardedTrainer:
             worker.board.progress(state.step)
             worker.board.enter(Phase.REDUCE)
             gather(self._group, b"\1")  # others may still read what this rank is going to overwrite
+            state.spread()
         with worker.regrouper.advance(formation):
             worker.regrouper.step = state.step
         worker.board.progress(state.step)
@@ -274,7 +275,12 @@ class ShardedTrainer:
         self._state = None
         self._losses.clear()
         if self._world is not None:
-            self._world.retire()
+            self._world.retire(remember=self._explained)
+
+    @property
+    def _shard_count(self) -> int:
+        """Of the global batch."""
+        return 1 if self.rehearses else self.config.shard_count
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 
@@ -301,7 +307,9 @@ class ShardedTrainer:
         if key not in self._samplers:
             self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
         self._sampler, mine = self._samplers[key], self._mine()
-        most = max(len(member.shards) for member in self._formation.plan.members) if self._formation else 1
+        most = len(mine)
+        if self._formation is not None and not self.state.is_replicated:
+            most = max(len(member.shards) for member in self._formation.plan.members)
         for turn in range(most):  # as many on every rank: the model's own collectives need all of them
             index = mine[min(turn, len(mine) - 1)]
             self._current = index if turn < len(mine) else -1
@@ -313,6 +321,7 @@ class ShardedTrainer:
             if self._current >= 0:
                 self._require_loss(index)
                 self._samples[index] = samples
+                self.state.add(index, self._shard_count)
 
     def _require_loss(self, index: int) -> None:
         if index not in self._losses:
@@ -322,9 +331,11 @@ class ShardedTrainer:
         self._enter_phase(Phase.BACKWARD)
         loss = self._worker.hooks.rig.loss(loss)
         index = self._current
-        # ranks' gradients are averaged; the step's gradient is the mean over all shards
-        weight = self.world / self.config.shard_count if index >= 0 and not self.rehearses else float(index >= 0)
-        (loss * weight).backward()
+        # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
+        if self.state.is_replicated:
+            (loss / self._shard_count).backward()
+        else:
+            (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
         if index >= 0:
             detached = loss.detach()
             self._losses[index] = self._losses[index] + detached if index in self._losses else detached
@@ -355,11 +366,13 @@ class ShardedTrainer:
     def _rehearse(self) -> NoReturn:
         """Every path of a step is warm: leave no trace, and report for duty."""
         state, worker = self.state, self._worker
+        state.reduce([self._mine()])
         if self._clip_norm is not None:
-            clip_grad_norm_(state.parameters, self._clip_norm)
+            state.clip_gradients(self._clip_norm)
         with state.running_optimizers():
             state.advance()
         worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
+        self._copies.reserve(state, self.config.nodes)
         raise Reentry
 
     def _attempt(self, formation: Formation) -> None:
@@ -377,11 +390,12 @@ class ShardedTrainer:
         )
         if self._group is not None:
             worker.hooks.rig.before_reduction(self._group)
+        members = formation.plan.members
+        owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
+        state.reduce(owners)
         gradients = state.gradients()
         worker.hooks.rig.received(gradients)
         rows = share(self._group, self._row(gradients))
-        members = formation.plan.members
-        owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":
             self._commit(formation, rows)
@@ -405,7 +419,7 @@ class ShardedTrainer:
         worker, state = self._worker, self.state
         self._copies.keep(min(row.protected for row in rows))
         if self._clip_norm is not None:
-            clip_grad_norm_(state.parameters, self._clip_norm)
+            state.clip_gradients(self._clip_norm)
         worker.board.enter(Phase.OPTIMIZER)
         self._stop_for_fault(Phase.OPTIMIZER.label)
         if formation.plan.generation > 1:
@@ -507,6 +521,7 @@ class ShardedTrainer:
         if formation is None:
             raise error
         over = isinstance(error, (GenerationSuperseded, LeaseOver)) or formation.broken
+        self._explained = over
         if not over and not _is_collective(error):
             raise error
         worker.board.enter(Phase.REGROUP)

@@ -1,23 +1,28 @@
 """The part of a training state that one rank of a sharded job holds: boxes of tensors, and the numbers beside them.
 
-A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box. Everything else
-is here whole. The same paths, on all ranks together, make up the state, so a world of any size can read it.
+A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box, and one that a
+ZeroOptimizer updates with the rows that this rank updates. Everything else is here whole. The same paths, on all ranks
+together, make up the state, so a world of any size can read it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from chaoskit.checkpoint.arena import Slot, dtype_named
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
-from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered
+from chaoskit.runtime.clipping import clip_gradients
+from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
+from chaoskit.runtime.zero.optimizer import ZeroOptimizer, clip
+from chaoskit.runtime.zero.rows import Rows
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -43,27 +48,106 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
 
 
 class ShardedState(Registered):
-    """The registered objects of a job whose parameters are spread over ranks."""
+    """The registered objects of a job whose parameters, or their optimizers' state, are spread over ranks.
+
+    Raises:
+        BadInput: if neither is, or only in part.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, scheduler: Scheduler | Sequence[Scheduler] | None = None
+    ) -> None:
+        super().__init__(model, optimizer, scheduler)
+        self._zeros = [one for one in self.optimizers if isinstance(one, ZeroOptimizer)]
+        self._require_sharded()
+        rows = {id(one.parameter): one for zero in self._zeros for one in zero.rows}
+        self._whole = {MODEL + name: parameter for name, parameter in self.model.named_parameters()}
+        self._rows: dict[str, Rows | None] = {  # of this rank, by path; None if others have all
+            path: rows.get(id(parameter))
+            for path, parameter in self._whole.items()
+            if any(parameter is one for zero in self._zeros for group in zero.param_groups for one in group["params"])
+        }
+        self._rows_of_owned = [rows.get(id(parameter)) for _, parameter in self.owned()]
+
+    def _require_sharded(self) -> None:
+        name = type(self.model).__name__
+        if not self._zeros:
+            if not is_sharded(self.parameters):
+                remedy = "shard it over trainer.mesh(), fully_shard(model, mesh=mesh), or use ZeroOptimizer"
+                raise BadInput("model", name, remedy)
+            return
+        if is_sharded(self.parameters):
+            raise BadInput("model", name, "use fully_shard or ZeroOptimizer: it is sharded, and has no use for both")
+        owned = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
+        for path, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in owned:
+                raise BadInput("optimizer", path, "have a ZeroOptimizer train every parameter, or freeze this one")
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has all weights: then a shard needs no company, and the trainer reduces."""
+        return bool(self._zeros)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state under a path that is the same on all ranks; sharded ones as DTensors."""
-        for name, parameter in self.model.named_parameters():
-            yield MODEL + name, parameter
-        for name, buffer in self.model.named_buffers():
-            yield MODEL + name, buffer
+        """Every tensor of this rank under a path that is the same on all; sharded ones as DTensors, or rows of them."""
+        for path, parameter in self._whole.items():
+            if path not in self._rows:
+                yield path, parameter
+            elif (rows := self._rows[path]) is not None:
+                yield path, rows.memory
+        yield from self._buffers()
         yield from self.optimizer_tensors()
 
     def parts(self) -> dict[str, tuple[Tensor, tuple[int, ...], Box]]:
         """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
-        return {path: local_part(tensor) for path, tensor in self.tensors()}
+        return {path: self._part(path, tensor) for path, tensor in self.tensors()}
+
+    def _part(self, path: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
+        rows = self._rows.get(path)
+        if path.startswith(OPTIMIZER):
+            rows = self._rows_of_owned[_number(path)]
+        if rows is None or not tensor.dim():
+            return local_part(tensor)
+        if tuple(tensor.shape) != rows.box.extent:
+            raise BadInput("optimizer", path, "use one whose state has the shape of its parameter, or is one number")
+        return tensor.detach(), tuple(rows.parameter.shape), rows.box
+
+    # -- gradients ------------------------------------------------------------------------------------------------
+
+    def add(self, shard: int, shard_count: int) -> None:
+        """The backward pass of a shard is over."""
+        for zero in self._zeros:
+            zero.add(shard, shard_count)
+
+    def reduce(self, owners: Sequence[Sequence[int]]) -> None:
+        """Sum the gradients of all shards, if the model's own collectives have not. Raises RuntimeError."""
+        for zero in self._zeros:
+            zero.reduce(owners)
 
     def gradients(self) -> list[Tensor]:
         """This rank's part of the reduced gradients, of the parameters that have one."""
+        if self._zeros:
+            rows = [one.memory.grad for zero in self._zeros for one in zero.rows]
+            return [gradient for gradient in rows if gradient is not None]
         return [local_part(one.grad)[0] for one in self.parameters if one.grad is not None]
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Limit the 2-norm of the whole reduced gradient. Raises RuntimeError if a rank is lost meanwhile."""
+        if self._zeros:
+            clip(self._zeros, max_norm)
+        else:
+            clip_gradients(self.parameters, max_norm)
 
     def forget_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+        for zero in self._zeros:
+            zero.forget()
+
+    def spread(self) -> None:
+        """Give every rank the rows of the others, too. Raises RuntimeError if a rank is lost meanwhile."""
+        for zero in self._zeros:
+            zero.spread()
 
     # -- taking over ----------------------------------------------------------------------------------------------
 
@@ -86,29 +170,44 @@ class ShardedState(Registered):
         stored = {slot.path: slot for slot in slots}
         self._check(stored)
         owned = self.owned()
-        fresh = {}
+        fresh: dict[str, Tensor] = {}
         for path, slot in stored.items():
             if path.startswith(OPTIMIZER):
-                index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
-                fresh[path] = _like(owned[int(index)][1], slot)
+                fresh |= self._room(path, owned[_number(path)][1], slot)
         self.rebuild_optimizer_state(fresh)
         return self.held()
 
+    def _room(self, path: str, parameter: Tensor, slot: Slot) -> dict[str, Tensor]:
+        """Uninitialised memory for what an optimizer has stored beside ``parameter``; none if that is for others."""
+        if not self._zeros:
+            return {path: _like(parameter, slot)}
+        rows = self._rows_of_owned[_number(path)]
+        if rows is None:
+            return {}
+        if not (slot.whole or slot.shape):
+            return {path: _like(parameter, slot)}
+        return {path: torch.empty_like(rows.memory.detach(), dtype=dtype_named(slot.dtype))}
+
     def _check(self, stored: dict[str, Slot]) -> None:
-        mine = {path: (tuple(t.shape), t.dtype) for path, t in self.tensors() if path.startswith(MODEL)}
+        known = {path: (tuple(t.shape), t.dtype) for path, t in (*self._whole.items(), *self._buffers())}
         theirs = {
             path: (slot.whole or slot.shape, dtype_named(slot.dtype))
             for path, slot in stored.items()
             if path.startswith(MODEL)
         }
-        if mine != theirs:
-            odd = min(set(mine.items()) ^ set(theirs.items()), key=lambda item: item[0])[0]
-            raise BadInput("model", odd, "build the same model on every rank and in every run: the stored one differs")
+        mine = {path for path, _ in self.tensors() if path.startswith(MODEL)}
+        if odd := [path for path, what in theirs.items() if known.get(path) != what] or sorted(mine - theirs.keys()):
+            remedy = "build the same model on every rank and in every run: the stored one differs"
+            raise BadInput("model", min(odd), remedy)
         count = len(self.owned())
         for path in stored:
             index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
             if path.startswith(OPTIMIZER) and not (index.isdecimal() and int(index) < count):
                 raise BadInput("optimizer", path, "build the same optimizer on every rank: the stored state differs")
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for name, buffer in self.model.named_buffers():
+            yield MODEL + name, buffer
 
     # -- comparing ------------------------------------------------------------------------------------------------
 
@@ -141,6 +240,11 @@ class ShardedState(Registered):
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all numbers are finite. A sum is (in all but a few cases) as telling as all of its terms."""
     return all(bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in tensors)
+
+
+def _number(path: str) -> int:
+    """Of the parameter to which an optimizer's tensor belongs."""
+    return int(path.removeprefix(OPTIMIZER).partition("/")[0])
 
 
 def _local(tensor: DTensor) -> Tensor:

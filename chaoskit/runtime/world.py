@@ -191,7 +191,8 @@ class World:
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh:
         """A mesh over all ranks; its dimensions by name, the last one varies fastest."""
-        return init_device_mesh(self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        made = init_device_mesh(self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        return _remembered.mesh(self.rank, made)
 
     def leave(self) -> None:
         """Get every rank out of every collective. May be called from any thread, more than once."""
@@ -201,9 +202,16 @@ class World:
         for group in list(self._groups):
             group.leave()
 
-    def retire(self) -> None:
-        """Empty torch's registry, so that another world can be made. Freeing gloo takes 10 ms a pair: in a thread."""
+    def retire(self, *, remember: bool = False) -> None:
+        """Empty torch's registry, so that another world can be made. Freeing gloo takes 10 ms a pair: in a thread.
+
+        Args:
+            remember: what torch has found out about operations on DTensors, for a world in which this process has the
+                same place. Not to be asked for when the world was left because of an error in it.
+        """
         self._forget()
+        if not remember:
+            _remembered.forget()
         groups, self._groups = self._groups, []
         # no daemon: an interpreter that ends while gloo is freed crashes
         threading.Thread(target=_dispose, args=(groups,), name="dispose").start()
@@ -213,7 +221,6 @@ class World:
             _makers.remove(self._make)
         if dist.is_initialized():
             dist.destroy_process_group()
-        _forget_meshes()
 
 
 def _dispose(groups: list[LeavableGroup]) -> None:
@@ -222,18 +229,49 @@ def _dispose(groups: list[LeavableGroup]) -> None:
     groups.clear()
 
 
-def _forget_meshes() -> None:
-    """What torch remembers of operations on DTensors it finds again by the shape of their mesh, and it gives their
-    results that mesh: of a world that was left, in which this process may have had another rank."""
-    from torch.distributed.tensor import DTensor, _redistribute
+class _Meshes:
+    """What torch remembers of operations on DTensors, half a second's work, from one world to the next.
 
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"), (_redistribute, _PLANNER_CACHE)):
-        if (clear := getattr(owner, name, None)) is not None:  # older versions have no such caches
-            clear()
+    It finds that again by the shape of their mesh, and gives results that mesh: of a world that was left, in which this
+    process may have had another rank. So where a process has its old place a mesh is not another object but the old
+    one, brought up to date; else all of it is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._rank = -1
+        self._known: DeviceMesh | None = None
+
+    def mesh(self, rank: int, made: DeviceMesh) -> DeviceMesh:
+        """``made``, or what stands for it. Of several meshes in one world nothing is remembered but of the last one."""
+        known = self._known
+        if known is None or rank != self._rank or known != made or _names(known) != _names(made):
+            self.forget()
+            self._rank, self._known = rank, made
+            return made
+        vars(known).clear()
+        vars(known).update(vars(made))
+        return known
+
+    def forget(self) -> None:
+        """Whatever there is."""
+        from torch.distributed.tensor import DTensor, _redistribute
+
+        self._known = None
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"), (_redistribute, _PLANNER_CACHE)):
+            if (clear := getattr(owner, name, None)) is not None:  # older versions have no such caches
+                clear()
 
 
 _PLANNER_CACHE = "clear_redistribute_planner_cache"
+
+
+def _names(mesh: DeviceMesh) -> object:
+    """Of the groups behind a mesh; in a version of torch that has none, something that equals nothing."""
+    return getattr(mesh, "_dim_group_names", object())
+
+
+_remembered = _Meshes()
 _makers: list[Callable[[Store, int, int], LeavableGroup]] = []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from chaoskit.data import TokenFile
-from chaoskit.osprocess import parent
+from chaoskit.osprocess import children, parent, process_name
 
 LIMIT_S = 60.0
 
@@ -44,11 +44,13 @@ def read_all(path: Path) -> tuple[TokenFile, int]:
 
 
 def wait_until_mapped(path: Path) -> None:
-    """By the agent, the parent of the zygote that has started this process."""
+    """By the keeper of this node: like the zygote that has started this process, a child of the agent."""
     agent, deadline_s = parent(os.getppid()), time.monotonic() + LIMIT_S
-    while mapped_bytes(agent, path) < path.stat().st_size:
+    assert agent is not None
+    (keeper,) = [pid for pid in children(agent) if process_name(pid) == "ck-keeper"]
+    while mapped_bytes(keeper, path) < path.stat().st_size:
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"the agent {agent} does not map {path}")
+            raise TimeoutError(f"the keeper {keeper} does not map {path}")
         time.sleep(0.01)
 
 

@@ -45,6 +45,7 @@ class Laws:
         self.parted: set[str] = set()
         self.plans: dict[int, Plan] = {}
         self.lost_s: dict[str, float] = {}
+        self.ordered: set[str] = set()  # workers that agents were told to start
         self.untold: set[str] = set()  # lost workers of which no journal tells yet
         self.settled: set[int] = set()
         self.end: EndJob | None = None
@@ -97,8 +98,8 @@ class Laws:
                     if self._world.engine.now_s > self._world.agents[node].lease_until_s:
                         self.gave_up(node)
                     self._require(node in self.excused_nodes, f"node {node} is well and was given up")
-                    for name, process in self._world.workers.items():
-                        if process.agent.node == node:
+                    for name in self.ordered:  # also who has yet to begin there
+                        if name.rpartition(".")[0] == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
 
     def gave_up(self, node: str) -> None:
@@ -114,6 +115,7 @@ class Laws:
             if message != self.plans.get(max(self.plans, default=0)):  # else it is only said again
                 self._published(coordinator, message)
         elif isinstance(message, StartWorker):
+            self.ordered.add(message.worker)
             self._require(self.end is None, f"{message.worker} was started after the end")
         elif isinstance(message, EndJob):
             self._require(self.end in (None, message), f"the job ended twice: {self.end}, {message}")

@@ -57,7 +57,8 @@ class ShardedLaws(Laws):
         return before is not None and all(self._world.workers[member.worker].alive for member in before.members)
 
     def _needed(self, before: Plan, plan: Plan) -> None:
-        if before.generation not in self.unreadable:
+        sources = {snapshot.node for snapshot in before.restore}
+        if before.generation not in self.unreadable and not sources & self.excused_nodes:
             super()._needed(before, plan)
 
     def newest_stored(self, coordinator: Coordinator) -> Age | None:

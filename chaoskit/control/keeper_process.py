@@ -1,0 +1,165 @@
+"""The process that keeps a node's copies, beside its agent.
+
+To copy, digest, send, receive and store takes the interpreter's lock now and then, and may wait for a CPU with it: in
+the agent's own process that would hold up its heartbeat. The agent forks this one and ends with it; so a node is lost
+as a whole, whichever of the two ends first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from chaoskit import wire
+from chaoskit.config import RunConfig
+from chaoskit.control.keeper import Keeper
+from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, Order, WentOn, decode_order
+from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.pieces import PieceKeeper
+from chaoskit.data.pages import PageKeeper
+from chaoskit.journal import Journal
+from chaoskit.messages import Holding, KeepWarm, Message, Plan, PullNode, Recall
+from chaoskit.osprocess import die_of, die_with_parent, raise_priority, set_name
+from chaoskit.runtime.board import Board
+
+NAME = "ck-keeper"
+_RECEIVE_BYTES = 65536
+_DESCRIPTORS_MAX = 253  # the kernel's limit for one message
+
+
+@dataclass(frozen=True, slots=True)
+class Quarters:
+    """The node whose copies are to be kept."""
+
+    node: str
+    host: str  # address under which other nodes reach this one
+    token: str
+    run_directory: str
+    config: RunConfig
+
+
+def start_keeper(quarters: Quarters, others: Sequence[socket.socket]) -> tuple[socket.socket, int]:
+    """Fork the process. To be called before this one has any other thread.
+
+    Args:
+        others: sockets of this process, which the keeper must not hold open.
+
+    Returns:
+        Our end of the line to it, and the port where partners bring copies of pieces; 0 in a job of replicas.
+    """
+    mine, theirs = socket.socketpair()
+    listener = socket.create_server((quarters.host, 0)) if quarters.config.job.sharded else None
+    me = os.getpid()
+    if os.fork() == 0:
+        _run(theirs, listener, quarters, me, (mine, *others))
+    theirs.close()
+    if listener is None:
+        return mine, 0
+    with listener:
+        return mine, int(listener.getsockname()[1])
+
+
+def _run(
+    line: socket.socket,
+    listener: socket.socket | None,
+    quarters: Quarters,
+    agent_pid: int,
+    others: Sequence[socket.socket],
+) -> None:
+    """The life of the process. Does not return."""
+    try:
+        die_with_parent(agent_pid)
+        for one in others:
+            one.close()
+        set_name(NAME)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _Service(line, listener, quarters).serve()
+    except ConnectionError:
+        pass  # the agent is gone
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+class _Service:
+    """Takes the agent's orders from the line to the keeper, and the keeper's answers back."""
+
+    def __init__(self, line: socket.socket, listener: socket.socket | None, quarters: Quarters) -> None:
+        self._line, self._sending = line, threading.Lock()
+        self._splitter = wire.Splitter(decode_order)
+        self._descriptors: deque[int] = deque()
+        self._pages = PageKeeper()
+        node, config = quarters.node, quarters.config
+        journal = Journal(Path(quarters.run_directory) / "journal", node)  # the agent's, too: a record is one write
+        context = NodeContext(node, quarters.host, quarters.token, config, journal, self._tell, die_of)
+        self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
+
+    def serve(self) -> None:
+        """Until the agent goes away."""
+        raise_priority()  # after all other threads were started: what is ordered may be on the way of a recovery
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+            if not data:
+                return
+            self._descriptors.extend(descriptors)
+            for order in self._splitter.feed(data):
+                self._obey(order)
+
+    def _tell(self, message: Message) -> None:
+        """From any thread."""
+        try:
+            with self._sending:
+                wire.send(self._line, message)
+        except ConnectionError:
+            os._exit(0)  # the agent is gone
+
+    def _obey(self, order: Order) -> None:
+        keeper = self._keeper
+        match order:
+            case Adopt():
+                self._adopt(order)
+            case Holding():
+                fds = self._take(len(order.fds))
+                keeper.hold(msgspec.structs.replace(order, pid=os.getpid(), fds=fds))
+                _close(fds)
+            case KeepWarm(path):
+                self._pages.keep(path)
+            case Plan():
+                keeper.follow(order)
+            case Ended(worker):
+                keeper.ended(worker)
+            case Recall(number):
+                keeper.recall(number)
+            case WentOn(step):
+                keeper.went_on(step)
+            case PullNode(fault=fault, lever=lever):
+                keeper.pull(fault, lever)
+            case Finish(timeout_s):
+                keeper.finish(timeout_s)
+                self._tell(Finished())
+
+    def _adopt(self, order: Adopt) -> None:
+        page, bell = self._take(2)
+        arena = self._take(int(order.endpoint.arena_fd >= 0))
+        here = msgspec.structs.replace(order.endpoint, pid=os.getpid(), arena_fd=arena[0] if arena else -1)
+        self._keeper.adopt(order.worker, here, Board(page, bell))
+        _close((page, *arena))  # the mappings are enough
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        """Descriptors that came with the order."""
+        return tuple(self._descriptors.popleft() for _ in range(count))
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

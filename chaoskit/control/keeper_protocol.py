@@ -1,0 +1,55 @@
+"""What an agent and its keeper's process say to each other, on a socket that only these two have.
+
+Frames are those of :mod:`chaoskit.wire`. Descriptors come with the first byte of the order that they belong to.
+"""
+
+from __future__ import annotations
+
+from chaoskit import wire
+from chaoskit.messages import (
+    Endpoint,
+    Holding,
+    KeepWarm,
+    LeverPulled,
+    Message,
+    Plan,
+    PullNode,
+    Recall,
+    Sealed,
+)
+
+
+class Adopt(Message, frozen=True):
+    """A worker is ready. Carries its board's page and bell, and its arena if ``endpoint`` names one."""
+
+    worker: str
+    endpoint: Endpoint
+
+
+class Ended(Message, frozen=True):
+    """No code of the worker runs any more."""
+
+    worker: str
+
+
+class WentOn(Message, frozen=True):
+    """A live worker of this node has committed ``step`` steps."""
+
+    step: int
+
+
+class Finish(Message, frozen=True):
+    """The job is over: what is being stored has so long to get there. Answered by :class:`Finished`."""
+
+    timeout_s: float
+
+
+class Finished(Message, frozen=True):
+    """Nothing is being stored any more, or its time is up."""
+
+
+Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Finish
+Answer = Sealed | LeverPulled | Finished
+
+decode_order = wire.decoder(Order)
+decode_answer = wire.decoder(Answer)

@@ -1,0 +1,122 @@
+"""What the keepers of all jobs have in common: orders, bells of workers, a thread that serves both, and the tiers."""
+
+from __future__ import annotations
+
+import os
+import select
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaoskit.checkpoint.breakpoints import Breakpoints
+from chaoskit.config import RunConfig
+from chaoskit.control.archive import Archive
+from chaoskit.control.levers import KeepsCopies, NodeLevers
+from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.journal import Journal
+from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
+from chaoskit.runtime.board import Board
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """Where a keeper works, and whom it tells.
+
+    Args:
+        host: address under which other nodes reach this one.
+        config: says how many nodes copy each committed state, and which stand together.
+        tell: takes a message to the coordinator; called on threads of the keeper.
+        fail: called there with an error that the keeper cannot live with; after that nothing is kept.
+    """
+
+    node: str
+    host: str
+    token: str
+    config: RunConfig
+    journal: Journal
+    tell: Callable[[Message], None]
+    fail: Callable[[BaseException], None]
+
+
+class NodeKeeper(KeepsCopies, ABC):
+    """Takes orders for one node, which return at once. They are carried out one after the other, on a thread.
+
+    Args:
+        niceness: of the thread, while nobody waits for it.
+    """
+
+    def __init__(self, context: NodeContext, niceness: int) -> None:
+        self._node, self._config = context.node, context.config
+        self._journal, self._tell, self._fail = context.journal, context.tell, context.fail
+        self._niceness = niceness
+        self._plan: Plan | None = None
+        self._offers = Offers(context.node, context.host, context.token)
+        self._orders = Orders()
+        self._levers = NodeLevers(context.node, context.tell)
+        self.breakpoints = Breakpoints()
+        at = self.breakpoints.reach
+        self._archive = Archive(context.node, context.config, context.journal, context.fail, at)
+
+    def _start(self) -> None:
+        """To be called when the keeper is complete."""
+        start_thread(self._serve, self._fail, self._niceness)
+
+    # -- orders ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
+        """A worker is ready: keep what it has to keep. Its board, and the bell, belong to the keeper from here on."""
+
+    @abstractmethod
+    def hold(self, holding: Holding) -> None:
+        """A worker copies its piece of a sharded state into slots: have them open, too."""
+
+    @abstractmethod
+    def went_on(self, step: int) -> None:
+        """A live worker of this node has committed ``step`` steps: let go what others left and nobody can use."""
+
+    def follow(self, plan: Plan) -> None:
+        """A membership: who copies whose state now."""
+        self._orders.give(lambda: self._follow(plan))
+
+    def ended(self, worker: str) -> None:
+        """No code of the worker runs any more: what it left is kept."""
+        self._orders.give(lambda: self._ended(worker))
+
+    def recall(self, number: int = 0) -> None:
+        """Tell the coordinator what can be read."""
+        self._orders.give(lambda: self._recall(number))
+
+    def pull(self, fault: str, lever: Lever) -> None:
+        """A fault wants something done to the copies that are kept here."""
+        self._orders.give(lambda: self._levers.pull(self, fault, lever))
+
+    def finish(self, timeout_s: float) -> None:
+        """The job is over: what is being stored has so long to get there. Waits."""
+        self._archive.finish(timeout_s)
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            bells = self._bells()
+            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
+            if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
+                self._orders.carry_out()
+                continue
+            for bell in readable:
+                os.eventfd_read(bell)
+                bells[bell]()
+
+    @abstractmethod
+    def _bells(self) -> dict[int, Callable[[], None]]:
+        """Descriptors to listen to, with what to do when they ring."""
+
+    @abstractmethod
+    def _follow(self, plan: Plan) -> None: ...
+
+    @abstractmethod
+    def _ended(self, worker: str) -> None: ...
+
+    @abstractmethod
+    def _recall(self, number: int) -> None: ...
