@@ -70,11 +70,11 @@ CATALOGUE: tuple[type[Fault], ...] = (
     SlowDisk,
     ReadOnlyDisk,
     DiskError,
-    CorruptReplica,
-    LosePeerCopy,
     TornWrite,
     CorruptFile,
     RemoteOutage,
+    CorruptReplica,
+    LosePeerCopy,
     PoisonSnapshot,
 )
 

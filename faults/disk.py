@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class DiskFault(Fault):
     Args:
         directory: absolute; without one, the node's own, which jobs know as ``trainer.disk``. ``checkpoints``: that of
             the run's disk tier, so that the next save meets it; no training may end for that.
-        heal_after_s: when it ends; None: with the run.
+        heal_after_s: when it ends, counted from the first operation that it meets; None: with the run.
     """
 
     directory: str = ""
@@ -83,14 +84,17 @@ class DiskFault(Fault):
             directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
         target.notes["number"] = target.cluster.trouble(target.node, directory, self.trouble)
-        target.notes["since_s"] = time.monotonic()  # until then the file system was made ready
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
         if target.lifted_ns:
             return False
         target.acted_ns = time.monotonic_ns()  # it strikes whoever is started there meanwhile, too
-        if self.heal_after_s is not None and time.monotonic() - target.notes["since_s"] >= self.heal_after_s:
+        if self.heal_after_s is None:
+            return False
+        if "since_s" not in target.notes and target.cluster.troubled(target.notes["number"]):
+            target.notes["since_s"] = time.monotonic()
+        if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
             target.notes["met"] = target.cluster.relieve(target.notes["number"])
             target.lifted_ns = target.acted_ns
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -38,12 +39,12 @@ class RemoteOutage(Fault):
             come ``delay_ms`` later; ``reset``: connections are reset in the body of a request; ``stall``: requests
             are taken, and never answered.
         delay_ms: for ``slow``.
-        heal_after_s: when it ends; None: with the run.
+        heal_after_s: when it ends, counted from the first request that it strikes; None: with the run.
     """
 
     rank: int | str = 0
     mode: str = "refuse"
-    delay_ms: float = 1000.0
+    delay_ms: float = 500.0
     heal_after_s: float | None = None
 
     family: ClassVar[str] = "checkpoint"
@@ -105,8 +106,11 @@ class RemoteOutage(Fault):
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
-        healed = self.heal_after_s is not None and target.seconds_since >= self.heal_after_s
-        if healed and not target.lifted_ns and target.store is not None:
+        if target.lifted_ns or self.heal_after_s is None or target.store is None:
+            return False
+        if "since_s" not in target.notes and (target.notes["refused"] or target.store.met(target.notes["number"])):
+            target.notes["since_s"] = time.monotonic()
+        if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
             target.notes["met"] = target.store.lift(target.notes["number"])
             target.acted_ns = target.lifted_ns = time.monotonic_ns()
         return False

@@ -30,6 +30,7 @@ from chaoskit.vocabulary import Event
 
 _OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
 _LISTING_S = 1.5  # a recall waits so long for the first listing of the remote tier
+_LISTING_ALONE_S = 30.0
 _RELIST_S = 30.0
 _FAREWELL_S = 0.1
 
@@ -82,7 +83,8 @@ class Archive:
             with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
                 found += self._on_disk(DiskTier(self._config.disk.target))
         if self._config.remote is not None:
-            self._listed.wait(_LISTING_S)
+            alone = self._config.resume and not found  # then nothing else can be there, and the coordinator waits
+            self._listed.wait(_LISTING_ALONE_S if alone else _LISTING_S)
             found += self._remote
         for offer in found:
             self._journal.write(

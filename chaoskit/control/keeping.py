@@ -54,7 +54,8 @@ class NodeKeeper(KeepsCopies, ABC):
         self._orders = Orders()
         self._levers = NodeLevers(context.node, context.tell)
         self.breakpoints = Breakpoints()
-        self._archive = Archive(context.node, context.config, context.journal, context.fail, self.breakpoints.reach)
+        at = self.breakpoints.reach
+        self._archive = Archive(context.node, context.config, context.journal, context.fail, at)
 
     def _start(self) -> None:
         """To be called when the keeper is complete."""

@@ -12,7 +12,13 @@ from chaoskit.messages import Lever, LeverPulled, Message
 
 
 class KeepsCopies(Protocol):
-    """What levers need of a keeper."""
+    """What levers need of a keeper.
+
+    Attributes:
+        breakpoints: of the threads that copy and store here.
+    """
+
+    breakpoints: Breakpoints
 
     breakpoints: Breakpoints
 
