@@ -20,8 +20,6 @@ class KeepsCopies(Protocol):
 
     breakpoints: Breakpoints
 
-    breakpoints: Breakpoints
-
     def kept(self, worker: str) -> list[KeptCopy]:
         """Complete copies of what ``worker`` holds, in every tier of this node."""
 

@@ -31,9 +31,8 @@ from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
-#: Of threads that send and receive copies. Many of them: one that waits for a CPU with the interpreter's lock in its
-#: hands keeps the agent from its heartbeat, so they may not wait behind training.
-_NICENESS = -5
+#: Of threads that send and receive copies: as urgent as training, which loses the steps that they are behind.
+_NICENESS = 0
 _BUDGET_SHARE = 0.25  # of the node's memory, for the copies of other nodes
 
 
