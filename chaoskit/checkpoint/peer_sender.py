@@ -165,8 +165,11 @@ class _Line:
             self._pause(pause_s)
         elif not self._stopped:
             connection = self._connection
-            readable, _, _ = select.select([self._bell, *([connection] if connection is not None else [])], [], [])
-            if connection in readable:  # nobody speaks unasked: it is gone, or has dropped the copy
+            spoken = connection.fileno() if connection is not None else self._bell
+            readable, _, _ = select.select([self._bell, spoken], [], [])
+            if (
+                connection is not None and spoken in readable
+            ):  # nobody speaks unasked: it is gone, or has dropped the copy
                 self._disconnect()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
