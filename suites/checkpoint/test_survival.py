@@ -33,7 +33,7 @@ def survival(outcome: Outcome, lost: int) -> float:
 
 def of_pairs(nodes: int, lost: int) -> float:
     """Closed form: no pair is hit twice."""
-    return float(2**lost) * comb(nodes // 2, lost) / comb(nodes, lost)
+    return float(2**lost * comb(nodes // 2, lost) / comb(nodes, lost))
 
 
 def of_a_ring(nodes: int, lost: int) -> float:
