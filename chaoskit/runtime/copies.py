@@ -18,7 +18,7 @@ from chaoskit.runtime.board import Board
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.vocabulary import Event
 
-_ACK_WAIT_S = 0.05  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
+_ACK_WAIT_S = 0.25  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
 _LOOK_S = 0.0005
 _UNEVEN = 1.05  # a piece that has more of the rows than others
 
