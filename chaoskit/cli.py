@@ -72,11 +72,17 @@ def launch(
         Path | None, typer.Option(metavar="DIR", help="Where the state is stored: a directory that all nodes see.")
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between two snapshots there.")] = 100,
+    checkpoint_every_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+    ] = 0.0,
     keep: Annotated[int, typer.Option(help="How many of the newest snapshots are kept; 0 for all.")] = 2,
     remote: Annotated[
         str, typer.Option(metavar="URL", help="Where snapshots are uploaded to, such as s3://bucket/run.")
     ] = "",
     remote_every: Annotated[int, typer.Option(metavar="N", help="Steps between two uploads, at least.")] = 1000,
+    remote_every_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+    ] = 0.0,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
     substrate: Annotated[
@@ -111,9 +117,11 @@ def launch(
     settings["substrate"] = substrate
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
-        settings["disk"] = {"target": str(checkpoints.resolve()), "every_steps": checkpoint_every, "keep_last": keep}
+        often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
+        settings["disk"] = {"target": str(checkpoints.resolve()), "keep_last": keep, **often}
     if remote:
-        settings["remote"] = {"target": remote, "every_steps": remote_every, "keep_last": keep}
+        often = {"every_steps": remote_every, "every_s": remote_every_s}
+        settings["remote"] = {"target": remote, "keep_last": keep, **often}
     console = _console(machine)
     result = face.launch(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)

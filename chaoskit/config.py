@@ -46,13 +46,15 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Args:
         target: a directory that all nodes see; of the remote tier a URL such as ``s3://bucket/run``.
         endpoint: of the remote tier: where an S3 store listens that is not Amazon's, such as ``http://minio:9000``.
-        every_steps: the state after each multiple of it is stored. Of the remote tier: no sooner than after so many.
+        every_steps: the state after each multiple of it is stored; 0 for none. Of the remote tier: after so many.
+        every_s: the state is stored after so many seconds, too; 0 for never by time.
         keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.retention.Retention`.
     """
 
     target: str
     endpoint: str = ""
     every_steps: int = 100
+    every_s: float = 0.0
     keep_last: int = 2
     keep_every: int = 0
     budget_bytes: int = 0
@@ -212,9 +214,11 @@ def validate(config: RunConfig) -> None:
 def _validate_tier(field: str, tier: Tier | None) -> None:
     if tier is None:
         return
-    for name, least in (("every_steps", 1), ("keep_last", 0), ("keep_every", 0), ("budget_bytes", 0)):
-        if getattr(tier, name) < least:
-            raise BadInput(f"{field}.{name}", getattr(tier, name), f"use {least} or more")
+    for name in ("every_steps", "every_s", "keep_last", "keep_every", "budget_bytes"):
+        if not getattr(tier, name) >= 0:
+            raise BadInput(f"{field}.{name}", getattr(tier, name), "use 0 or more")
+    if not tier.every_steps and not tier.every_s:
+        raise BadInput(f"{field}.every_steps", 0, f"use 1 or more, or {field}.every_s: nothing would be stored")
     is_url = "://" in tier.target
     if tier.endpoint and (field == "disk" or not tier.target.startswith(("s3://", "s3a://"))):
         raise BadInput(f"{field}.endpoint", tier.endpoint, "leave it out: only stores behind s3://... have one")

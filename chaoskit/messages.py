@@ -277,6 +277,12 @@ class Release(Message, frozen=True):
     lever: Lever
 
 
+class Store(Message, frozen=True):
+    """The state after ``step`` steps is to be stored, whatever multiple that is."""
+
+    step: int
+
+
 class PullNode(Message, frozen=True):
     """Let ``node`` do ``lever`` to the copies that it keeps, once however often it is told."""
 
@@ -482,6 +488,7 @@ AnyMessage = (
     | HookReached
     | Arm
     | Release
+    | Store
     | PullNode
     | LeverPulled
     | Accuse

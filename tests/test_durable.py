@@ -75,6 +75,23 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
 
 
+@pytest.mark.parametrize("job", [PLAIN, "fsdp"])
+def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    """None by steps; of the remote tier every one, too."""
+    disk = {"target": str(tmp_path / "stored"), "every_steps": 0, "every_s": 1.0, "keep_last": 0}
+    remote = {"target": f"file://{tmp_path}/remote", "every_steps": 0, "every_s": 0.5, "keep_last": 0}
+    settings = settings_of(job) | ({"step_s": 0.1} if job == PLAIN else {})
+    fault = ReplaceNode(rank=1, at_step=25)
+    outcome = chaos.run(job, nodes=2, steps=60, options=settings, disk=disk, remote=remote, faults=[fault])
+    stored = DiskTier(tmp_path / "stored").snapshots().snapshots
+    saved = {record["step"] for record in journal(outcome, Event.SAVED) if record["tier"] == "disk"}
+    assert saved == {one.manifest.step for one in stored}
+    assert len(saved) >= 2
+    for snapshot in stored:
+        snapshot.verify()
+        assert len({item.file for item in snapshot.manifest.items}) == snapshot.manifest.world
+
+
 def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
     """Every node is lost at one step, with all that is in memory; empty ones come in their places."""
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(nodes)]

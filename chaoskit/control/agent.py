@@ -46,6 +46,7 @@ from chaoskit.messages import (
     Release,
     StartWorker,
     StopWorker,
+    Store,
     TestLinks,
     Welcome,
     WorkerFailed,
@@ -199,6 +200,8 @@ class Agent:
                 self._pass_on(worker, message)
             case PullNode():
                 self._keeper.pull(message)
+            case Store():
+                self._keeper.store(message)
             case TestLinks():
                 self._spawn(self._test_links(message))
             case StartWorker(worker):

@@ -58,7 +58,7 @@ class Archive:
         self._node, self._config, self._journal, self._at = node, config, journal, at
         self.saver = Saver(config.disk, journal, self._committed, fail, at) if config.disk is not None else None
         self._uploader: Uploader | None = None
-        self._uploaded = -1  # the newest step that was offered to it
+        self._uploaded, self._uploaded_s = -1, time.monotonic()  # the newest step that was offered to it, and when
         self._remote: list[Snapshot] = []  # what was there when it was last asked
         self._listed = threading.Event()
         if config.remote is not None:
@@ -133,14 +133,15 @@ class Archive:
             return
         step = snapshot.manifest.step
         last = self._uploaded if self._uploaded >= 0 else max((one.step for one in self._remote), default=None)
-        if not Schedule(every_steps=remote.every_steps).due(step, last, None):
+        schedule, now_s = Schedule(every_steps=remote.every_steps, every_s=remote.every_s), time.monotonic()
+        if not schedule.due(step, last, now_s - self._uploaded_s):
             return
         try:
             if self._uploader is None:
                 tier = _open(remote, self._at)
                 self._uploader = Uploader(tier, after_commit=self._after_upload, failed=self._upload_failed)
             self._uploader.offer(DirectorySource(snapshot.path))
-            self._uploaded = step
+            self._uploaded, self._uploaded_s = step, now_s
         except ChaoskitError as error:
             self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
 

@@ -137,7 +137,7 @@ class Keeper(NodeKeeper):
             until = step + 1 if self._skips else step
         if worker == self._stored_from and self._archive.saver is not None:
             self._save(kept, self._archive.saver)
-            until = min(until, self._archive.saver.next_due(step) - 1)
+            until = min(until, self._archive.saver.due.after(step) - 1)
         kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
 
     def _save(self, kept: _Kept, saver: Saver) -> None:
@@ -168,7 +168,7 @@ class Keeper(NodeKeeper):
             return False
         if view.generation != self._begun:  # what a membership begins with is not new
             self._begun, self._saved = view.generation, (view.step, view.generation)
-        return (view.step, view.generation) > self._saved and saver.due(view.step)
+        return (view.step, view.generation) > self._saved and saver.due.at(view.step)
 
     def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed. Training never waits long for it, and never ends because of it."""

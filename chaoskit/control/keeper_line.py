@@ -15,7 +15,7 @@ import msgspec
 from chaoskit import wire
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, WentOn, decode_answer
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Endpoint, Holding, KeepWarm, Message, Plan, PullNode, Recall
+from chaoskit.messages import Endpoint, Holding, KeepWarm, Message, Plan, PullNode, Recall, Store
 from chaoskit.runtime.board import Board
 
 _RECEIVE_BYTES = 65536
@@ -106,6 +106,10 @@ class KeeperLine:
 
     def pull(self, order: PullNode) -> None:
         """Answered by ``LeverPulled``, which goes to the coordinator."""
+        self._give(order)
+
+    def store(self, order: Store) -> None:
+        """The state after one more step is to be stored."""
         self._give(order)
 
     async def finish(self, timeout_s: float) -> None:

@@ -27,7 +27,7 @@ from chaoskit.control.keeping import NodeContext, NodeKeeper
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.data.pages import PageKeeper
 from chaoskit.journal import Journal
-from chaoskit.messages import Holding, KeepWarm, Message, Plan, PullNode, Recall
+from chaoskit.messages import Holding, KeepWarm, Message, Plan, PullNode, Recall, Store
 from chaoskit.osprocess import die_of, die_with_parent, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
@@ -144,6 +144,8 @@ class _Service:
                 keeper.went_on(step)
             case PullNode(fault=fault, lever=lever):
                 keeper.pull(fault, lever)
+            case Store(step):
+                keeper.store(step)
             case Finish(timeout_s):
                 keeper.finish(timeout_s)
                 self._tell(Finished())

@@ -16,6 +16,7 @@ from chaoskit.messages import (
     PullNode,
     Recall,
     Sealed,
+    Store,
 )
 
 
@@ -48,7 +49,7 @@ class Finished(Message, frozen=True):
     """Nothing is being stored any more, or its time is up."""
 
 
-Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Finish
+Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Store | Finish
 Answer = Sealed | LeverPulled | Finished
 
 decode_order = wire.decoder(Order)

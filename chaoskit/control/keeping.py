@@ -7,6 +7,7 @@ import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.config import RunConfig
@@ -90,6 +91,11 @@ class NodeKeeper(KeepsCopies, ABC):
     def pull(self, fault: str, lever: Lever) -> None:
         """A fault wants something done to the copies that are kept here."""
         self._orders.give(lambda: self._levers.pull(self, fault, lever))
+
+    def store(self, step: int) -> None:
+        """The state after ``step`` steps is to be stored, too."""
+        if self._archive.saver is not None:
+            self._orders.give(partial(self._archive.saver.due.order, step))
 
     def finish(self, timeout_s: float) -> None:
         """The job is over: what is being stored has so long to get there. Waits."""

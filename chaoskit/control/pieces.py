@@ -210,12 +210,12 @@ class PieceKeeper(NodeKeeper):
         member = plan.member(part.worker) if plan is not None else None
         if plan is None or member is None or held.board is None:
             return
-        if saver.next_due(held.board.step - 3) > held.board.step + 1:  # nothing due can be in the slots
+        if saver.due.after(held.board.step - 3) > held.board.step + 1:  # nothing due can be in the slots
             return
         for path, seal, _ in held.sealed():
             age = (seal.step, seal.generation)
             fresh = seal.generation == plan.generation and age > self._saved.get(part.worker, (-1, -1))
-            if not (fresh and saver.due(seal.step)):
+            if not (fresh and saver.due.at(seal.step)):
                 continue
             self._saved[part.worker] = age
             if not saver.wants(age):

@@ -27,6 +27,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.rendezvous import Client, RendezvousBoard
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
+from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
 from chaoskit.errors import Refused
 from chaoskit.messages import (
@@ -52,6 +53,7 @@ from chaoskit.messages import (
     SourceFailed,
     StartWorker,
     StopWorker,
+    Store,
     Trigger,
     WorkerDone,
     WorkerFailed,
@@ -83,6 +85,7 @@ class ControlPlane:
         self._config = config
         self._membership = Membership(config)
         self._watch = Watch(config)
+        self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
         self._stalls = Repeats(limit=STALLS_MAX)
@@ -359,6 +362,8 @@ class ControlPlane:
         self._contact.beat(heartbeat.node, now_s)
         live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
         self._watch.hear(live, now_s)
+        for beat in live:
+            self._timetable.saw(beat.step, beat.generation, now_s)
         return [heard, *self._start(self._deferral.observe(heartbeat.beats, now_s)), *self._look_for_hangs(now_s)]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
@@ -497,6 +502,8 @@ class ControlPlane:
             self._inherited_until_s = None
             if self._inherited and not self._membership.settled:
                 outputs += self._stall(self._inherited, "its coordinator ended while it was formed", now_s)
+        if (step := self._timetable.due(now_s)) is not None:
+            outputs += [Send(node, Store(step)) for node in sorted(self._membership.nodes)]
         return outputs + self._advance(events.Tick(), now_s)
 
     def _resume(self, now_s: float) -> None:

@@ -26,6 +26,7 @@ from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.config import Tier
+from chaoskit.control.timetable import Due
 from chaoskit.journal import Journal
 from chaoskit.osprocess import set_name
 from chaoskit.runtime.naming import SCALARS, encode_scalars, parameter_names, stored_name
@@ -61,7 +62,7 @@ class Saver:
         at: Hook,
     ) -> None:
         self._disk = DiskTier(tier.target, retention=retention_of(tier), at=at)
-        self._every_steps, self._journal = tier.every_steps, journal
+        self.due, self._journal = Due(tier.every_steps, by_time=tier.every_s > 0), journal
         self._committed, self._fail = committed, fail
         self._offered: queue.SimpleQueue[Portion] = queue.SimpleQueue()
         self._age = (-1, -1)  # of the snapshot that is under way, or was the last
@@ -75,14 +76,6 @@ class Saver:
         threading.Thread(target=self._serve, name="saver", daemon=True).start()
 
     # -- called by a keeper's thread --------------------------------------------------------------------------------
-
-    def due(self, step: int) -> bool:
-        """Whether the state after ``step`` steps is to be stored: the same on all nodes."""
-        return step > 0 and step % self._every_steps == 0
-
-    def next_due(self, step: int) -> int:
-        """The first step after ``step`` that is due."""
-        return (step // self._every_steps + 1) * self._every_steps
 
     def wants(self, age: tuple[int, int]) -> bool:
         """Whether a portion of that age can be taken now. If not, the journal says so."""
