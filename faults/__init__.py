@@ -19,6 +19,7 @@ from faults.moments import at_rate
 from faults.network import Cut, Reset
 from faults.node import FreezeNode, KillAgent, KillNode, Preempt
 from faults.numeric import NaN
+from faults.poison import PoisonSnapshot
 from faults.raising import Raise
 from faults.remote import RemoteOutage
 from faults.slow import Straggle
@@ -74,6 +75,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     RemoteOutage,
     CorruptReplica,
     LosePeerCopy,
+    PoisonSnapshot,
 )
 
 __all__ = [
@@ -113,6 +115,7 @@ __all__ = [
     "Loss",
     "NaN",
     "OutOfMemory",
+    "PoisonSnapshot",
     "Preempt",
     "Rack",
     "Raise",

@@ -62,25 +62,28 @@ class CopyFault(Fault):
         return isinstance(message, HookReached) and message.worker == target.worker and "over" not in target.notes
 
     def _order(self, target: Target) -> None:
-        if "over" in target.notes or time.monotonic() < target.notes.get("ordered_s", 0.0) + _AGAIN_S:
+        if "over" in target.notes:
             return
-        target.notes["ordered_s"] = time.monotonic()
-        answered = {report.node for report in target.reports}
-        missing: list[str] = []
-        options: dict[str, Any] = {}
-        for nodes, options in self.stages(target):  # noqa: B007 - of the stage that is not over
-            if missing := [node for node in nodes if node not in answered]:
-                break
+        missing, options = self._missing(target)
         if not missing or target.seconds_since > _PATIENCE_S:
             target.notes["over"] = True
             target.pull("none")
-            return
-        for node in missing:
-            target.pull_node(node, self.lever, worker=target.worker, step=target.step, **options)
+        elif time.monotonic() > target.notes.get(missing[0], 0.0) + _AGAIN_S:
+            target.notes[missing[0]] = time.monotonic()
+            for node in missing:
+                target.pull_node(node, self.lever, worker=target.worker, step=target.step, **options)
+
+    def _missing(self, target: Target) -> tuple[list[str], dict[str, Any]]:
+        """Nodes that have not answered, of the first stage that is not over, and what they are to do."""
+        answered = {report.node for report in target.reports}
+        for nodes, options in self.stages(target):
+            if missing := [node for node in nodes if node not in answered]:
+                return missing, options
+        return [], {}
 
     def observe(self, target: Target) -> str | None:
-        told = [report.observed for report in target.reports if report.effective]
-        return "; ".join(told) if "over" in target.notes and told else None
+        told = {report.node: report.observed for report in target.reports if report.effective}
+        return "; ".join(told.values()) if "over" in target.notes and told else None
 
 
 def _others(target: Target) -> list[str]:

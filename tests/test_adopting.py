@@ -48,6 +48,12 @@ def test_checkpoints(tmp_path: Path) -> None:
     ]
 
 
+def test_zero(tmp_path: Path) -> None:
+    output = finished(torchrun(script("zero.py", tmp_path)), tmp_path)
+    assert output.count("keeps 50% of the moments") == 2, output
+    assert output.count("goes on at step 20") == 2
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     """Whichever rank is killed half-way, training goes on from there; nothing is left at the end."""

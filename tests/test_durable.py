@@ -26,8 +26,8 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.vocabulary import Event
-from faults import ReplaceNode
+from chaoskit.vocabulary import Event, Verdict
+from faults import KillCoordinator, ReplaceNode
 
 pytestmark = pytest.mark.costly
 
@@ -182,6 +182,27 @@ def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
     assert resumed["steps"] == 60
     assert launches.restored("resumed")
     assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("during", ["regroup", "restore"])
+@pytest.mark.parametrize("job", [PLAIN, pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: Path, job: str, during: str) -> None:
+    """That the job resumes is in its record: the next coordinator begins nothing anew."""
+    common: dict[str, Any] = {"nodes": 2, "spares": 0, "options": settings_of(job)}
+    disk = {"target": str(tmp_path / "stored"), "every_steps": 5}
+    chaos.run(job, **common, steps=12, twin=False, disk=disk)
+    fault = KillCoordinator(rank=0, during=during)
+    outcome = chaos.run(job, **common, steps=30, disk=disk, resume=True, faults=[fault], check=False)
+    assert [one.state for one in outcome.faults] == ["confirmed"]
+    assert journal(outcome, Event.RESUMED), "no other coordinator took over"
+    assert not journal(outcome, Event.RECORD_LOST)
+    assert {(record["step"], record["source"].split()[0]) for record in journal(outcome, Event.RESTORED)} == {
+        (10, "disk")
+    }
+    assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(10, 30))
+    if job == PLAIN:  # the rate of the other one follows a curve of its length, which was another in the first run
+        verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before
+        assert verdicts["final weights equal the twin's"] == Verdict.PASSED
 
 
 def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from faults import (
     BitFlip,
     ClockJump,
     CorruptFile,
+    CorruptReplica,
     CrashLoop,
     DataStall,
     Deadlock,
@@ -58,8 +59,10 @@ from faults import (
     LimitMemory,
     LimitPids,
     LoseNode,
+    LosePeerCopy,
     NaN,
     OutOfMemory,
+    PoisonSnapshot,
     Preempt,
     Rack,
     Raise,
@@ -511,6 +514,9 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (SlowDisk, {}, {"hung"}),
     (TornWrite, {}, ENDED | {"node lost"}),
     *((kind, {}, set()) for kind in (CorruptFile, RemoteOutage)),
+    (CorruptReplica, {}, set()),
+    (LosePeerCopy, {}, set()),
+    (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
 ]
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.hang import Hang, HangDetector
-from chaoskit.messages import Beat
+from chaoskit.control.watch import Watch
+from chaoskit.messages import Beat, Endpoint, Member, Plan
 from chaoskit.vocabulary import Phase
 
 CONFIG = RunConfig(job=JobSpec("train.py"))
@@ -146,6 +147,17 @@ def test_neither_does_a_short_one() -> None:
     detector = trained()
     detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 0.01)
     assert detector.limit_s == pytest.approx(0.6)
+
+
+def test_the_time_for_which_a_node_is_cut_off_is_no_step_time() -> None:
+    watch, steps = Watch(CONFIG), 3
+    plan = Plan(1, (Member(0, "a", "n", Endpoint("host", "", 0, 0, -1), (0,)),), abort=True)
+    limits = set()
+    for now_s, commits in [(0.2 * step, step) for step in range(steps)] + [(10.0, 20), (10.2, 21)]:
+        watch.hear([beat("a", Phase.FORWARD, step=commits, commits=commits)], now_s)
+        assert watch.look(plan, ["a"], ["a"], now_s) == ({}, False)
+        limits.add(round(watch._hangs.limit_s, 3))
+    assert max(limits) == pytest.approx(0.6)
 
 
 def test_steps_shorter_than_a_beat_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from chaoskit.control.events import (
 from chaoskit.control.membership import HEALING_S, Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
-from chaoskit.control.revival import ATTEMPTS_MAX, FRESH_S, RECALL_S
+from chaoskit.control.revival import ATTEMPTS_MAX, FRESH_S, REACH_S, RECALL_S, RETRY_MAX_S, RETRY_S
 from chaoskit.messages import AgentHello, Endpoint, Plan, Snapshot
 
 NODES = "abc"
@@ -291,18 +292,115 @@ def test_a_copy_that_is_gone_was_overwritten_by_a_newer_one() -> None:
     assert job.restored == 9
 
 
-def test_a_copy_that_is_gone_again_and_again_is_given_up() -> None:
+def test_a_copy_that_is_gone_again_and_again_is_given_up_for_an_older_one() -> None:
     job = restoring()
-    for attempt in range(ATTEMPTS_MAX):
-        assert job.restored == 7, attempt
-        job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
-        job.answer(
-            **{
-                node: [piece(node, i, 6), piece(node, i, 7), piece(node, (i - 1) % 3, 7)]
-                for i, node in enumerate(NODES)
-            }
-        )
+    kept = {n: [piece(n, i, 6), piece(n, i, 7), piece(n, (i - 1) % 3, 7)] for i, n in enumerate(NODES)}
+    plans = 0
+    while job.now_s < 4 * REACH_S and job.restored == 7:
+        if len(job.plans) > plans:
+            plans = len(job.plans)
+            job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+        job.answer(**kept)
+        job.wait(0.05)
     assert job.restored == 6
+    assert REACH_S < job.now_s < 4 * REACH_S
+
+
+def test_nobody_goes_back_to_old_copies_before_all_have_answered() -> None:
+    """The members of a generation that could not begin have nothing newer than the others."""
+    job = restoring()
+    job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+    number, old = job.machine.question, tuple(piece("a", n, 3) for n in range(3))
+    job.tell(NodeJoined("d"), Sealed("a", old, number), Sealed("b", (), number), Sealed("c", (), number))
+    assert len(job.plans) == 2
+    job.tell(Sealed("d", tuple(piece("d", n, 7) for n in range(3)), number))
+    assert job.restored == 7
+
+
+def attempts(job: Job, until_s: float) -> list[float]:
+    """When copies are tried of which piece 1 is out of reach: the network between nodes is parted."""
+    tried_s: list[float] = []
+    while not job.finish and job.now_s < until_s:
+        if len(job.plans) > len(tried_s) + 1:
+            tried_s.append(job.now_s)
+            job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+        else:
+            job.wait(0.1)
+        job.answer_all(7)
+    return tried_s
+
+
+def test_copies_out_of_reach_are_tried_again_later_and_later() -> None:
+    job = restoring()
+    tried_s = attempts(job, 10.0)
+    pauses_s = [after - before for before, after in pairwise(tried_s)]
+    soon = [0.0] * (ATTEMPTS_MAX - 1)
+    assert pauses_s == pytest.approx([*soon, RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S], abs=0.3)
+    job.wait(RETRY_MAX_S)
+    job.answer_all(7)
+    assert not job.finish, "every copy is there"
+    job.settle()
+    assert len(job.machine.keepers) == 3
+
+
+def test_copies_that_stay_out_of_reach_are_not_waited_for_without_end() -> None:
+    job = restoring()
+    attempts(job, 4 * job.config.startup_s)
+    assert job.finish
+    assert "every replica was lost" in job.finish.reason
+    assert job.now_s == pytest.approx(2 * job.config.startup_s, abs=1.0)
+
+
+def test_a_corrupt_copy_is_never_tried_again() -> None:
+    job = restoring()
+    job.tell(*(SourceFailed(copy, True) for copy in job.plans[-1].restore if copy.piece == 1))
+    while not job.finish and job.now_s < job.config.startup_s:
+        job.answer(**{n: [*(p for p in job.plans[-1].restore if p.node == n)] for n in NODES})
+        job.wait(0.1)
+    assert len(job.plans) == 2
+    assert job.finish
+    assert job.now_s < 2 * HEALING_S
+
+
+def test_a_node_that_was_only_silent_may_come_back_with_the_last_piece() -> None:
+    """It may be the coordinator that is cut off from most of its nodes."""
+    job = Job(replacement_s=0.0)
+    job.tell(NodeLost("b", silent=True), NodeLost("c", silent=True))
+    while not job.finish and job.now_s < job.config.coordinator_outage_s - 1:
+        job.answer(a=[piece("a", 0, 7)])
+        job.wait(0.2)
+    assert not job.finish
+    job.tell(NodeJoined("b"), NodeJoined("c"))
+    job.become_ready()
+    for _ in range(3):
+        job.answer_all(7)
+        job.wait(0.2)
+    assert job.restored == 7
+
+
+def test_a_silent_node_is_not_waited_for_longer_than_its_lease() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(NodeLost("b", silent=True))
+    while not job.finish and job.now_s < 2 * job.config.coordinator_outage_s:
+        job.answer(a=[piece("a", 0, 7)])
+        job.wait(0.2)
+    assert job.finish
+    assert job.now_s == pytest.approx(job.config.coordinator_outage_s, abs=1.0)
+
+
+def test_who_comes_back_may_have_trained_on_with_the_others_until_it_answers() -> None:
+    """Its workers are fenced when it attaches; its answer is the first that comes after that for certain."""
+    job = Job(replacement_s=0.0)
+    job.tell(NodeLost("b", silent=True))
+    job.answer(a=[piece("a", 0, 7), piece("a", 2, 7)], c=[piece("c", 2, 7), piece("c", 1, 7)])
+    number = job.machine.question
+    job.tell(NodeJoined("b", started=1))
+    job.become_ready()
+    job.wait(2 * FRESH_S)
+    job.tell(Sealed("b", (piece("b", 1, 9), piece("b", 0, 9)), number, 9))
+    assert len(job.plans) == 1, "it went back to what was told before"
+    job.answer_all(9)
+    assert job.restored == 9
 
 
 def test_a_rank_that_hangs_while_it_restores_is_replaced_before_the_job_is_lost() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from chaoskit.checkpoint.arena import DATA_OFFSET
+from chaoskit.control import keeper_process
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.messages import EndJob, Heartbeat, Plan, Sealed, Snapshot, WorkerReady
-from chaoskit.osprocess import is_ending
+from chaoskit.osprocess import children, is_ending, process_name
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
@@ -236,7 +237,7 @@ def test_without_copies_whole_arenas_are_enough(chaos: Chaos, tmp_path: Path) ->
 
 
 class Descriptors(Assassin):
-    """Counts the memory files of the agents while training goes on."""
+    """Counts the memory files of the keepers while training goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +247,9 @@ class Descriptors(Assassin):
         if isinstance(message, Heartbeat) and self.plans and self.committed > 2:
             agents = {_parent(_parent(pid)) for pid in self.pids.values() if not is_ending(pid)}
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                links = [link for agent in agents for link in Path(f"/proc/{agent}/fd").iterdir()]
+                below = [pid for agent in agents for pid in children(agent)]
+                keepers = [pid for pid in below if process_name(pid) == keeper_process.NAME]
+                links = [link for keeper in keepers for link in Path(f"/proc/{keeper}/fd").iterdir()]
                 self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
 
 

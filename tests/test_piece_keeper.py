@@ -1,4 +1,4 @@
-"""What an agent tells a worker of its copies: never that a step is safe which is trained again."""
+"""What a keeper tells a worker of its copies: never that a step is safe which is trained again."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 from test_durable import Launches, plain_load
 
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.vocabulary import Event
@@ -162,6 +163,25 @@ def test_plain_dcp_reads_what_is_stored_and_plain_torch_goes_on_with_it(chaos: A
         assert state[f"optimizer.state.{name}.step"] == 10
         assert state[f"optimizer.state.{name}.exp_avg"].shape == state[f"model.{name}"].shape
         assert state[f"optimizer.state.{name}.exp_avg_sq"].count_nonzero()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "field", "remedy"),
+    [
+        ("batchnorm", "model", "GroupNorm"),
+        ("both", "params", "no use for both"),
+        ("partly", "optimizer", "have a ZeroOptimizer train every parameter"),
+        ("neither", "model", "or use ZeroOptimizer"),
+        ("muon", "optimizer", "treats each element for itself"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_refused_in_the_rehearsal(chaos: Any, how: str, field: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=remedy) as refused:
+        chaos.harness.run(str(JOBS / "zero_wrong.py"), nodes=1, spares=0, steps=3, options={"how": how}, twin=False)
+    assert refused.value.field == field
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ copies chunks, too, and digests none: training never waits for a checksum.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,18 +14,13 @@ import torch
 from torch import Tensor
 
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, Slot, dtype_named
+from chaoskit.checkpoint.finite import Poisoned, is_finite
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.pipeline import Pipeline
 from chaoskit.checkpoint.seal import Checksum
 
 #: A chunk, its copy and the code fit into the second-level cache of one core.
 CHUNK_BYTES = 2**19
-_SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread alone
-_SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-class Poisoned(Exception):
-    """The state holds NaN or infinity."""
 
 
 class Chunk(NamedTuple):
@@ -128,15 +122,9 @@ class Copying:
             self._digested = stop
 
     def _look_at(self, chunk: Chunk) -> None:
-        """The sum of a chunk is finite exactly if all of it is, but for overflows, which are looked at closely."""
-        dtype = dtype_named(self._slots[chunk.tensor].dtype)
-        if dtype not in _SUMMABLE:
-            return
-        values = self._view(chunk.place, chunk.size_bytes, self._slots[chunk.tensor].dtype)
-        for part in values.split(_SUMMED):
-            total = part.sum(dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-            if not math.isfinite(float(total)) and not bool(torch.isfinite(part).all()):
-                raise Poisoned(f"{self._slots[chunk.tensor].path} is not finite")
+        slot = self._slots[chunk.tensor]
+        if not is_finite(self._view(chunk.place, chunk.size_bytes, slot.dtype)):
+            raise Poisoned(f"{slot.path} is not finite")
 
     def _view(self, place: int, size_bytes: int, dtype: str) -> Tensor:
         start = DATA_OFFSET + place

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, ArenaView
+from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, ArenaView, decode_index
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
+from chaoskit.checkpoint.finite import NanWatch
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Checksum, Seal, Torn
 
 
@@ -30,6 +31,7 @@ class Tier(Protocol):
         """Copy the state that ``source`` holds, and seal the copy. Until then nothing of it can be seen.
 
         Raises:
+            Poisoned: if there is NaN in it. The copies from before are untouched.
             Torn: if the state changed while it was copied. The copies from before are untouched.
             MemoryError, OSError: if there is no room. The same holds.
         """
@@ -96,11 +98,14 @@ def _copy(source: ArenaView, target: ArenaImage, at: Hook) -> Seal:
     target.begin(step, generation, index, scalars, size_bytes)
     at("begun")
     digest, data, done = Checksum(step, index, scalars), target.data(), 0
+    watch = NanWatch(decode_index(index, size_bytes))
     while done < size_bytes:
         chunk = data[done : done + CHUNK_BYTES]
-        done += (count := source.read_into(chunk, done))
+        count = source.read_into(chunk, done)
         digest.update(chunk[:count])
         at("chunk")
+        watch.look(done, chunk[:count])
+        done += count
         if source.sequence != sequence:  # now and not at the end: the writer may be waiting for this copy to be over
             raise Torn(f"step {step} was left before its copy was complete")
     if source.sequence != sequence:

@@ -95,6 +95,12 @@ class CopyServer:
         with self._lock:
             return sum(slots.size_bytes for slots in self._pieces.values())
 
+    @property
+    def paths(self) -> list[str]:
+        """Where processes of this host can open the slots, whatever is in them."""
+        with self._lock:
+            return [path for slots in self._pieces.values() for path in slots.paths]
+
     def holding(self, piece: str = "") -> tuple[Copy, ...]:
         """Complete copies of ``piece``, or of all, the newest of each first."""
         with self._lock:

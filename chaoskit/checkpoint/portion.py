@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ from typing import NamedTuple
 import torch
 
 from chaoskit.checkpoint.arena import ArenaView, Slot, dtype_named
+from chaoskit.checkpoint.finite import is_finite
 from chaoskit.checkpoint.layout import Box
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn
 from chaoskit.checkpoint.stored import StoredCopy
-
-_SUMMED = 2**15 - 1  # elements; torch forms sums of fewer than 2**15 on the calling thread alone
 
 
 class Cut(NamedTuple):
@@ -93,13 +91,9 @@ class Portion:
         """The first tensor that is not finite; "" if all are."""
         for cut, data in self.boxes:
             dtype = dtype_named(cut.slot.dtype)
-            if dtype.is_floating_point and data and not _is_finite(torch.frombuffer(data, dtype=dtype)):
+            if data and not is_finite(torch.frombuffer(data, dtype=dtype)):
                 return cut.slot.path
         return ""
-
-
-def _is_finite(row: torch.Tensor) -> bool:
-    return all(math.isfinite(float(part.sum())) or bool(part.isfinite().all()) for part in row.split(_SUMMED))
 
 
 def fresh_memory(size_bytes: int) -> memoryview:

@@ -11,11 +11,13 @@ import struct
 import msgspec
 import xxhash
 
-from chaoskit.checkpoint.arena import ArenaView
+from chaoskit.checkpoint.arena import ArenaView, decode_index
+from chaoskit.checkpoint.finite import NanWatch
 from chaoskit.errors import ChaoskitError
 
 #: Small enough that a chunk is still in the cache when it is hashed after it was copied.
 CHUNK_BYTES = 2**22
+_LOOK_BYTES = 2**19  # is still in the second-level cache when it is looked at
 _HEAD = struct.Struct("!qqq")
 
 
@@ -68,13 +70,17 @@ def seal(view: ArenaView) -> Seal:
     """Seal a state where it lies. To be called when its writer has ended, or may be retried.
 
     Raises:
-        Torn: if the writer was in the middle of an update, or began one meanwhile.
+        Torn: if the writer was in the middle of an update, or began one meanwhile. Poisoned: if there is NaN in it.
     """
     sequence = view.sequence
     if sequence % 2:
         raise Torn(f"the update after step {view.step} was not finished")
-    step, generation = view.step, view.generation
-    found = checksum(step, view.index_bytes(), view.scalars_bytes(), view.data())
+    step, generation, index, data = view.step, view.generation, view.index_bytes(), view.data()
+    digest, watch = Checksum(step, index, view.scalars_bytes()), NanWatch(decode_index(index, len(data)))
+    for start in range(0, len(data), _LOOK_BYTES):
+        chunk = data[start : start + _LOOK_BYTES]
+        digest.update(chunk)
+        watch.look(start, chunk)
     if view.sequence != sequence:
         raise Torn(f"step {step} was left while it was sealed")
-    return Seal(step, generation, view.size_bytes, found)
+    return Seal(step, generation, len(data), digest.hexdigest())

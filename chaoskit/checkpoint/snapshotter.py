@@ -22,8 +22,9 @@ from queue import SimpleQueue
 import msgspec
 
 from chaoskit.checkpoint.arena import ArenaImage, Slot
-from chaoskit.checkpoint.copying import Chunk, Copying, Poisoned, cut
+from chaoskit.checkpoint.copying import Chunk, Copying, cut
 from chaoskit.checkpoint.device import DeviceCopies
+from chaoskit.checkpoint.finite import Poisoned
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.seal import Checksum, Seal
 from chaoskit.checkpoint.slots import Busy, Slots

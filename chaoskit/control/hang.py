@@ -98,6 +98,11 @@ class HangDetector:
         """Age at which a phase of a transaction is a hang."""
         return max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
 
+    def interrupt(self, worker: str) -> None:
+        """``worker`` could not be heard: the time until its next commit is no step time."""
+        if worker in self._paces:
+            self._paces[worker].committed_s = None
+
     def observe(self, beats: Sequence[Beat], now_s: float) -> list[Hang]:
         """The members that hang, given the latest beat of every current member."""
         self._learn(beats, now_s)

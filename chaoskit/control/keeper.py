@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chaoskit.checkpoint.arena import ArenaView, decode_index
+from chaoskit.checkpoint.finite import Poisoned
 from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
@@ -232,8 +233,11 @@ class Keeper(NodeKeeper):
         copies = [(self._copied_of, copy) for copy in self._tier.copies()]
         if self._left is not None:
             worker, view = self._left
-            with contextlib.suppress(Torn):  # cannot be: its writer has ended
+            try:
                 copies.append((worker, Copy(seal(view), view)))
+            except (Torn, Poisoned) as error:  # not torn: its writer has ended
+                reason = f"{type(error).__name__}: {error}"
+                self._journal.write(Event.COPY_FAILED, worker=worker, step=view.step, reason=reason)
         self._offers.withdraw([copy.view for _, copy in copies])
         snapshots: tuple[Snapshot, ...] = ()
         with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies

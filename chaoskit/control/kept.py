@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from chaoskit.checkpoint.arena import DATA_OFFSET, HEADER_BYTES, SEAL_OFFSET, ArenaView
@@ -26,6 +27,11 @@ class KeptCopy(NamedTuple):
     seal: Seal
     path: str
     in_header: bool = True
+
+    @property
+    def memory(self) -> int:
+        """Number of the file in memory: another one lies elsewhere. Raises OSError if it is gone."""
+        return Path(self.path).stat().st_ino
 
     def __str__(self) -> str:
         return f"{self.worker}, step {self.seal.step}, {self.tier} tier"

@@ -33,14 +33,16 @@ class KeepsCopies(Protocol):
 Seen = tuple[str, bool]  # what is there now, in words, and whether the act took effect
 
 
-def _corrupt(keeper: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
+def _corrupt(_: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
     told = [damage(copy, options["how"]) for copy in (copies if options["older"] else newest(copies))]
     return "; ".join(words for words, _ in told), all(changed for _, changed in told)
 
 
 def _lose(keeper: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
+    before = {copy.memory for copy in copies}
     keeper.lose(copies)
-    left = [copy for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]]
+    kept = [copy.memory for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]]
+    left = before.intersection(kept)  # what its owner has brought again meanwhile lies elsewhere
     return f"dropped {', '.join(map(str, copies))}; {len(left)} of these are left", not left
 
 

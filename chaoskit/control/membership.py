@@ -143,8 +143,13 @@ class Membership:
 
     @property
     def keepers(self) -> frozenset[str]:
-        """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so."""
+        """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
+
+        Without any it is every node: each may have a copy of it.
+        """
         workers = self._holders or self.members
+        if not workers and self._trained:
+            return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
 
     @property
@@ -284,7 +289,10 @@ class Membership:
                 restoring = self._is_restoring()
                 self._revival.fail(snapshot, corrupt, now_s)
                 if self._config.job.sharded and restoring and not self._is_restoring():
-                    self._revival.ask_again()  # it may have been overwritten by what is newer
+                    # A rank has no piece, so none will train in this generation. What it lacks may have been
+                    # overwritten by what is newer.
+                    self._stalled_generation, self._may_train = self.generation, False
+                    self._revival.ask_again()
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:
@@ -474,23 +482,24 @@ class Membership:
         may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
         """
         revival = self._revival
-        if self._is_restoring():
+        if self._is_restoring() or not self._nodes:  # asking nobody would leave no trace in the record
             return False
         if revival.outdated:
             return True
         if not self._has_answers(now_s) or not revival.is_stale(now_s):
             return False
+        if revival.awaits_reach:
+            return revival.is_due(now_s)
         if revival.snapshots:
             return not self._awaits_workers(now_s)
-        return self._growing or revival.is_due(now_s) or revival.bare_s(now_s) < HEALING_S
+        return self._growing or revival.bare_s(now_s) < HEALING_S
 
     def _has_answers(self, now_s: float) -> bool:
-        """Whether enough is known to decide. Members that are complete train on: what they have is what counts."""
+        """Whether enough is known to decide. Members of a world that grows train on: what they have is what counts."""
         if not self._revival.is_asking(now_s):
             return True
-        complete = self._config.job.sharded and self._is_complete
         hosts = {self._hosts[worker] for worker in self.members}
-        return complete and bool(self._revival.snapshots) and self._revival.has_heard(hosts)
+        return self._growing and bool(self._revival.snapshots) and self._revival.has_heard(hosts)
 
     @property
     def _is_complete(self) -> bool:
@@ -533,9 +542,7 @@ class Membership:
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
         if self._is_fruitless(now_s):
             return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
-        if self._is_restoring():
-            return None
-        if self._awaits_workers(now_s):
+        if self._is_restoring() or revival.awaits_reach or self._awaits_workers(now_s):
             return None
         return self._regroup(abort=True, restore=revival.restore(now_s))
 

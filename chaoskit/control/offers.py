@@ -1,4 +1,4 @@
-"""What an agent's keepers have in common: a thread that takes orders, and copies that others can read."""
+"""What keepers are made of: a thread that takes orders, and copies that others can read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chaoskit.runtime.peer import StateServer
 
 
 class Orders:
-    """Calls from the agent's event loop that a keeper's thread carries out.
+    """Calls from other threads that a keeper's thread carries out.
 
     Attributes:
         wake: an eventfd that is readable when there are some.

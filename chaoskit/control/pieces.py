@@ -31,9 +31,8 @@ from chaoskit.osprocess import lower_priority, raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
-#: Of threads that send and receive copies. Many of them: one that waits for a CPU with the interpreter's lock in its
-#: hands keeps the agent from its heartbeat, so they may not wait behind training.
-_NICENESS = -5
+#: Of threads that send and receive copies: as urgent as training, which loses the steps that they are behind.
+_NICENESS = 0
 _BUDGET_SHARE = 0.25  # of the node's memory, for the copies of other nodes
 
 
@@ -307,6 +306,7 @@ class PieceKeeper(NodeKeeper):
 
     def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
+        self._quarantine()
         found = [(held.holding, seal, view, "memory") for held in self._held.values() for seal, view in held.copies()]
         for copy in self._server.holding():
             with contextlib.suppress(OSError):
@@ -330,6 +330,16 @@ class PieceKeeper(NodeKeeper):
             )
         self._tell(Sealed(self._node, tuple(snapshots), number, self._committed()))
         lower_priority(_NICENESS)
+
+    def _quarantine(self) -> None:
+        """Copies whose seal was changed are not offered: say so."""
+        own = [("memory", path) for held in self._held.values() for path in held.paths]
+        for tier, path in [*own, *(("peer", path) for path in self._server.paths)]:
+            view = ArenaView.open(path)
+            if view.is_damaged:
+                source, detail = f"{tier} of {self._node}", "its seal was changed"
+                self._journal.write(Event.QUARANTINED, generation=0, step=view.step, source=source, detail=detail)
+            view.close()
 
 
 def _name(holding: Holding) -> str:

@@ -132,7 +132,7 @@ class ControlPlane:
                     self._hosts[action.worker] = action.node
                 elif isinstance(action, events.Finish):
                     self._end = EndJob(action.ok, action.reason)
-        if self._membership.nodes:
+        if self._membership.nodes or self._membership.plan is not None:
             self._attendance.begin()
         for node in self._membership.nodes:
             self._contact.expect(node, now_s + REATTACH_S)
@@ -357,7 +357,8 @@ class ControlPlane:
         if heartbeat.node not in self._membership.nodes:
             return [heard]  # it waits for the others
         self._contact.beat(heartbeat.node, now_s)
-        self._watch.hear(beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None)
+        live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
+        self._watch.hear(live, now_s)
         return [heard, *self._start(self._deferral.observe(heartbeat.beats, now_s)), *self._look_for_hangs(now_s)]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,21 +23,32 @@ GATHER_S = 0.25
 ATTEMPTS_MAX = 2
 #: If it is still offered, it was out of reach: it is tried again after so long, and ever later.
 RETRY_S = 0.5
-RETRY_MAX_S = 8.0
+RETRY_MAX_S = 15.0
+#: Attempts that fail for longer than this make older copies better.
+REACH_S = 5.0
 _ANYWHERE = Endpoint("", "", 0, 0, -1)
 
 
-class _Failures(NamedTuple):
-    """Of one copy: how often it could not be read, and when it last could not."""
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Of one copy: how often it could not be read, and when."""
 
-    times: int = 0
+    count: int = 0
+    first_s: float = math.inf
     last_s: float = -math.inf
+
+    def add(self, now_s: float) -> _Failures:
+        return _Failures(self.count + 1, min(self.first_s, now_s), now_s)
+
+    @property
+    def is_lasting(self) -> bool:
+        return self.last_s - self.first_s > REACH_S
 
     def again_s(self) -> float:
         """When it is worth another attempt."""
-        if self.times < ATTEMPTS_MAX:
+        if self.count < ATTEMPTS_MAX:
             return self.last_s
-        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.times - ATTEMPTS_MAX))
+        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.count - ATTEMPTS_MAX))
 
 
 class Revival:
@@ -82,8 +93,13 @@ class Revival:
 
     @property
     def awaits_reach(self) -> bool:
-        """Whether there are complete copies, if only those could be read of which the nodes still tell."""
-        return bool(self._resting) and bool(_complete([*self._snapshots, *self._resting]))
+        """Whether to wait for copies that could not be read, but are there: others are older, or there are none."""
+        if not self._resting:
+            return False
+        known = self.snapshots
+        hopeful = [one for one in self._resting if not known or not self._failed[_identity(one)].is_lasting]
+        found = _complete([*self._snapshots, *hopeful])
+        return bool(found) and (not known or found[0].age > known[0].age)
 
     def is_due(self, now_s: float) -> bool:
         """Whether some copy that could not be read is worth another attempt."""
@@ -137,15 +153,15 @@ class Revival:
         if node not in self._told_s or number != self._number:
             return
         self._told_s[node] = now_s
+        if node in self._late or not self._asked_before:
+            self._moved_s = now_s
         self.outdated |= node in self._late and now_s > min(self._answers_s) + FRESH_S
         self._late.discard(node)
         self._committed = max(self._committed, committed)
-        if not self._asked_before:
-            self._moved_s = now_s
         self._forget(node)
         for snapshot in snapshots:
             known = _identity(snapshot)
-            if self._corrupt.isdisjoint((snapshot, known)):
+            if known not in self._corrupt:
                 rests = now_s < self._failed.get(known, _Failures()).again_s()
                 (self._resting if rests else self._snapshots).append(snapshot)
 
@@ -173,19 +189,19 @@ class Revival:
     def fail(self, snapshot: Snapshot, corrupt: bool, now_s: float) -> None:
         """A copy could not be restored; one that is corrupt is never taken again."""
         if snapshot in self._snapshots:  # several workers may say so
-            failed = self._failed.get(_identity(snapshot), _Failures())
-            self._failed[_identity(snapshot)] = _Failures(failed.times + 1, now_s)
+            known = _identity(snapshot)
+            self._failed[known] = self._failed.get(known, _Failures()).add(now_s)
         self._moved_s = now_s
         self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
-        self._corrupt.update([_identity(snapshot) if snapshot.path else snapshot] if corrupt else [])
+        self._corrupt.update([_identity(snapshot)] if corrupt else [])
 
     def waited_s(self, now_s: float) -> float:
         """Since the last holder was lost."""
         return now_s - self._since_s
 
     def fruitless_s(self, now_s: float) -> float:
-        """Since workers were first told to take copies over; before that, since the last holder was lost."""
-        return now_s - (self._restoring_s if self._restoring_s < math.inf else self._since_s)
+        """Since workers were first told to take copies over; before that, since it last became another matter."""
+        return now_s - (self._restoring_s if self._restoring_s < math.inf else self._moved_s)
 
     def is_asking(self, now_s: float) -> bool:
         """Whether an answer is worth waiting for: it may be newer than what is known."""

@@ -112,8 +112,8 @@ class Saver:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        # Not at a low priority: a nice thread that waits for a CPU while it has the interpreter's lock holds up the
-        # heartbeat of its node. What takes long, which is to copy, to digest and to write, happens without the lock.
+        # Not at a low priority: a nice thread that waits for a CPU while it has the interpreter's lock holds up what
+        # answers a recall. What takes long, which is to copy, to digest and to write, happens without the lock.
         set_name("ck-saver")
         import chaoskit.checkpoint.dcp_metadata  # noqa: F401 - most of a second, now and not in the first save
 

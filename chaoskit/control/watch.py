@@ -10,6 +10,8 @@ from chaoskit.control.muster import Muster
 from chaoskit.messages import Beat, Plan
 from chaoskit.vocabulary import Phase
 
+#: Whoever was not heard for longer tells nothing of how long the steps took meanwhile.
+_SILENCE_S = 1.0
 #: Phases in which a rank waits for data of others, or for its connections to them.
 _MUTUAL = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE})
 
@@ -21,19 +23,24 @@ class Watch:
         self._hangs = HangDetector(config)
         self._muster = Muster()
         self._beats: dict[str, Beat] = {}
+        self._heard_s: dict[str, float] = {}
 
     @property
     def committed(self) -> int:
         """Steps that some rank has committed."""
         return max((beat.step for beat in self._beats.values()), default=0)
 
-    def hear(self, beats: Iterable[Beat]) -> None:
+    def hear(self, beats: Iterable[Beat], now_s: float) -> None:
         """Beats of live workers."""
-        self._beats.update((beat.worker, beat) for beat in beats)
+        for beat in beats:
+            if now_s - self._heard_s.get(beat.worker, now_s) > _SILENCE_S:
+                self._hangs.interrupt(beat.worker)
+            self._beats[beat.worker], self._heard_s[beat.worker] = beat, now_s
 
     def forget(self, worker: str) -> None:
         """It is lost."""
         self._beats.pop(worker, None)
+        self._heard_s.pop(worker, None)
 
     def waiting_s(self, members: Sequence[str]) -> float:
         """For how long all ``members`` have been waiting for each other; 0 if one of them is not."""

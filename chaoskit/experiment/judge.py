@@ -11,6 +11,7 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties, summary
+from chaoskit.experiment.redundancy import exposures
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
@@ -59,6 +60,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         twin_losses=twin.losses if twin else None,
         faults=[_fault_record(run, strike, incidents, timeline) for strike in run.strikes],
         recoveries=recoveries,
+        exposures=exposures(timeline.windows, run.strikes, run.started_ns),
         checks=checks,
         ledger=ledger,
         lost_steps=history.repeated_steps(),

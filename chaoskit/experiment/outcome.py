@@ -63,6 +63,15 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float  # median step time before the fault, for scale
 
 
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which some piece of a sharded state lacked copies: another loss could have been one too many."""
+
+    fault: str | None  # text of the injected fault; None where none is known
+    begun_s: float  # of the fault, where there is one; else of the moment when it became known
+    seconds: float | None  # until every piece had all its copies again; None if that never came
+    pieces: list[int]  # that lacked copies, as far as is known: what had none yet has no number
+
+
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One committed step. ``seconds`` is the time since the step before it was committed.
 
@@ -120,6 +129,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     twin_losses: list[float | None] | None = None
     faults: list[FaultRecord] = []
     recoveries: list[Recovery] = []
+    exposures: list[Exposure] = []
     checks: list[Check] = []
     ledger: Ledger | None
     lost_steps: int

@@ -8,6 +8,7 @@ from statistics import median
 from chaoskit.experiment import bounds
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
+from chaoskit.experiment.redundancy import restored_ns, windows
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
@@ -28,12 +29,17 @@ class Incident:
 
 
 class Timeline:
-    """Finds the incidents of a run and measures each recovery."""
+    """Finds the incidents of a run and measures each recovery.
+
+    Attributes:
+        windows: when pieces of the state lacked copies.
+    """
 
     def __init__(self, run: RawRun, history: History) -> None:
         self._run, self._history = run, history
         self._records = run.records
         self._config = run.experiment.config
+        self.windows = windows(run.records, self._config.memory_copies)
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
         """Detections that belong to a fault, and those that nothing explains (false alarms)."""
@@ -217,6 +223,11 @@ class Timeline:
         return spans
 
     def _redundancy(self, regroup_ns: int) -> int | None:
+        """When another loss would cost no more than this one: there are spares again, and copies of every piece."""
+        spares_ns, copies_ns = self._spares(regroup_ns), restored_ns(self.windows, regroup_ns)
+        return None if spares_ns is None or copies_ns is None else max(spares_ns, copies_ns)
+
+    def _spares(self, regroup_ns: int) -> int | None:
         """When as many spares stood ready again as the run asks for, after the regroup took what it needed."""
         ready: set[str] = set()
         for record in self._records:

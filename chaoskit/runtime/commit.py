@@ -102,6 +102,7 @@ class Committer:
         with replica.update():
             replica.advance()
             replica.buffers.commit(moved.differences, moved.integers)
+            self._worker.hooks.rig.updated()
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None

@@ -431,6 +431,7 @@ class ShardedTrainer:
         with worker.regrouper.advance(formation):
             with state.running_optimizers():
                 state.advance()
+            worker.hooks.rig.updated()
             worker.journal.write(
                 Event.COMMIT,
                 step=state.step,

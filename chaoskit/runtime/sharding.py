@@ -62,26 +62,26 @@ class ShardedState(Registered):
         self._require_sharded()
         rows = {id(one.parameter): one for zero in self._zeros for one in zero.rows}
         self._whole = {MODEL + name: parameter for name, parameter in self.model.named_parameters()}
+        shared_out = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
         self._rows: dict[str, Rows | None] = {  # of this rank, by path; None if others have all
-            path: rows.get(id(parameter))
-            for path, parameter in self._whole.items()
-            if any(parameter is one for zero in self._zeros for group in zero.param_groups for one in group["params"])
+            path: rows.get(id(one)) for path, one in self._whole.items() if id(one) in shared_out
         }
         self._rows_of_owned = [rows.get(id(parameter)) for _, parameter in self.owned()]
 
     def _require_sharded(self) -> None:
-        name = type(self.model).__name__
         if not self._zeros:
             if not is_sharded(self.parameters):
                 remedy = "shard it over trainer.mesh(), fully_shard(model, mesh=mesh), or use ZeroOptimizer"
-                raise BadInput("model", name, remedy)
+                raise BadInput("model", type(self.model).__name__, remedy)
             return
-        if is_sharded(self.parameters):
-            raise BadInput("model", name, "use fully_shard or ZeroOptimizer: it is sharded, and has no use for both")
         owned = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
         for path, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) not in owned:
                 raise BadInput("optimizer", path, "have a ZeroOptimizer train every parameter, or freeze this one")
+        for path, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+                remedy = "use LayerNorm or GroupNorm, or track_running_stats=False: averages would differ between ranks"
+                raise BadInput("model", path or type(module).__name__, remedy)
 
     @property
     def is_replicated(self) -> bool:

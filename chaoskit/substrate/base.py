@@ -66,7 +66,7 @@ class Cluster(Protocol):
         """Send a signal to a worker of this cluster. Raises ProcessLookupError where it is gone."""
 
     def node(self, node: str) -> list[Process]:
-        """Live processes of a node: its agent first, then its zygote, then workers and whatever they started."""
+        """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""

@@ -339,7 +339,7 @@ class LocalCluster(Levers):
         signal_same(pid, self._workers.get(pid), signum, "a worker")
 
     def node(self, node: str) -> list[Process]:
-        """Live processes of a node: its agent first, then its zygote, then workers and whatever they started."""
+        """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
         return live_tree(self.first_pid(node))
 
     def first_pid(self, node: str) -> int:

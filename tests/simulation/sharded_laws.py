@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chaoskit.messages import EndJob, Message, Plan
 from simulation.laws import Laws
+from simulation.sharded import SILENT_S
 
 if TYPE_CHECKING:
     from simulation.coordinator import Coordinator
@@ -77,7 +78,7 @@ class ShardedLaws(Laws):
         world, agent = self._world, self._world.agents[node]
         since_s = world.engine.now_s - CALM_S
         well = agent.alive and not agent.frozen and agent.line is not None and agent.quiet_since_s < since_s
-        network = not world.severed and (not self.parted or world.healed_s < since_s)
+        network = not world.severed and (not self.parted or world.healed_s < since_s - SILENT_S)
         return well and network and world.coordinator.awake_since_s < since_s
 
     def read(self, worker: Worker, copies: list[Copy]) -> None:

@@ -22,6 +22,7 @@ _LEVERS: dict[str, Callable[[Bench, dict[str, Any]], None]] = {
     "skip": waiting.skip_reduction,
     "nan": numbers.poison,
     "bit_flip": numbers.flip_bit,
+    "poison_snapshot": numbers.poison_snapshot,
     "delay": slowness.delay,
     "burn": slowness.burn,
     "clock": clock.jump,

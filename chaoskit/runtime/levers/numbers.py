@@ -20,6 +20,37 @@ def poison(bench: Bench, options: dict[str, Any]) -> None:
     Poison(bench.replica.model, options, bench.report).arm()
 
 
+def poison_snapshot(bench: Bench, options: dict[str, Any]) -> None:
+    """Write a NaN into the state that this step commits, before it is copied anywhere."""
+    where, name, key = options["where"], options["parameter"], options["key"]
+    parameter = _find(bench.replica.model, name)
+
+    def act() -> None:
+        bench.rig.on_updated.remove(act)
+        whole = _optimizer_state(bench.replica, parameter, key) if where == "optimizer" else parameter.data
+        tensor = local_part(whole)[0]
+        before = _non_finite(tensor)
+        with torch.no_grad():
+            tensor[(0,) * tensor.dim()] = float("nan")
+        after = _non_finite(tensor)
+        what = f"{key} of {name}" if where == "optimizer" else f"weight {name}"
+        told = f"{what}, as committed by step {bench.step}: {before} non-finite values before, {after} after"
+        bench.report(after > before, told)
+
+    bench.rig.on_updated.append(act)
+
+
+def _optimizer_state(replica: Registered, parameter: nn.Parameter, key: str) -> Tensor:
+    """A tensor of the optimizer's state. Raises BadInput if there is none of that name."""
+    states = [optimizer.state.get(parameter, {}) for optimizer in replica.optimizers]
+    state: dict[str, Any] = next((state for state in states if state), {})
+    found = state.get(key)
+    if not isinstance(found, Tensor):
+        there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
+        raise BadInput("key", key, f"use one of {there}" if there else "strike after the first step")
+    return found
+
+
 def flip_bit(bench: Bench, options: dict[str, Any]) -> None:
     """Flip a bit; see :class:`BitFlipper`."""
     BitFlipper(bench, options).arm()
@@ -118,13 +149,7 @@ class BitFlipper:
         return local_part(self._state() if self._where == "optimizer" else self._parameter.data)[0]
 
     def _state(self) -> Tensor:
-        states = [optimizer.state.get(self._parameter, {}) for optimizer in self._replica.optimizers]
-        state: dict[str, Any] = next((state for state in states if state), {})
-        found = state.get(self._key)
-        if not isinstance(found, Tensor):
-            there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
-            raise BadInput("key", self._key, f"use one of {there}" if there else "strike after the first step")
-        return found
+        return _optimizer_state(self._replica, self._parameter, self._key)
 
     def _check(self, tensor: Tensor) -> None:
         if self._element >= tensor.numel():

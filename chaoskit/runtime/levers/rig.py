@@ -30,6 +30,7 @@ class Rig:
         on_reduction: called with the process group before this rank takes part in a reduction.
         on_received: called with the reduced gradients, one a trained parameter, before anybody has read them.
         breakpoints: at which the threads that copy the state stop.
+        on_updated: called when the optimizers have run, before anybody reads or copies the new state.
     """
 
     on_phase: list[Callable[[str, int], None]] = field(default_factory=list)
@@ -38,6 +39,7 @@ class Rig:
     on_reduction: list[Callable[[Group], None]] = field(default_factory=list)
     on_received: list[Callable[[list[Tensor]], None]] = field(default_factory=list)
     breakpoints: Breakpoints = field(default_factory=Breakpoints)
+    on_updated: list[Callable[[], None]] = field(default_factory=list)
 
     def enter(self, phase: str, step: int) -> None:
         """The training thread enters a phase."""
@@ -65,6 +67,11 @@ class Rig:
         """The reduction is over."""
         for act in list(self.on_received):
             act(gradients)
+
+    def updated(self) -> None:
+        """The optimizers have run."""
+        for act in list(self.on_updated):
+            act()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ every world size. Together both transfers move the bytes of one ring all-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,8 @@ class Exchange:
         self._group, self._cuts = group, cuts
         self.rank, self.size = group.rank(), group.size()
         self._received = torch.empty(0)
+        self._nodes: tuple[Subtree, ...] = ()
+        self._tree = OrderedSum((), ())
 
     @property
     def mine(self) -> slice:
@@ -69,7 +71,10 @@ class Exchange:
         self._transfer(receives, sends)
         inputs = {node: total[self.mine] for node, total in own.items()}
         inputs |= {node: piece for piece, (node, _) in zip(pieces, others, strict=True)}
-        _tree(tuple(sorted(inputs)), local.shard_count).run(inputs, out, lambda block: None)
+        nodes_now = tuple(sorted(inputs))
+        if nodes_now != self._nodes:  # as a rule each step has the same
+            self._nodes, self._tree = nodes_now, OrderedSum(nodes_now, merge_order(nodes_now, local.shard_count))
+        self._tree.run(inputs, out, lambda block: None)
 
     def spread(self, flat: Tensor) -> None:
         """Give every rank's part of ``flat`` to all others.
@@ -80,10 +85,18 @@ class Exchange:
         receives = [_Message(flat[self._cuts[peer] : self._cuts[peer + 1]], peer, 0) for peer in self._peers]
         self._transfer(receives, [_Message(flat[self.mine], peer, 0) for peer in self._peers])
 
-    def add_up(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+    def add_up(self, tensor: Tensor) -> None:
         """All-reduce a small tensor in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, operation, group=self._group)
+            dist.all_reduce(tensor, group=self._group)
+
+    def begin_maximum(self, tensor: Tensor) -> Callable[[], object]:
+        """Begin to take the maximum of a small tensor over all ranks, in place. What is returned waits for it."""
+        if self.size == 1:
+            return lambda: None
+        work: Any = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        wait: Callable[[], object] = work.wait
+        return wait
 
     def _room(self, count: int, like: Tensor) -> Sequence[Tensor]:
         """Where others' sums are received: memory that is used again."""
@@ -101,7 +114,3 @@ class Exchange:
         ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
-
-
-def _tree(nodes: tuple[Subtree, ...], shard_count: int) -> OrderedSum:
-    return OrderedSum(nodes, merge_order(nodes, shard_count))

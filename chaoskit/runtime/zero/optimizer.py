@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from chaoskit.errors import BadInput
@@ -113,7 +114,7 @@ class ZeroOptimizer(Optimizer):
     def add(self, shard: int, shard_count: int) -> None:
         """Take over the gradients of the model as those of one of ``shard_count`` shards of the global batch."""
         if self._local is None or self._local.shard_count != shard_count:
-            self._local = LocalGradients(self._layout, shard_count)
+            self._local = LocalGradients(self._layout, shard_count, buffers=1)
         gradients = [parameter.grad for parameter in self._all]
         for number, gradient in enumerate(gradients):
             require_dense(f"parameter {number}", gradient)
@@ -133,8 +134,9 @@ class ZeroOptimizer(Optimizer):
             RuntimeError: from the backend, if a rank is lost.
         """
         assert self._local is not None
-        self._exchange.add_up(self._present, dist.ReduceOp.MAX)
+        present_is_known = self._exchange.begin_maximum(self._present)
         self._exchange.sum(self._local, owners, self._gradient)
+        present_is_known()
         self._local.clear()
         present = self._present.tolist()
         for rows in self.rows:
@@ -143,9 +145,8 @@ class ZeroOptimizer(Optimizer):
 
     def squared_norm(self) -> float:
         """Of the whole summed gradient: the sum over its rows, in an order that the world's size does not change."""
-        counts = [unit_of(shape).units for shape in self._layout.shapes]
-        firsts = [sum(counts[:number]) for number in range(len(counts))]
-        squares = torch.zeros(sum(counts), dtype=torch.float64, device=self._flat.device)
+        firsts = list(accumulate((unit_of(shape).units for shape in self._layout.shapes), initial=0))
+        squares = torch.zeros(firsts[-1], dtype=torch.float64, device=self._flat.device)
         for rows in self.rows:
             gradient = rows.memory.grad
             if gradient is not None:
@@ -274,6 +275,8 @@ def _unit_norms(gradient: Tensor) -> Tensor:
 
 def _require_uniform(parameters: Sequence[Tensor]) -> None:
     for one in parameters:
+        if isinstance(one, DTensor):
+            raise BadInput("params", "DTensor", "use fully_shard or ZeroOptimizer: a sharded model has no use for both")
         if one.device != parameters[0].device:
             raise BadInput("params", str(one.device), f"move the whole model to {parameters[0].device}")
         if one.dtype != parameters[0].dtype or not one.is_floating_point():

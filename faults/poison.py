@@ -1,0 +1,62 @@
+"""A state that should never have been saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.vocabulary import FAILED_CAUSES
+from faults import incidents
+from faults.base import Fault, Target
+from faults.incidents import Incident
+
+WHERES = ("weight", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoisonSnapshot(Fault):
+    """Write one NaN into the state that a step commits on one rank, before it is copied anywhere.
+
+    No check of gradients can find it: the step was sound, and the next one has not begun.
+
+    Args:
+        parameter: name of a model parameter, as in ``model.named_parameters()``.
+        where: ``weight``, or ``optimizer``: a tensor of the optimizer's state for this parameter.
+        key: for ``optimizer``, name of the state, such as Adam's ``exp_avg``.
+    """
+
+    parameter: str
+    where: str = "weight"
+    key: str = "exp_avg"
+
+    family: ClassVar[str] = "checkpoint"
+    of_runtime: ClassVar[bool] = True
+    effect: ClassVar[str] = "the state that one rank commits, and is about to copy, is not finite"
+    evidence: ClassVar[str] = "the tensor is counted for values that are not finite, before and after"
+    stands_for: ClassVar[str] = "silent data corruption in an update, which checkpoints would keep for ever"
+    counted: ClassVar[tuple[Incident, ...]] = (incidents.CORRUPTION,)
+    impact: ClassVar[str] = "no copy of it is published in any tier; the next step finds the rank, which is replaced"
+    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight"}
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in WHERES)
+    undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return FAILED_CAUSES | {"nonfinite", "corrupt"}  # the job's own code may not bear what it reads
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.where not in WHERES:
+            raise BadInput("where", self.where, f"use one of {', '.join(WHERES)}")
+        if not self.parameter:
+            raise BadInput("parameter", self.parameter, "use the name of a parameter of the model")
+        if self.during in ("regroup", "restore"):
+            raise BadInput("during", self.during, "use at_step, after_s or 'recommit': nothing is committed there")
+
+    def inject(self, target: Target) -> None:
+        target.pull("poison_snapshot", where=self.where, parameter=self.parameter, key=self.key)
+
+    def observe(self, target: Target) -> str | None:
+        return target.read_back

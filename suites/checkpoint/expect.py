@@ -1,0 +1,53 @@
+"""Runs whose copies are struck, and what their journals must say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event
+from faults import Fault
+
+AT = 8  # the step in which faults strike
+TINY: dict[str, Any] = {"size": "tiny"}
+#: Jobs whose state is in pieces: each piece once, and each piece twice.
+SHARDED: dict[str, dict[str, Any]] = {"fsdp": TINY, "hsdp": TINY | {"replicas": 2}}
+
+
+def sharded(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcome:
+    """A sharded job on four nodes that ends with the twin's bits; one step may be lost."""
+    outcome = chaos.run("fsdp", faults=faults, **_settings(job, plan))
+    outcome.assert_same_losses_as_twin()
+    return outcome
+
+
+def ends(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcome:
+    """A sharded job that cannot go on. The run's own verdict is not asked: that it ends well is not promised."""
+    return chaos.harness.run("fsdp", faults=list(faults), twin=False, **_settings(job, plan))
+
+
+def _settings(job: str, plan: dict[str, Any]) -> dict[str, Any]:
+    return {"nodes": 4, "spares": 1, "steps": 20, "options": SHARDED[job]} | plan
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """The journal records of these events, by time."""
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def damaged(outcome: Outcome) -> set[str]:
+    """First digits of the checksums that damaged copies had, as the nodes read them back."""
+    told = [evidence.observed for fault in outcome.faults for evidence in fault.evidence]
+    return {part.split()[0].rstrip(";") for text in told for part in text.split(", now ")[1:]}
+
+
+def no_damaged_copy_was_taken(outcome: Outcome) -> None:
+    """Everything that was restored has the checksum with which it was sealed, and none of the damaged ones."""
+    restored = journal(outcome, Event.RESTORED)
+    seals = {record["checksum"] for record in journal(outcome, Event.SEALED)}
+    assert restored
+    assert {record["checksum"] for record in restored} <= seals
+    assert not [record for record in restored if record["checksum"][:8] in damaged(outcome)]

@@ -1,0 +1,128 @@
+"""Copies in memory that are damaged, dropped or poisoned: none is ever taken over; training goes on while it can."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.checkpoint.expect import AT, SHARDED, ends, journal, no_damaged_copy_was_taken, sharded
+from chaoskit.vocabulary import Event
+from faults import CorruptReplica, Kill, LosePeerCopy, PoisonSnapshot
+
+pytestmark = pytest.mark.costly
+
+JOBS = pytest.mark.parametrize("job", SHARDED)
+LOST = "every replica was lost"
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+@JOBS
+@pytest.mark.parametrize("tier", ["memory", "peer"])
+def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
+    """One of two is damaged: whoever tries it passes on to the other, and no step is lost for it."""
+    outcome = sharded(chaos, CorruptReplica(rank=2, at_step=AT, tier=tier), Kill(rank=2, at_step=AT), job=job)
+    no_damaged_copy_was_taken(outcome)
+    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+
+
+@pytest.mark.parametrize("how", ["page", "index", "seal"])
+def test_no_good_copy_of_the_newest_step(chaos: Chaos, how: str) -> None:
+    """Both are damaged: what fails is quarantined, and all ranks go back to the step before."""
+    outcome = sharded(chaos, CorruptReplica(rank=2, at_step=AT, tier="both", how=how), Kill(rank=2, at_step=AT))
+    no_damaged_copy_was_taken(outcome)
+    assert {record["step"] for record in journal(outcome, Event.QUARANTINED)} == {AT}
+    assert outcome.lost_steps == 1
+
+
+def test_a_replica_of_the_piece_serves(chaos: Chaos) -> None:
+    """HSDP: another rank holds the same piece, and has copies of its own."""
+    faults = [CorruptReplica(rank=2, at_step=AT, tier="both", older=True), Kill(rank=2, at_step=AT)]
+    outcome = sharded(chaos, *faults, job="hsdp")
+    no_damaged_copy_was_taken(outcome)
+    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+
+
+def test_no_good_copy_at_all(chaos: Chaos) -> None:
+    """The job ends, with the reason; it does not train on from what is damaged."""
+    faults = [CorruptReplica(rank=2, at_step=AT, tier="both", older=True), Kill(rank=2, at_step=AT)]
+    outcome = ends(chaos, *faults)
+    assert any(LOST in reason for reason in outcome.reasons)
+    assert {record["step"] for record in journal(outcome, Event.QUARANTINED)} == {AT - 1, AT}
+    assert len(outcome.steps) == AT
+
+
+@pytest.mark.parametrize("job", ["gpt", "resnet"])
+@pytest.mark.parametrize("how", ["bit", "index"])
+def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
+    """Every worker is lost in the middle of an update, so only what the agents have copied is whole."""
+    faults = [
+        CorruptReplica(rank=0, at_step=AT, how=how),
+        *(Kill(rank=rank, at_step=AT, phase="reduce") for rank in range(4)),
+    ]
+    outcome = chaos.run(job, nodes=4, spares=0, steps=20, memory_copies=2, options={"size": "tiny"}, faults=faults)
+    outcome.assert_same_losses_as_twin()
+    no_damaged_copy_was_taken(outcome)
+
+
+# -- loss -----------------------------------------------------------------------------------------------------------
+
+
+@JOBS
+def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:
+    """Nobody is blamed, and nothing is trained again. Until the copies are there the state does not count as safe."""
+    outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), job=job)
+    assert outcome.lost_steps == 0
+    assert journal(outcome, Event.DETECTED) == []
+    told = [
+        record.event
+        for record in journal(outcome, Event.EXPOSED, Event.PROTECTED)
+        if record["piece"] == 1 % (4 if job == "fsdp" else 2)
+    ]
+    assert Event.EXPOSED in told
+    assert told[-1] == Event.PROTECTED
+
+
+@JOBS
+def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
+    """Its own node's copy is there, or the one that its partners got again meanwhile."""
+    outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), Kill(rank=1, at_step=AT), job=job)
+    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+
+
+def test_both_copies_at_once(chaos: Chaos) -> None:
+    """Nothing in memory has the piece, and there is no other tier."""
+    outcome = ends(chaos, LosePeerCopy(rank=1, at_step=AT, own=True), Kill(rank=1, at_step=AT))
+    assert any(LOST in reason for reason in outcome.reasons)
+
+
+def test_both_copies_at_once_and_a_replica(chaos: Chaos) -> None:
+    """HSDP: the other rank with this piece has its own."""
+    sharded(chaos, LosePeerCopy(rank=1, at_step=AT, own=True), Kill(rank=1, at_step=AT), job="hsdp")
+
+
+# -- poison ---------------------------------------------------------------------------------------------------------
+
+
+@JOBS
+@pytest.mark.parametrize(("where", "steps"), [("weight", 1), ("optimizer", 2)])
+def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, steps: int) -> None:
+    """The rank is found one or two steps later, and all go back to the last state that was sound."""
+    fault = PoisonSnapshot(rank=2, at_step=AT, parameter="head.weight", where=where)
+    outcome = sharded(chaos, fault, job=job, max_lost_steps=steps)
+    refused = [record for record in journal(outcome, Event.COPY_FAILED) if "poisoned" in record["reason"]]
+    assert refused[0]["step"] == AT + 1
+    sound = AT if job == "fsdp" else AT + steps  # with HSDP another rank has the same piece, and it is sound
+    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {sound}
+    assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == {refused[0]["worker"]}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
+    """Others have the state, so no step is lost; its own node keeps no copy of it."""
+    fault = PoisonSnapshot(rank=rank, at_step=AT, parameter="head.weight")
+    outcome = chaos.run("gpt", nodes=4, spares=1, steps=20, memory_copies=2, options={"size": "tiny"}, faults=[fault])
+    outcome.assert_same_losses_as_twin()
+    assert outcome.lost_steps == 0
+    assert any("Poisoned" in record["reason"] for record in journal(outcome, Event.COPY_FAILED))

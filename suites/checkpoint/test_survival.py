@@ -1,0 +1,66 @@
+"""What the placement of a run is worth: read from its journals, against closed forms, and against real losses."""
+
+from __future__ import annotations
+
+from math import comb
+
+import pytest
+
+from chaoskit.checkpoint.placement import Piece, survival_probability
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.checkpoint.expect import AT, ends, journal, sharded
+from chaoskit.vocabulary import Event
+from faults import KillNode
+
+pytestmark = pytest.mark.costly
+
+
+def partners(outcome: Outcome) -> dict[str, list[str]]:
+    """Worker -> nodes that keep copies of its piece, as its agent wrote it down when they had acknowledged."""
+    first: dict[str, list[str]] = {}
+    for record in journal(outcome, Event.PROTECTED):
+        first.setdefault(record["worker"], record["nodes"])
+    return first
+
+
+def survival(outcome: Outcome, lost: int) -> float:
+    """Probability that the run's state outlives the loss of so many nodes."""
+    placement = partners(outcome)
+    pieces = [Piece(worker, worker.split(".")[0]) for worker in placement]
+    return survival_probability({piece.node for piece in pieces}, lost, pieces, placement)
+
+
+def of_pairs(nodes: int, lost: int) -> float:
+    """Closed form: no pair is hit twice."""
+    return float(2**lost * comb(nodes // 2, lost) / comb(nodes, lost))
+
+
+def of_a_ring(nodes: int, lost: int) -> float:
+    """Closed form: no two neighbours are hit."""
+    return nodes / (nodes - lost) * comb(nodes - lost, lost) / comb(nodes, lost)
+
+
+def test_four_nodes(chaos: Chaos) -> None:
+    found = survival(sharded(chaos, spares=0, steps=3), 2)
+    assert found == pytest.approx(of_pairs(4, 2))
+    assert found > of_a_ring(4, 2)
+
+
+@pytest.mark.slow
+def test_eight_nodes(chaos: Chaos) -> None:
+    """The row of the published tables: 0.857 for two lost nodes, 0.571 for three; a ring has 0.714 and 0.286."""
+    outcome = sharded(chaos, nodes=8, spares=0, steps=3)
+    assert [round(survival(outcome, lost), 3) for lost in (2, 3)] == [0.857, 0.571]
+    assert [round(of_a_ring(8, lost), 3) for lost in (2, 3)] == [0.714, 0.286]
+
+
+def test_one_node_of_each_pair_may_be_lost_and_not_both(chaos: Chaos) -> None:
+    """As the probability says: who is whose partner decides."""
+    pair = partners(sharded(chaos, spares=0, steps=3))
+    partner = int(pair["node0.0"][0].removeprefix("node"))
+    stranger = next(rank for rank in (1, 2, 3) if rank != partner)
+    outcome = ends(chaos, KillNode(rank=0, at_step=AT), KillNode(rank=partner, at_step=AT), spares=0)
+    assert any("every replica was lost" in reason for reason in outcome.reasons)
+    outcome = ends(chaos, KillNode(rank=0, at_step=AT), KillNode(rank=stranger, at_step=AT), spares=0, steps=12)
+    assert len(outcome.steps) == 12

@@ -1,0 +1,258 @@
+"""The process that keeps a node's copies: orders wait for nothing, and it lives exactly as long as its agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from chaoskit.control import keeper_protocol
+from chaoskit.control.keeper_process import NAME
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.messages import EndJob, Heartbeat, Message, WorkerReady
+from chaoskit.osprocess import children, descendants, is_ending, parent, process_name
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.vocabulary import Event, Verdict
+
+WAIT_S = 30.0
+TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+STRUCK = "node1"
+
+
+# -- the line to it -----------------------------------------------------------------------------------------------
+
+ORDERS = """
+import asyncio, json, os, signal, sys
+import torch
+from chaoskit.checkpoint.arena import Arena
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.keeper_line import KeeperLine
+from chaoskit.control.keeper_process import Quarters, start_keeper
+from chaoskit.messages import Endpoint, Member, Plan
+from chaoskit.osprocess import children, die_of, host_id
+from chaoskit.runtime.board import Board
+
+COUNT = 300
+quarters = Quarters("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py")))
+connection, port = start_keeper(quarters, ())
+(keeper,) = children(os.getpid())
+arena, board = Arena(4 * 1024), Board.create()
+slot = arena.slot("model/weight", torch.float32, (1024,))
+with arena.writing():
+    arena.tensor(slot).fill_(7.0)
+    arena.publish(["model/weight"], b"", 7)
+arena.stand_in(1)
+endpoint = Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), arena.fd)
+members = tuple(Member(rank, f"node{rank}.0", f"node{rank}", endpoint, (rank,)) for rank in range(100))
+
+async def main():
+    answers, line = [], KeeperLine(connection, port)
+    line.open(answers.append, die_of)
+    os.kill(keeper, signal.SIGSTOP)
+    for number in range(COUNT):
+        line.follow(Plan(number + 1, members, True))
+        if number == COUNT // 2:
+            assert line.adopt("node0.0", endpoint, board) == endpoint
+            os.close(board.fd)  # as when the worker is released
+            os.close(board.bell)
+        line.recall(number)
+    line.ended("node0.0")
+    line.recall(COUNT)
+    os.kill(keeper, signal.SIGCONT)
+    while len(answers) <= COUNT:
+        await asyncio.sleep(0.001)
+    (left,) = [one for one in answers[-1].snapshots if one.endpoint.pid == keeper]
+    print(json.dumps({"numbers": [one.number for one in answers], "left": [left.worker, left.step, left.size_bytes]}))
+    line.close()
+    os.waitpid(keeper, 0)
+
+asyncio.run(main())
+"""
+
+
+def test_orders_return_at_once_and_none_is_lost_while_it_is_busy(tmp_path: Path) -> None:
+    """It stands still until all are given, some megabytes; each then comes there, in order, with its descriptors."""
+    command = [sys.executable, "-c", ORDERS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["numbers"] == list(range(301))
+    assert told["left"] == ["node0.0", 7, 4096]
+
+
+def test_every_message_of_the_line_can_be_received() -> None:
+    kinds = {*get_args(keeper_protocol.Order), *get_args(keeper_protocol.Answer)}
+    own = {kind for kind in Message.__subclasses__() if kind.__module__ == keeper_protocol.__name__}
+    assert own <= kinds
+    assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds)
+
+
+# -- beside a job -------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Does something to agent and keeper of a node at each of its heartbeats, when some steps are committed there.
+
+    Args:
+        act: returns whether that was all.
+    """
+
+    def __init__(self, act: Callable[[int, int], bool]) -> None:
+        self._act, self._worker, self._processes = act, 0, (0, 0)
+        self.over = False
+
+    def __call__(self, message: Any) -> None:
+        match message:
+            case WorkerReady(_, node, endpoint) if node == STRUCK:
+                self._worker = endpoint.pid
+            case EndJob():
+                self.over = True
+            case Heartbeat(node, beats) if node == STRUCK and any(beat.step >= 5 for beat in beats) and not self.over:
+                if not any(self._processes):
+                    self._processes = processes_of(self._worker)
+                self.over = self._act(*self._processes)
+
+
+def processes_of(worker: int) -> tuple[int, int]:
+    """Agent and keeper."""
+    zygote = parent(worker)
+    agent = zygote and parent(zygote)
+    assert agent
+    (keeper,) = [pid for pid in children(agent) if process_name(pid) == NAME]
+    return agent, keeper
+
+
+def await_end(*pids: int) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while left := [pid for pid in pids if not is_ending(pid)]:
+        assert time.monotonic() < deadline_s, f"{left} live on"
+        time.sleep(0.005)
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def run(chaos: Chaos, watch: Watch, job: str, **plan: Any) -> Outcome:
+    """A run of which everything holds but that nobody is lost unplanned."""
+    settings = {"nodes": 3, "spares": 1, "check": False, "deadline_s": 90.0} | plan
+    outcome = chaos.run(job, watch=watch, **settings)
+    problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert set(problems) <= {"no false alarm"}, outcome.directory
+    return outcome
+
+
+JOBS = [
+    pytest.param(TROUBLED, {"steps": 60, "options": {"step_s": 0.02}}, id="replicas"),
+    pytest.param("fsdp", {"nodes": 4, "steps": 40, "options": {"size": "tiny"}}, id="pieces"),
+]
+
+
+@pytest.mark.parametrize(("job", "plan"), JOBS)
+def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
+    struck: list[int] = []
+
+    def kill(agent: int, keeper: int) -> bool:
+        struck.extend((agent, *descendants(agent)))
+        os.kill(keeper, signal.SIGKILL)
+        await_end(*struck)
+        return True
+
+    # a busy machine takes some of the shortest steps to lose the node; they are not copied any more
+    outcome = run(chaos, Watch(kill), job, max_lost_steps=6, **plan)
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], outcome.directory
+    assert len(struck) >= 4  # agent, zygote, keeper, worker
+    log = (Path(outcome.directory) / "log" / f"{STRUCK}.log").read_text()
+    assert "the process that keeps the copies of this node has ended" in log
+
+
+def test_a_keeper_ends_with_its_agent(chaos: Chaos) -> None:
+    struck: list[int] = []
+
+    def kill(agent: int, keeper: int) -> bool:
+        struck.append(keeper)
+        os.kill(agent, signal.SIGKILL)
+        await_end(keeper)
+        return True
+
+    run(chaos, Watch(kill), TROUBLED, steps=60, options={"step_s": 0.02})
+    assert struck
+
+
+@pytest.mark.parametrize(("job", "plan"), JOBS)
+def test_a_keeper_that_stands_still_costs_no_heartbeat(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
+    """It is held in the middle of whatever it copies, for several leases of three beats: nobody is lost by that."""
+    beats = 0
+
+    def hold(agent: int, keeper: int) -> bool:
+        nonlocal beats
+        if not beats:
+            os.kill(keeper, signal.SIGSTOP)
+        beats += 1
+        if beats == 30:
+            os.kill(keeper, signal.SIGCONT)
+        return beats == 30
+
+    outcome = run(chaos, Watch(hold), job, **plan)
+    assert beats == 30, "the job was over before"
+    assert not journal(outcome, Event.NODE_LOST, Event.DETECTED), outcome.directory
+
+
+# -- the end of everything ----------------------------------------------------------------------------------------
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.messages import Plan
+from chaoskit.substrate.local import LocalSubstrate
+
+path, function, directory = sys.argv[1:]
+substrate = LocalSubstrate()
+job = JobSpec(path, function=function, options={"steps": 10**6, "step_s": 0.01})
+cluster = substrate.launch(RunConfig(job=job, nodes=2, spares=0), (), Path(directory))
+while not isinstance(cluster.receive(60.0), Plan):
+    pass
+print("training", flush=True)
+if sys.stdin.readline():
+    cluster.end()
+    print("ended", flush=True)
+    sys.stdin.readline()
+    substrate.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_nothing_is_left_when_the_launcher_ends_a_run_or_is_killed(tmp_path: Path, how: str) -> None:
+    path, _, function = TROUBLED.partition(":")
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, path, function, str(tmp_path / "run")],
+        env=dict(os.environ, XDG_STATE_HOME=str(tmp_path)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        try:
+            assert launcher.stdout.readline() == "training\n"
+            below = descendants(launcher.pid)
+            keepers = [pid for pid in below if process_name(pid) == NAME]
+            assert len(keepers) == 2
+            if how == "end":
+                launcher.stdin.write("\n")
+                launcher.stdin.flush()
+                assert launcher.stdout.readline() == "ended\n"
+                assert all(map(is_ending, keepers)), "a cluster that has ended has no process any more"
+        finally:
+            launcher.kill()
+        await_end(*below)
