@@ -59,10 +59,15 @@ class RemoteOutage(Fault):
     of_store: ClassVar[bool] = True
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20, "heal_after_s": 2.0}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"mode": mode} for mode in MODES)
-    example: ClassVar[str] = (
-        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 5}}, '
-        'remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000"}}, resume=True, faults=[{fault}])'
-    )
+    example: ClassVar[str] = """chaos.run(
+    "gpt",
+    nodes=4,
+    steps=60,
+    disk={{"target": "/tmp/job", "every_steps": 5}},
+    remote={{"target": "s3://bucket/job", "endpoint": "http://127.0.0.1:9000"}},
+    resume=True,
+    faults=[{fault}],
+)"""
 
     @property
     def from_outside(self) -> bool:

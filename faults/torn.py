@@ -49,9 +49,13 @@ class TornWrite(NodeFault):
     of_runtime: ClassVar[bool] = True
     ends_node: ClassVar[bool] = True
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20, "boundary": "commit"}
-    example: ClassVar[str] = (
-        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 10}}, faults=[{fault}])'
-    )
+    example: ClassVar[str] = """chaos.run(
+    "gpt",
+    nodes=4,
+    steps=60,
+    disk={{"target": "/tmp/job", "every_steps": 10}},
+    faults=[{fault}],
+)"""
 
     @property
     def from_outside(self) -> bool:

@@ -1,0 +1,206 @@
+"""Faults of checkpoints: what they refuse before anything starts, what they do, and what is no evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from chaoskit.checkpoint import boundaries, peer_sender, peer_server, snapshotter
+from chaoskit.checkpoint.breakpoints import Breakpoints
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.portion import Portion
+from chaoskit.config import Tier
+from chaoskit.control.saving import Saver
+from chaoskit.errors import BadInput
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.run import store_of
+from chaoskit.fixtures.s3_server import S3Server
+from chaoskit.journal import Journal, read_journals
+from chaoskit.osprocess import is_ending
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event, Verdict
+from faults import CorruptFile, DiskFull, Fault, RemoteOutage, TornWrite
+from faults.stored import HOWS, damage
+
+WAIT_S = 30.0
+DISK = {"target": "/tmp/chaoskit-not-used"}
+S3 = {"target": "s3://bucket/job"}
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {WAIT_S:g} s for {what}"
+        time.sleep(0.005)
+
+
+# -- breakpoints --------------------------------------------------------------------------------------------------
+
+
+def test_boundaries_are_named_once() -> None:
+    assert len(set(boundaries.PLACES)) == len(boundaries.PLACES)
+    named = (snapshotter.BEGUN, snapshotter.CHUNK, snapshotter.COPIED, snapshotter.SEALED)
+    assert named == boundaries.MEMORY
+    assert (peer_sender.OFFERING, peer_sender.SENDING, peer_sender.ACKNOWLEDGED) == boundaries.OUTWARD
+    assert (peer_server.RECEIVING, peer_server.VERIFIED, peer_server.ANSWERING) == boundaries.INWARD
+
+
+def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
+    breakpoints, stood, gone_on = Breakpoints(patience_s=0.2), list[str](), threading.Event()
+    breakpoints.reach("commit")
+    breakpoints.set("commit", stood.append)
+
+    def reach() -> None:
+        breakpoints.reach("seal")
+        breakpoints.reach("commit")
+        gone_on.set()
+
+    threading.Thread(target=reach, daemon=True).start()
+    wait_for(lambda: stood, "a thread at the breakpoint")
+    breakpoints.reach("commit")  # the second one is not held up
+    assert not gone_on.is_set()
+    assert len(stood) == 1
+    assert stood[0].endswith("stood at 'commit'")
+    assert gone_on.wait(WAIT_S), "nobody killed it"
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "fault", "settings", "field"),
+    [
+        ("gpt", TornWrite(rank=0, at_step=3, boundary="middle"), {"disk": DISK}, "boundary"),
+        ("gpt", TornWrite(rank=1, at_step=3, boundary="commit"), {"disk": DISK}, "rank"),
+        ("gpt", TornWrite(rank="any", at_step=3, boundary="uploaded"), {"disk": DISK}, "rank"),
+        ("gpt", TornWrite(rank=0, at_step=3, boundary="commit"), {}, "disk"),
+        ("gpt", TornWrite(rank=0, at_step=3, boundary="upload"), {"disk": DISK}, "remote"),
+        ("gpt", TornWrite(rank=0, at_step=3, boundary="prune"), {"disk": DISK | {"keep_last": 0}}, "keep_last"),
+        ("gpt", TornWrite(rank=0, at_step=3, boundary="offering"), {}, "job"),
+        ("gpt", TornWrite(rank=1, at_step=3, boundary="copied"), {}, "memory_copies"),
+        ("fsdp", TornWrite(rank=1, at_step=3, boundary="verified"), {"memory_copies": 0}, "memory_copies"),
+        ("fsdp", TornWrite(rank=1, at_step=3, boundary="sending"), {}, "transport"),
+        ("gpt", CorruptFile(at_step=3, how="gently"), {"disk": DISK}, "how"),
+        ("gpt", CorruptFile(at_step=3), {}, "disk"),
+        ("gpt", DiskFull(rank=0, at_step=3, directory="checkpoints"), {}, "disk"),
+        ("gpt", RemoteOutage(at_step=3), {"disk": DISK}, "remote"),
+        ("gpt", RemoteOutage(at_step=3), {"disk": DISK, "remote": S3}, "remote.endpoint"),
+        ("gpt", RemoteOutage(at_step=3, mode="angry"), {"disk": DISK, "remote": S3}, "mode"),
+        ("gpt", RemoteOutage(at_step=3, heal_after_s=0.0), {"disk": DISK, "remote": S3}, "heal_after_s"),
+        ("gpt", RemoteOutage(at_step=3), {"disk": DISK, "remote": S3 | {"endpoint": "localhost"}}, "remote.endpoint"),
+        ("gpt", RemoteOutage(at_step=3), {"disk": DISK | {"endpoint": "http://any"}}, "disk.endpoint"),
+    ],
+)
+def test_what_can_never_strike_is_refused_before_anything_starts(
+    tmp_path: Path, job: str, fault: Fault, settings: dict[str, Any], field: str
+) -> None:
+    if fault.unavailable():
+        pytest.skip(fault.unavailable())
+    if "disk" in settings:
+        settings = settings | {"disk": settings["disk"] | {"target": str(tmp_path)}}
+    with pytest.raises(BadInput) as refused:
+        plan_experiment(job, nodes=2, steps=10, faults=[fault], resume=True, **settings)
+    assert refused.value.field == field
+
+
+# -- damage -------------------------------------------------------------------------------------------------------
+
+
+def store(tier: DiskTier, *steps: int) -> None:
+    for step in steps:
+        tier.save(step, {"model.weight": torch.arange(20_000.0) + step}, {"scalars": b"%d" % step})
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, how: str) -> None:
+    tier = DiskTier(tmp_path)
+    store(tier, 5, 10)
+    assert "step-000000010" in damage(tier, how)
+    found = DiskTier(tmp_path).newest_verified()
+    assert found.snapshot.manifest.step == 5
+    assert [one.step for one in found.lost] == [10]
+
+
+@pytest.mark.parametrize(("how", "steps"), [("bit", []), ("older", [5])])
+def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
+    tier = DiskTier(tmp_path)
+    store(tier, *steps)
+    with pytest.raises(FileNotFoundError):
+        damage(tier, how)
+    assert len(tier.snapshots().snapshots) == len(steps)
+
+
+# -- a part that never comes --------------------------------------------------------------------------------------
+
+
+def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
+    """A node that had no room for a snapshot in memory stores the next one: until then nobody can know."""
+    journal = Journal(tmp_path / "journal", "any")
+    savers = [Saver(Tier(target=str(tmp_path / "disk")), journal, lambda _: None, _fail, _ignore) for _ in range(2)]
+
+    def offer(number: int, step: int) -> None:
+        scalars = msgspec.msgpack.encode({"names": []})
+        savers[number].offer(Portion(step, 1, number, 2, 2, not number, (), scalars))
+
+    offer(0, 10)
+    wait_for(lambda: list((tmp_path / "disk" / ".staging").glob("step-000000010.*/0.part.json")), "the first part")
+    offer(1, 20)
+    wait_for(lambda: any(record["step"] == 10 for record in _failures(tmp_path)), "the end of step 10")
+    assert savers[0].finish(WAIT_S)
+    offer(0, 20)
+    wait_for(lambda: DiskTier(tmp_path / "disk").snapshots().snapshots, "the next snapshot")
+    assert [record["reason"] for record in _failures(tmp_path)] == ["part 1 failed"]
+    journal.close()
+
+
+def _failures(directory: Path) -> list[Any]:
+    return [record for record in read_journals(directory / "journal") if record.event == Event.SAVE_FAILED]
+
+
+def _fail(error: BaseException) -> None:
+    raise AssertionError from error
+
+
+def _ignore(boundary: str) -> None:
+    """Nobody stands there."""
+
+
+# -- the proxy of a run -------------------------------------------------------------------------------------------
+
+
+def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_path: Path) -> None:
+    s3_server.make_bucket("proxied")
+    remote = {"target": "s3://proxied/job", "endpoint": s3_server.url}
+    settings: dict[str, Any] = {"disk": {"target": str(tmp_path / "disk")}, "remote": remote, "resume": True}
+    experiment = plan_experiment("gpt", nodes=2, steps=10, faults=[RemoteOutage(at_step=3)], **settings)
+    undo = UndoLog(tmp_path / "undo")
+    with contextlib.suppress(RuntimeError), store_of(experiment, undo) as proxy:
+        assert proxy is not None
+        process = proxy.process
+        raise RuntimeError("the run fails")
+    assert is_ending(process.pid)
+    with store_of(experiment.unbroken(), undo) as nothing:
+        assert nothing is None
+    undo.close()
+
+
+# -- no evidence --------------------------------------------------------------------------------------------------
+
+
+def test_a_boundary_that_nobody_reaches_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
+    """Too few snapshots for one to be pruned: nobody is killed, and nothing is proven."""
+    disk = {"target": str(tmp_path), "every_steps": 10, "keep_last": 3}
+    fault = TornWrite(rank=0, at_step=8, boundary="prune")
+    options = {"size": "tiny"}
+    outcome = chaos.run("gpt", nodes=2, steps=20, options=options, twin=False, check=False, disk=disk, faults=[fault])
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert outcome.recoveries == []
+    assert outcome.faults[0].state == "not observed"
