@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.checkpoint.expect import AT, SHARDED, ends, journal, no_damaged_copy_was_taken, sharded
 from chaoskit.vocabulary import Event
@@ -13,6 +14,13 @@ pytestmark = pytest.mark.costly
 
 JOBS = pytest.mark.parametrize("job", SHARDED)
 LOST = "every replica was lost"
+NEWEST = (AT - 1, AT)  # other ranks may not have completed their copies of this step when the rank is lost
+
+
+def restored_step(outcome: Outcome) -> int:
+    """The one step from which all ranks go on."""
+    (step,) = {record["step"] for record in journal(outcome, Event.RESTORED)}
+    return int(step)
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------
@@ -21,10 +29,10 @@ LOST = "every replica was lost"
 @JOBS
 @pytest.mark.parametrize("tier", ["memory", "peer"])
 def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
-    """One of two is damaged: whoever tries it passes on to the other, and no step is lost for it."""
+    """One of two is damaged: whoever tries it passes on to the other."""
     outcome = sharded(chaos, CorruptReplica(rank=2, at_step=AT, tier=tier), Kill(rank=2, at_step=AT), job=job)
     no_damaged_copy_was_taken(outcome)
-    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+    assert restored_step(outcome) in NEWEST
 
 
 @pytest.mark.parametrize("how", ["page", "index", "seal"])
@@ -41,7 +49,7 @@ def test_a_replica_of_the_piece_serves(chaos: Chaos) -> None:
     faults = [CorruptReplica(rank=2, at_step=AT, tier="both", older=True), Kill(rank=2, at_step=AT)]
     outcome = sharded(chaos, *faults, job="hsdp")
     no_damaged_copy_was_taken(outcome)
-    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+    assert restored_step(outcome) in NEWEST
 
 
 def test_no_good_copy_at_all(chaos: Chaos) -> None:
@@ -88,7 +96,7 @@ def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) 
 def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
     """Its own node's copy is there, or the one that its partners got again meanwhile."""
     outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), Kill(rank=1, at_step=AT), job=job)
-    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {AT}
+    assert restored_step(outcome) in NEWEST
 
 
 def test_both_copies_at_once(chaos: Chaos) -> None:
