@@ -219,7 +219,8 @@ class WorkerReady(Message, frozen=True):
 class Holding(Message, frozen=True):
     """A worker of a sharded job copies its piece of the state into slots of memory; for its agent alone.
 
-    ``fds``: of the slots, in process ``pid``. ``piece`` of ``pieces`` different ones.
+    ``fds``: of the slots, in process ``pid``. ``piece`` of ``pieces`` different ones. ``groups``: ranks that hold one
+    whole state together, if there are several such groups.
     """
 
     worker: str
@@ -227,6 +228,7 @@ class Holding(Message, frozen=True):
     fds: tuple[int, ...]
     piece: int
     pieces: int
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class KeepWarm(Message, frozen=True):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chaoskit.checkpoint.held import HeldTensor
+from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.config import JobSpec, RunConfig
@@ -18,6 +19,7 @@ from chaoskit.control.keeping import NodeContext
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Holding, Member, Message, Plan, Sealed, Snapshot
+from chaoskit.osprocess import host_id
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
@@ -26,20 +28,22 @@ HERE = Endpoint("", "127.0.0.1", 0, os.getpid(), -1)
 
 
 class Worker:
-    """One rank on a node without partners, in this process."""
+    """One rank on a node, in this process; without partners, unless there are to be some."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, nodes: int = 1, memory_copies: int = 0, groups: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
         self.board, self.told, self._directory = Board.create(), list[Message](), directory
         self.slots, self.weight = Slots.in_memory(), torch.zeros(1000)
         self.snapshotter = Snapshotter(
             self.slots, [HeldTensor("w", self.weight)], sealed=lambda _: os.eventfd_write(self.board.bell, 1)
         )
-        config = RunConfig(job=JobSpec("job.py", sharded=True), nodes=1, memory_copies=0)
+        config = RunConfig(job=JobSpec("job.py", sharded=True), nodes=nodes, memory_copies=memory_copies)
         journal = Journal(directory, "node0")
         context = NodeContext("node0", "127.0.0.1", "token", config, journal, self.told.append, pytest.fail)
         self.keeper = PieceKeeper(context)
         self.keeper.adopt("node0.0", HERE, self.board)
-        self.keeper.hold(Holding("node0.0", os.getpid(), self.slots.fds, 0, 1))
+        self.keeper.hold(Holding("node0.0", os.getpid(), self.slots.fds, 0, 1, groups))
 
     def follow(self, generation: int, restore: tuple[Snapshot, ...] = ()) -> None:
         self.keeper.follow(Plan(generation, (Member(0, "node0.0", "node0", HERE, (0,)),), True, restore))
@@ -77,3 +81,20 @@ def test_what_is_trained_again_is_not_safe(tmp_path: Path) -> None:
     eventually(lambda: worker.board.protected == 5)
     assert len(worker.protected()) >= 2  # told in each generation
     assert worker.protected()[-1] == 4
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))])
+def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int, ...], ...]) -> None:
+    """Where one replica of the state is spread over two of four nodes, each has its partner in the other replica."""
+    partners = [CopyServer(f"node{number}", "127.0.0.1", "token", 2**30) for number in (1, 2, 3)]
+    worker = Worker(tmp_path, nodes=4, memory_copies=1, groups=groups)
+    ends = [HERE, *(Endpoint(host_id(), "127.0.0.1", partner.address.port, os.getpid(), -1) for partner in partners)]
+    members = [Member(rank, f"node{rank}.0", f"node{rank}", end, (rank,)) for rank, end in enumerate(ends)]
+    worker.keeper.follow(Plan(1, tuple(members), True))
+    worker.commit(1, 1)
+    eventually(lambda: worker.board.protected == 1)
+    mine = next(ranks for ranks in groups if 0 in ranks)
+    (keeps,) = [rank for rank, partner in enumerate(partners, 1) if partner.holding()]
+    assert keeps not in mine
+    for partner in partners:
+        partner.close()

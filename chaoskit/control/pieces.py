@@ -89,6 +89,8 @@ class PieceKeeper(NodeKeeper):
         self._boards: dict[str, Board] = {}
         self._newest = 0  # step that a live worker of this node has committed
         self._placement: Placement = {}
+        self._placed_before: Placement = {}  # in the last membership
+        self._groups: tuple[tuple[int, ...], ...] = ()  # ranks that hold a whole state together
         self._addresses: dict[str, PeerAddress] = {}
         self._server = CopyServer(
             context.node,
@@ -136,26 +138,35 @@ class PieceKeeper(NodeKeeper):
         if before is not None:
             before.close()
         held = self._held[holding.worker] = _Held(holding, fds, board)
+        if holding.groups != self._groups:
+            self._groups = holding.groups
+            if self._plan is not None:
+                self._place(self._plan)
         self._send(held)
         self._sealed(held)  # it may have rung before anybody listened
 
+    def _place(self, plan: Plan) -> None:
+        """Who is whose partner. Parallel groups are those of the newest mesh, if it is one of a world of this size."""
+        nodes = sorted({member.node for member in plan.members})
+        copies = min(self._config.memory_copies, len(nodes) - 1)
+        if not copies:
+            self._placement = {}
+            return
+        group = {rank: str(number) for number, ranks in enumerate(self._groups) for rank in ranks}
+        fits = len(group) == len(plan.members)
+        pieces = [Piece(member.worker, member.node, (group[member.rank],) if fits else ()) for member in plan.members]
+        known = [Node(node, self._config.rack(node)) for node in nodes]
+        self._placement = place(known, pieces, copies, self._placed_before)
+
     def _follow(self, plan: Plan) -> None:
-        members = {member.worker: member for member in plan.members}
-        nodes = {member.node for member in plan.members}
         self._addresses = {
             member.node: PeerAddress(
                 member.node, member.endpoint.host_id, member.endpoint.address, member.endpoint.port
             )
             for member in plan.members
         }
-        copies = min(self._config.memory_copies, len(nodes) - 1)
-        if copies:
-            pieces = [Piece(member.worker, member.node) for member in members.values()]
-            known = [Node(node, self._config.rack(node)) for node in sorted(nodes)]
-            self._placement = place(known, pieces, copies, self._placement)
-        else:
-            self._placement = {}
-        self._plan = plan
+        self._plan, self._placed_before = plan, self._placement
+        self._place(plan)
         self._archive.follow(plan.generation)
         for held in self._held.values():
             held.told = False

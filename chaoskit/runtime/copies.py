@@ -37,6 +37,7 @@ class Copies:
         self._slots = Slots.in_memory()
         self._state: ShardedState | None = None
         self._piece = (0, 1)
+        self._groups: tuple[tuple[int, ...], ...] = ()
         self._told: Holding | None = None
         self._tensors: list[int] = []  # that are copied: one that the optimizer made, or replaced, is another object
         self._snapshotter: Snapshotter | None = None
@@ -50,7 +51,7 @@ class Copies:
     def hold(self, state: ShardedState, number: int, count: int) -> None:
         """Copy this state from now on: piece ``number`` of ``count`` different ones."""
         self.drop()
-        self._state, self._piece = state, (number, count)
+        self._state, self._piece, self._groups = state, (number, count), state.groups()
         self._tensors = _identities(state)
         self._snapshotter = Snapshotter(
             self._slots,
@@ -106,7 +107,7 @@ class Copies:
     def _tell(self) -> None:
         """The agent must know what to map, and what it is a part of."""
         number, count = self._piece
-        holding = Holding(self._worker, os.getpid(), self._slots.fds, number, count)
+        holding = Holding(self._worker, os.getpid(), self._slots.fds, number, count, self._groups)
         if holding != self._told:
             self._told = holding
             self._send(holding)

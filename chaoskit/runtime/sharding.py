@@ -8,6 +8,7 @@ together, make up the state, so a world of any size can read it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -214,6 +215,17 @@ class ShardedState(Registered):
     def is_finite(self) -> bool:
         """Whether every trained weight of this rank is a finite number."""
         return are_finite(local_part(parameter)[0] for parameter in self.parameters)
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each replica of the state, where it is sharded within several (HSDP); else empty."""
+        for parameter in self.parameters:
+            if isinstance(parameter, DTensor):
+                mesh, places = parameter.device_mesh.mesh, parameter.placements
+                cut = [dim for dim, place in enumerate(places) if place.is_shard()]
+                whole_over = [dim for dim in range(mesh.ndim) if dim not in cut]
+                rows = mesh.permute(*whole_over, *cut).reshape(math.prod(mesh.shape[dim] for dim in whole_over), -1)
+                return tuple(map(tuple, rows.tolist())) if len(rows) > 1 else ()
+        return ()
 
     def boxes_digest(self) -> bytes:
         """SHA-256 over which boxes of which parameters this rank holds: equal where ranks hold the same piece."""
