@@ -242,7 +242,7 @@ class PieceKeeper(NodeKeeper):
 
     def _acknowledged(self, held: _Held) -> None:
         """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""
-        if held.board is None:
+        if held.board is None or self._held.get(held.holding.worker) is not held:  # a sender that is closed speaks late
             return
         if held.sender is not None:
             found = [seal.step for seal in held.sender.acknowledged.values() if self._counts(seal)]

@@ -28,14 +28,14 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     recoveries = [recovery for incident in incidents if (recovery := timeline.recovery(incident))]
     config = run.experiment.config
     ledger = history.ledger(config.shard_count)
-    reduction = _reduction(config, history)
+    again, reduction = _exactness(config, history)
     digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
     checks = [
         _completed(run, history),
         *(fault_check(strike) for strike in run.strikes),
         _recovered(run, incidents, recoveries),
         _lost_steps(history, run.experiment.max_lost_steps),
-        _one_history(history, digests, reduction),
+        _one_history(history, digests, again),
         _samples(ledger, history, twin),
         _false_alarms([alarm_in_words(alarm) for alarm in alarms]),
     ]
@@ -109,10 +109,16 @@ def _stood(target: Target) -> str:
     return f"{who} stood in {target.phase} of step {target.step}"
 
 
-def _reduction(config: RunConfig, history: History) -> str:
-    """How exact the run can be: sums of a sharded job are formed in another order where the world has another size."""
-    worlds = {record["world"] for step in history.steps.values() for one in step.commits.values() for record in one}
-    return "fast" if config.job.sharded and len(worlds) > 1 else config.reduction
+def _exactness(config: RunConfig, history: History) -> tuple[str, str]:
+    """How alike a step must be that is committed again, and the losses of the twin: ``exact`` or ``fast``.
+
+    In a sharded job ranks of a world of another size have other parts of a gradient, and where the model's own
+    collectives form its sums, they form them in another order.
+    """
+    commits = [record for step in history.steps.values() for one in step.commits.values() for record in one]
+    if not config.job.sharded or len({record["world"] for record in commits}) < 2:
+        return config.reduction, config.reduction
+    return "fast", config.reduction if all(record.get("exact") for record in commits) else "fast"
 
 
 # -- checks -------------------------------------------------------------------------------------------------------

@@ -440,6 +440,7 @@ class ShardedTrainer:
                 world=self.world,
                 loss=loss,
                 grad_sum=sum(row.digest for row in rows) % _WORD,
+                exact=state.is_replicated,
             )
             state.step += 1
             worker.regrouper.step = state.step
