@@ -153,10 +153,10 @@ def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos) -> None:
     """It is given up when its lease ends; when it goes on, nobody listens to it any more."""
     watcher = Watcher("node1.0")
     outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=0.8), steps=120, watch=watcher)
-    assert effective(outcome) == "all 3 processes of node1 are in state T (stopped)"
+    assert effective(outcome) == "all 4 processes of node1 are in state T (stopped)"
     assert "T" in watcher.states
     assert watcher.states[-1] != "T"
-    assert len(watcher.undo) == 3  # written ahead, one for each process
+    assert len(watcher.undo) == 4  # written ahead, one for each process
     zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node1.0"]
     assert {record["generation"] for record in zombie} == {1}
     assert next(record for record in journal(outcome, Event.DETECTED))["cause"] == "node lost"

