@@ -28,7 +28,8 @@ Root = Annotated[
     typer.Argument(
         metavar="DIRECTORY|URL",
         help="Directory of snapshots, as DiskTier and SnapshotWriter have it, or URL as RemoteTier has it: "
-        "s3://bucket/run, gs://bucket/run, file:///mnt/run. Credentials are taken from the usual places of its client.",
+        "s3://bucket/run, gs://bucket/run, file:///mnt/run. Credentials come from the usual places: of S3 "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of the instance.",
     ),
 ]
 Endpoint = Annotated[
@@ -121,7 +122,8 @@ def restore_drill(
     Exit code 0: it restores, 1: it does not, 2: bad input, or a store that refuses
     or does not answer, 10: there is nothing to restore.
 
-    Example: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/]
+    Examples: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/],
+    [cyan]chaoskit checkpoint restore-drill s3://bucket/run[/]
     """
     with _opened(root, endpoint, deadline_s) as tier:
         chosen = _chosen(tier.contents(), step)[:1]
