@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import torch
 from chaoskit.checkpoint import DiskTier, RemoteTier, Retention, Snapshot
 from chaoskit.checkpoint.dcp_metadata import encode_metadata
 from chaoskit.checkpoint.files import write_file
-from chaoskit.checkpoint.manifest import decode_manifest
+from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest, decode_manifest
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.cli import _run
 from chaoskit.fixtures.s3_server import S3Server
+from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.object_troubles import Reply
 
 
 class Command:
@@ -222,3 +225,27 @@ def test_a_store_that_does_not_do_it(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "give credentials" in command.run("list", "s3://bucket/run", *there, code=2)
+
+
+@pytest.mark.usefixtures("credentials")
+def test_what_may_not_be_set_aside_is_said(
+    command: Command, s3_server: S3Server, s3_proxy: ObjectProxy, root: Path, tmp_path: Path
+) -> None:
+    """Whoever asks for it may have no right to write: then it must not look as if it were done."""
+    pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
+    bucket = f"read-only-{abs(hash(tmp_path)) % 10**12}"
+    s3_server.make_bucket(bucket)
+    Behind(root, f"s3://{bucket}/run", s3_server.url).tier.close()
+    s3_proxy.impose(Reply(403, methods=("PUT",)))
+    verify = ["verify", f"s3://{bucket}/run", "--endpoint", s3_proxy.url, "--step", 30]
+    assert "damaged: chunk 0" in command.run(*verify, code=1)
+    assert "check the credentials" in command.told(*verify, "--quarantine", code=2)["error"]["remedy"]
+
+
+def test_a_drill_asks_for_room_before_it_downloads(command: Command, tmp_path: Path) -> None:
+    chunks = 2 + shutil.disk_usage(tmp_path).free * 2 // FILE_CHUNK_BYTES
+    file = FileEntry("__0_0.distcp", chunks * FILE_CHUNK_BYTES, ("0" * 32,) * chunks)
+    store = tmp_path / "store" / "step-000000001.g0"
+    store.mkdir(parents=True)
+    (store / "manifest.json").write_bytes(Manifest(step=1, files=(file,), items=()).encode())
+    assert command.told("restore-drill", f"file://{store.parent}", code=2)["error"]["field"] == "TMPDIR"
