@@ -220,16 +220,21 @@ def _validate_tier(field: str, tier: Tier | None) -> None:
     if not tier.every_steps and not tier.every_s:
         raise BadInput(f"{field}.every_steps", 0, f"use 1 or more, or {field}.every_s: nothing would be stored")
     is_url = "://" in tier.target
-    if tier.endpoint and (field == "disk" or not tier.target.startswith(("s3://", "s3a://"))):
-        raise BadInput(f"{field}.endpoint", tier.endpoint, "leave it out: only stores behind s3://... have one")
-    if tier.endpoint and not re.fullmatch(r"https?://[^/?#\s]+/?", tier.endpoint):
-        raise BadInput(f"{field}.endpoint", tier.endpoint, "write http://HOST:PORT or https://HOST")
+    validate_endpoint(f"{field}.endpoint", tier.endpoint, tier.target)
     if field == "remote" and not is_url:
         raise BadInput("remote", tier.target, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
     if field == "disk":
         if is_url or not Path(tier.target).is_absolute():
             raise BadInput("disk", tier.target, "name a directory by its absolute path, which all nodes see")
         require_writable("disk", Path(tier.target))
+
+
+def validate_endpoint(field: str, endpoint: str, target: str) -> None:
+    """Raises BadInput if the store of ``target`` cannot be behind this endpoint; "" is none."""
+    if endpoint and not target.startswith(("s3://", "s3a://")):
+        raise BadInput(field, endpoint, "leave it out: only stores behind s3://... have one")
+    if endpoint and not re.fullmatch(r"https?://[^/?#\s]+/?", endpoint):
+        raise BadInput(field, endpoint, "write http://HOST:PORT or https://HOST")
 
 
 def _require_cuda(nodes: int) -> None:

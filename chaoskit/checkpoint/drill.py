@@ -35,7 +35,8 @@ _BATCH_BYTES = 2**29
 class Drill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a restore drill found. ``problem``: why it ended early. ``differ``: paths that two readers read differently.
 
-    ``ours_s`` and ``torch_s``: how long each of the readers took, from whatever cache there was.
+    ``ours_s`` and ``torch_s``: how long each of the readers took, from whatever cache there was. ``download_s``: how
+    long it took before that to copy the snapshot from a store; 0 for one in a directory.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Drill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch_s: float = 0.0
     differ: tuple[str, ...] = ()
     problem: str = ""
+    download_s: float = 0.0
 
     @property
     def passed(self) -> bool:

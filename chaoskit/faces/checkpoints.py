@@ -1,8 +1,9 @@
-"""``chaoskit checkpoint``: what is stored below a directory, whether it is whole, and whether it restores."""
+"""``chaoskit checkpoint``: what is stored below a directory or URL, whether it is whole, and whether it restores."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,48 +13,58 @@ from chaoskit.faces.ending import print_json
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
-    from chaoskit.checkpoint.disk import DiskTier
+    from chaoskit.checkpoint.inspecting import Contents, Inspected
+    from chaoskit.checkpoint.retention import Retention
     from chaoskit.checkpoint.snapshot import Snapshot
 
 app = typer.Typer(
-    help="Look at stored snapshots, verify them, and prove that they restore.",
+    help="Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-Root = Annotated[Path, typer.Argument(help="Directory of snapshots, as DiskTier and SnapshotWriter have it.")]
+Root = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIRECTORY|URL",
+        help="Directory of snapshots, as DiskTier and SnapshotWriter have it, or URL as RemoteTier has it: "
+        "s3://bucket/run, gs://bucket/run, file:///mnt/run. Credentials come from the usual places: of S3 "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of the instance.",
+    ),
+]
+Endpoint = Annotated[
+    str, typer.Option(metavar="URL", help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.")
+]
+Deadline = Annotated[float, typer.Option(help="Of a URL: a store that does not answer is asked again for so long.")]
 Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this step.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 
 
 @app.command("list")
-def list_(root: Root, machine: Json = False) -> None:
+def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False) -> None:
     """List the snapshots, the newest first, and what is damaged, in quarantine or being written.
 
     Manifests are read, data files are not: see [bold]verify[/].
 
-    Example: [cyan]chaoskit checkpoint list checkpoints[/]
+    Examples: [cyan]chaoskit checkpoint list checkpoints[/],
+    [cyan]chaoskit checkpoint list s3://bucket/run --endpoint http://minio:9000[/]
     """
-    from chaoskit.checkpoint.names import QUARANTINE, STAGING
-
-    tier = _tier(root)
-    listing = tier.snapshots()
-    rows = [_plain(snapshot) for snapshot in listing.snapshots]
-    damaged = [{"name": one.name, "reason": one.reason} for one in listing.damaged]
-    aside = [path.name for path in sorted((root / QUARANTINE).glob("*"))]
-    writing = [path.name for path in sorted((root / STAGING).glob("*"))]
+    with _opened(root, endpoint, deadline_s) as tier:
+        found = tier.contents()
+    rows = [_plain(snapshot) for snapshot in found.snapshots]
+    damaged = [{"name": one.name, "reason": one.reason} for one in found.damaged]
     if machine:
-        print_json({"snapshots": rows, "damaged": damaged, "quarantine": aside, "staging": writing})
+        print_json({"snapshots": rows, "damaged": damaged, "quarantine": found.quarantine, "staging": found.unfinished})
         return
     for row in rows:
         size, world = _size(row["size_bytes"]), f"{row['world']} rank{'s' if row['world'] != 1 else ''}"
         typer.echo(f"{row['name']}  {size:>9}  {world:>9}  {row['tensors']} tensors  {row['saved_at']}")
     for one in damaged:
         typer.echo(f"{one['name']}  damaged: {one['reason']}")
-    for name in aside:
-        typer.echo(f"quarantine/{name}")
-    for name in writing:
-        typer.echo(f".staging/{name}  not complete")
+    for name in found.quarantine:
+        typer.echo(f"{name}  in quarantine")
+    for name in found.unfinished:
+        typer.echo(f"{name}  not complete")
     if not (rows or damaged):
         typer.echo("no snapshots")
 
@@ -65,31 +76,27 @@ def verify(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Set aside what is damaged, so that no restore tries it.")
     ] = False,
+    endpoint: Endpoint = "",
+    deadline_s: Deadline = 30.0,
     machine: Json = False,
 ) -> int:
     """Read every byte of the snapshots, and compare the digests.
 
-    Exit code 0: all are whole, 1: some are damaged, 2: bad input, 10: there is
-    nothing to verify.
+    Of a URL that is as much traffic as restoring all of them: name a --step where
+    traffic costs money.
+
+    Exit code 0: all are whole, 1: some are damaged, 2: bad input, or a store that
+    refuses or does not answer, 10: there is nothing to verify.
 
     Example: [cyan]chaoskit checkpoint verify checkpoints --quarantine[/]
     """
-    tier = _tier(root)
-    listing = tier.snapshots()
     found: list[dict[str, Any]] = []
-    for snapshot in _chosen(tier, step):
-        damage = tier.verify(snapshot)
-        found.append({"name": snapshot.name, "path": str(snapshot.path), "damage": damage})
-    found += [
-        {"name": one.name, "path": str(one.path), "damage": one.reason}
-        for one in listing.damaged
-        if step in (None, one.step)
-    ]
-    for one in found:
-        if one["damage"] and quarantine:
-            one["path"] = str(tier.quarantine(Path(one["path"]), one["damage"]).path)
-        if not machine:
-            typer.echo(f"{one['name']}  {'damaged: ' + one['damage'] if one['damage'] else 'whole'}")
+    with _opened(root, endpoint, deadline_s) as tier:
+        for name, damage in _checked(tier, step):
+            place = tier.set_aside(name, damage) if damage and quarantine else tier.place(name)
+            found.append({"name": name, "path": place, "damage": damage})
+            if not machine:
+                typer.echo(f"{name}  {'damaged: ' + damage if damage else 'whole'}")
     failed = any(one["damage"] for one in found)
     verdict = Verdict.FAILED if failed else Verdict.PASSED if found else Verdict.UNKNOWN
     if machine:
@@ -100,28 +107,34 @@ def verify(
 
 
 @app.command("restore-drill")
-def restore_drill(root: Root, step: Step = None, machine: Json = False) -> int:
+def restore_drill(
+    root: Root, step: Step = None, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False
+) -> int:
     """Prove that a snapshot restores: load it in a fresh process, and compare.
 
     Every tensor is loaded twice, with chaoskit's reader and with plain
     torch.distributed.checkpoint, and the bits of both are compared. Like every
     load with torch, this unpickles the file .metadata: use it on your own snapshots.
 
-    Exit code 0: it restores, 1: it does not, 2: bad input, 10: there is nothing
-    to restore.
+    From a URL the snapshot is downloaded first, verified, into a directory below
+    $TMPDIR that is removed afterwards.
 
-    Example: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/]
+    Exit code 0: it restores, 1: it does not, 2: bad input, or a store that refuses
+    or does not answer, 10: there is nothing to restore.
+
+    Examples: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/],
+    [cyan]chaoskit checkpoint restore-drill s3://bucket/run[/]
     """
-    from chaoskit.checkpoint.drill import drill
-
-    chosen = _chosen(_tier(root), step)
-    if not chosen:
+    with _opened(root, endpoint, deadline_s) as tier:
+        chosen = _chosen(tier.contents(), step)[:1]
+        drills = [tier.drill(snapshot) for snapshot in chosen]
+    if not drills:
         if machine:
             print_json({"verdict": Verdict.UNKNOWN})
         else:
             typer.echo("nothing to restore")
         return Verdict.UNKNOWN.exit_code
-    found = drill(chosen[0].path)
+    found = drills[0]
     verdict = Verdict.PASSED if found.passed else Verdict.FAILED
     if machine:
         import msgspec
@@ -129,7 +142,10 @@ def restore_drill(root: Root, step: Step = None, machine: Json = False) -> int:
         print_json({"verdict": verdict, "name": chosen[0].name, **msgspec.to_builtins(found)})
     elif found.passed:
         parts = f"{found.tensors} tensors and {found.objects} objects, {_size(found.size_bytes)}"
-        typer.echo(f"{chosen[0].name} restores: {parts}; {found.ours_s:.2f} s, with plain torch {found.torch_s:.2f} s")
+        before = f"downloaded in {found.download_s:.2f} s; " if found.download_s else ""
+        typer.echo(
+            f"{chosen[0].name} restores: {parts}; {before}{found.ours_s:.2f} s, with plain torch {found.torch_s:.2f} s"
+        )
     else:
         reason = found.problem or f"two readers differ in {', '.join(found.differ) or 'nothing: it is empty'}"
         typer.echo(f"{chosen[0].name} does not restore: {reason}")
@@ -143,21 +159,25 @@ def prune(
     keep_every: Annotated[int, typer.Option(help="Those whose step is a multiple of it stay, too.")] = 0,
     budget_gb: Annotated[float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    endpoint: Endpoint = "",
+    deadline_s: Deadline = 30.0,
     machine: Json = False,
 ) -> None:
     """Delete old snapshots, and what dead processes left half written.
 
     The newest snapshot stays, and so does the newest one whose digests are right,
-    whatever the options say. Quarantine is left alone.
+    whatever the options say: it is read for that. Quarantine is left alone. Behind a
+    URL uploads that are not complete stay, too: they go on where they stood.
 
     Example: [cyan]chaoskit checkpoint prune checkpoints --keep-last 3 --keep-every 1000[/]
     """
     from chaoskit.checkpoint.retention import Retention
 
     budget_bytes = int(budget_gb * 1e9)
-    tier = _tier(root, Retention(keep_last=keep_last, keep_every=keep_every, budget_bytes=budget_bytes))
-    swept = [] if dry_run else tier.sweep()
-    names = [snapshot.name for snapshot in tier.doomed()] if dry_run else tier.prune()
+    retention = Retention(keep_last=keep_last, keep_every=keep_every, budget_bytes=budget_bytes)
+    with _opened(root, endpoint, deadline_s, retention) as tier:
+        swept = [] if dry_run else tier.sweep()
+        names = tier.doomed() if dry_run else tier.prune()
     if machine:
         print_json({"deleted": names, "swept": swept, "dry_run": dry_run})
         return
@@ -167,22 +187,32 @@ def prune(
         typer.echo("nothing to delete")
 
 
-def _tier(root: Path, retention: Any = None) -> DiskTier:
-    if not root.is_dir():
-        raise BadInput("root", str(root), "name a directory of snapshots")
-    from chaoskit.checkpoint.disk import DiskTier
+def _opened(
+    root: str, endpoint: str, deadline_s: float, retention: Retention | None = None
+) -> AbstractContextManager[Inspected]:
+    from chaoskit.checkpoint.inspecting import opened
 
-    return DiskTier(root, retention=retention)
+    return opened(root, endpoint=endpoint, deadline_s=deadline_s, retention=retention)
 
 
-def _chosen(tier: DiskTier, step: int | None) -> list[Snapshot]:
+def _checked(tier: Inspected, step: int | None) -> Iterator[tuple[str, str | None]]:
+    """Name and damage of the snapshots that are asked for, one after the other."""
+    contents = tier.contents()
+    for snapshot in _chosen(contents, step):
+        yield snapshot.name, tier.verify(snapshot)
+    for one in contents.damaged:
+        if step in (None, one.step):
+            yield one.name, one.reason
+
+
+def _chosen(contents: Contents, step: int | None) -> list[Snapshot]:
     """The snapshots that are asked for, the newest first."""
-    found = tier.snapshots().snapshots
     if step is None:
-        return found
-    of_step = [snapshot for snapshot in found if snapshot.manifest.step == step]
-    if not of_step and not any(one.step == step for one in tier.snapshots().damaged):
-        raise BadInput("step", step, f"use one of {', '.join(str(one.manifest.step) for one in found) or 'none'}")
+        return contents.snapshots
+    of_step = [snapshot for snapshot in contents.snapshots if snapshot.manifest.step == step]
+    if not of_step and not any(one.step == step for one in contents.damaged):
+        known = ", ".join(str(one.manifest.step) for one in contents.snapshots)
+        raise BadInput("step", step, f"use one of {known or 'none'}")
     return of_step[:1]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, FileEntry
@@ -87,6 +88,29 @@ def verify(store: Store, directory: str, entries: Sequence[FileEntry]) -> None:
     def check(entry: FileEntry, number: int) -> None:
         read_chunk(store, directory, entry, number)  # gives nothing on: what was given would be kept until the end
 
+    _each_chunk(store, check, entries)
+
+
+def download(store: Store, directory: str, entries: Sequence[FileEntry], target: Path) -> None:
+    """Copy whole files into a local directory. After an error it holds anything.
+
+    Raises:
+        Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
+        OSError: if the local disk is full or fails.
+    """
+
+    def copy(entry: FileEntry, number: int) -> None:
+        data = read_chunk(store, directory, entry, number)
+        with (target / entry.name).open("r+b") as file:
+            file.seek(number * FILE_CHUNK_BYTES)
+            file.write(data)
+
+    for entry in entries:
+        (target / entry.name).touch()
+    _each_chunk(store, copy, entries)
+
+
+def _each_chunk(store: Store, act: Callable[[FileEntry, int], None], entries: Sequence[FileEntry]) -> None:
     rows = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
-    for _ in store.each(check, [entry for entry, _ in rows], [number for _, number in rows]):
+    for _ in store.each(act, [entry for entry, _ in rows], [number for _, number in rows]):
         pass

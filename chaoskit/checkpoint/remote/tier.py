@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,14 @@ class RemoteSnapshot(Snapshot):
         """Read every file, and compare all digests: as much traffic as a restore of all of it. Raises Damaged."""
         fetch.verify(self.store, self.name, self.manifest.files)
 
+    def download(self, directory: Path) -> Path:
+        """Copy all of it into a new directory below a local one, verified; returns that. Raises Damaged."""
+        path = directory / self.name
+        path.mkdir()
+        fetch.download(self.store, self.name, self.manifest.files, path)
+        (path / MANIFEST).write_bytes(self.manifest.encode())
+        return path
+
 
 class RemoteTier:
     """Snapshots below a URL.
@@ -88,13 +96,15 @@ class RemoteTier:
 
     def newest(self) -> Iterator[str]:
         """The same, one after the other: the first costs two requests, however many there are."""
-        for name in self._directories():
-            if _is_committed(self.store.sizes(name)):
+        for name, sizes in self.directories():
+            if _is_committed(sizes):
                 yield name
 
-    def _directories(self) -> list[str]:
+    def directories(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Of every snapshot, committed or not, its name and its objects: size in bytes by name. The newest first."""
         ages = {name: parse_name(name) for name in self.store.directories()}
-        return [name for age, name in sorted(((age, name) for name, age in ages.items() if age), reverse=True)]
+        for _, name in sorted(((age, name) for name, age in ages.items() if age), reverse=True):
+            yield name, self.store.sizes(name)
 
     def candidates(self) -> Iterator[tuple[str, bytes]]:
         """Name and manifest of the committed snapshots, the newest first; without those that are deleted meanwhile."""
@@ -143,13 +153,17 @@ class RemoteTier:
     def set_aside(self, name: str, reason: str) -> DamagedSnapshot:
         """Quarantine a snapshot: it counts no more, and stays for whoever wants to know why."""
         _log.warning("%s/%s is damaged and set aside: %s", self.store.url, name, reason)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            if _is_committed(self.store.sizes(name)):  # else somebody deletes it just now
-                self.store.put(f"{name}/{QUARANTINE}", quarantine_note(reason, now))
+            self.mark(name, reason)
         except ChaoskitError as error:  # a reader may have no right to write; it is passed over all the same
             _log.warning("%s/%s could not be marked: %s", self.store.url, name, error)
         return DamagedSnapshot(name, Path(name), reason)
+
+    def mark(self, name: str, reason: str) -> None:
+        """The mark of a quarantined snapshot, for everyone who looks."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        if _is_committed(self.store.sizes(name)):  # else somebody deletes it just now
+            self.store.put(f"{name}/{QUARANTINE}", quarantine_note(reason, now))
 
     def remove(self, name: str) -> None:
         """Delete a snapshot: its manifest first, so that half of it is none."""
@@ -166,15 +180,20 @@ class RemoteTier:
 
         A snapshot is committed only when all of it was verified, so each that is listed counts as whole.
         """
-        present = {}
-        for name in self._directories():
-            sizes, age = self.store.sizes(name), parse_name(name)
-            if _is_committed(sizes) and age:
-                present[Kept(*age, sum(sizes.values()))] = name
-        doomed = [present[kept] for kept in self.retention.doomed(present, {kept.age for kept in present})]
+        doomed = self.doomed()
         for name in doomed:
             self.remove(name)
         return doomed
+
+    def doomed(self, verified: Collection[tuple[int, int]] | None = None) -> list[str]:
+        """What :meth:`prune` would delete. ``verified``: (step, generation) of those known to be whole; None: all."""
+        present = {}
+        for name, sizes in self.directories():
+            age = parse_name(name)
+            if _is_committed(sizes) and age:
+                present[Kept(*age, sum(sizes.values()))] = name
+        whole = {kept.age for kept in present} if verified is None else verified
+        return [present[kept] for kept in self.retention.doomed(present, whole)]
 
     def close(self) -> None:
         """End what is under way."""
