@@ -305,10 +305,28 @@ def test_a_copy_of_the_initial_state_is_waited_for_like_any_other() -> None:
     board.copying(True)
     for step in range(2):
         begun_s = time.monotonic()
-        board.await_copy(step, 0.05)
+        board.await_copy(step, 0.05, 0.0)
         assert time.monotonic() - begun_s >= 0.05
         board.copied(step)
-        board.await_copy(step, 1e9)
+        board.await_copy(step, 1e9, 1e9)
+
+
+def test_a_copy_that_is_to_be_stored_is_waited_for_longer_but_not_time_and_again() -> None:
+    """Whoever copies may stand still: only its next answer is worth another wait."""
+
+    def waited_s(step: int) -> float:
+        begun_s = time.monotonic()
+        board.await_copy(step, 0.0, 0.2)
+        return time.monotonic() - begun_s
+
+    board = Board.create()
+    board.copying(True)
+    board.due(5)
+    assert waited_s(4) < 0.1
+    assert waited_s(6) >= 0.2, "whoever copies is late, and has not seen the one that is due"
+    assert waited_s(10) < 0.1
+    board.due(10)
+    assert waited_s(10) >= 0.2
 
 
 def test_each_board_is_one_workers_own() -> None:

@@ -232,7 +232,7 @@ arena.stand_in(1)
 board.announce()
 step = 0
 while True:
-    board.await_copy(step, 5.0)
+    board.await_copy(step, 5.0, 5.0)
     with arena.writing():
         arena.tensor(slot).fill_(float(step + 1))
         step += 1

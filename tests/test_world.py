@@ -157,6 +157,21 @@ def test_whoever_waits_in_a_collective_is_freed(tmp_path: Path) -> None:
     assert "left" in freed[1] or "gloo" in freed[1]
 
 
+def too_late(rank: int, directory: Path) -> Any:
+    world = make(rank, 2, directory / "world")
+    world.leave()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def test_nothing_is_started_in_a_world_that_was_left(tmp_path: Path) -> None:
+    """Nobody would end it before the backend's own time is up."""
+    assert ranks(too_late, 2, tmp_path) == ["the process group was left"] * 2
+
+
 def _first(body: Callable[..., Any], tmp_path: Path) -> Any:
     """The result of rank 0, though rank 1 gives none."""
     context = multiprocessing.get_context("fork")

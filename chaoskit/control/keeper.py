@@ -125,6 +125,8 @@ class Keeper(NodeKeeper):
         for worker in chosen:
             kept = self._kept[worker]
             kept.board.copying(True)
+            if worker == self._stored_from and self._archive.saver is not None:
+                kept.board.due(self._archive.saver.due.after(kept.view.step))
             if kept.view.generation == plan.generation:  # it rang before anybody listened
                 self._committed(worker)
 
@@ -137,7 +139,9 @@ class Keeper(NodeKeeper):
             until = step + 1 if self._skips else step
         if worker == self._stored_from and self._archive.saver is not None:
             self._save(kept, self._archive.saver)
-            until = min(until, self._archive.saver.due.after(step) - 1)
+            due = self._archive.saver.due.after(step)
+            kept.board.due(due)
+            until = min(until, due - 1)
         kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
 
     def _save(self, kept: _Kept, saver: Saver) -> None:

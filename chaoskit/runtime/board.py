@@ -41,7 +41,8 @@ _PTHREAD_MUTEX_ROBUST = 1
     _LEASE,
     _PROTECTED,
     _KEPT,
-) = range(15)
+    _DUE,
+) = range(16)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -123,12 +124,22 @@ class Board:
         if self._slots[_COPYING] and self.bell >= 0:
             os.eventfd_write(self.bell, 1)
 
-    def await_copy(self, step: int, limit_s: float) -> None:
-        """Before the state of ``step`` steps is overwritten: let the agent finish its copy, for ``limit_s`` at most."""
+    def await_copy(self, step: int, limit_s: float, due_limit_s: float) -> None:
+        """Before the state of ``step`` steps is overwritten: let the agent finish its copy.
+
+        Args:
+            limit_s: wait no longer.
+            due_limit_s: the same for a state that is to be stored. If it was too short once, it is not spent again
+                before the agent has answered: the one who copies may stand still.
+        """
         if not self._slots[_COPYING] or self._slots[_COPIED] >= step:
             return
-        deadline_s = time.monotonic() + limit_s
-        while self._slots[_COPYING] and self._slots[_COPIED] < step and time.monotonic() < deadline_s:
+        due = 0 < self._slots[_DUE] <= step
+        deadline_s = time.monotonic() + (due_limit_s if due else limit_s)
+        while self._slots[_COPYING] and self._slots[_COPIED] < step:
+            if time.monotonic() > deadline_s:
+                self._slots[_DUE] = 0 if due else self._slots[_DUE]
+                return
             time.sleep(_COPY_PAUSE_S)
 
     @property
@@ -164,6 +175,10 @@ class Board:
     def copied(self, step: int) -> None:
         """The worker need not wait any more with the state of ``step`` steps: it is copied, or given up."""
         self._slots[_COPIED] = step
+
+    def due(self, step: int) -> None:
+        """The state of ``step`` steps is to be stored: for a copy of it the worker may wait longer. 0 for none."""
+        self._slots[_DUE] = step
 
     @property
     def kept(self) -> int:

@@ -15,6 +15,7 @@ from chaoskit.runtime.shardwork import ShardWork
 from chaoskit.vocabulary import Event
 
 _COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
+_DUE_COPY_WAIT_S = 0.5  # one that is to be stored comes rarely, and if each were overtaken, nothing ever would be
 
 
 class LeaseOver(ConnectionError):
@@ -75,7 +76,7 @@ class Committer:
 
     def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
         worker, replica = self._worker, self._replica
-        worker.board.await_copy(replica.step, _COPY_WAIT_S)
+        worker.board.await_copy(replica.step, _COPY_WAIT_S, _DUE_COPY_WAIT_S)
         if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):

@@ -75,7 +75,8 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
 @pytest.mark.parametrize("boundary", ["write", "sync"])
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """Who begins a snapshot does not wait for ever for the part of a node that is gone."""
-    outcome = run(chaos, tmp_path, "gpt", TornWrite(rank=2, at_step=AT, boundary=boundary))
+    fault = TornWrite(rank=2, at_step=AT, boundary=boundary)
+    outcome = run(chaos, tmp_path, "gpt", fault, steps=150)  # it waits for a second, in which many are made
     (failed,) = {record["step"] for record in journal(outcome, Event.SAVE_FAILED)} & {10}
     assert failed < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
 
