@@ -274,6 +274,8 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCl
     cpu = cluster.limit("node0", "cpu", 0.05)
     until(lambda: cpu.events() >= 3)
     assert cpu.lift()
+    # What starts needs memory, too, and the kernel might end it instead.
+    receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node0")
     memory = cluster.limit("node0", "memory", 64 * MIB)
     pids = cluster.limit("node1", "pids", 32)  # runc itself needs some
     assert (memory.events(), pids.events()) == (0, 0)
