@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gc
 import multiprocessing
 import os
 import signal
+import sys
+import termios
 import threading
 import time
 import traceback
@@ -30,6 +34,7 @@ pytestmark = pytest.mark.costly
 CPU = torch.device("cpu")
 WAIT_S = 60.0
 GLOO_TIMEOUT_S = 300.0  # what a rank would wait for without leave()
+LATE_S = 8.0  # the same where it is waited for
 FREED_S = 20.0  # it takes milliseconds; the machine may be busy
 
 
@@ -71,9 +76,17 @@ def _result(pipe: Any) -> Any:
         return None
 
 
-def make(rank: int, size: int, path: Path, **arguments: Any) -> World:
+def make(rank: int, size: int, path: Path, timeout_s: float = GLOO_TIMEOUT_S, **arguments: Any) -> World:
     store = dist.FileStore(str(path), size)
-    return World(store, rank, size, CPU, address="127.0.0.1", timeout_s=GLOO_TIMEOUT_S, **arguments)
+    return World(store, rank, size, CPU, address="127.0.0.1", timeout_s=timeout_s, **arguments)
+
+
+def everybody(rank: int, size: int, directory: Path) -> None:
+    """Return when all ranks have come here."""
+    (directory / f"here{rank}").touch()
+    deadline_s = time.monotonic() + WAIT_S
+    while len(list(directory.glob("here*"))) < size and time.monotonic() < deadline_s:
+        time.sleep(0.001)
 
 
 def model() -> nn.Sequential:
@@ -159,6 +172,7 @@ def test_whoever_waits_in_a_collective_is_freed(tmp_path: Path) -> None:
 
 def too_late(rank: int, directory: Path) -> Any:
     world = make(rank, 2, directory / "world")
+    everybody(rank, 2, directory)
     world.leave()
     try:
         dist.all_reduce(torch.ones(1))
@@ -170,6 +184,36 @@ def too_late(rank: int, directory: Path) -> Any:
 def test_nothing_is_started_in_a_world_that_was_left(tmp_path: Path) -> None:
     """Nobody would end it before the backend's own time is up."""
     assert ranks(too_late, 2, tmp_path) == ["the process group was left"] * 2
+
+
+def half_sent(rank: int, directory: Path) -> Any:
+    """Rank 0 leaves in the middle of what it sends to rank 1, which stands still: gloo never ends such a send."""
+    world = make(rank, 2, directory / "world", timeout_s=LATE_S)
+    data = torch.ones(2**25)
+    if rank == 1:
+        dist.irecv(data, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    work = dist.isend(data, 1)
+    while not any(_unsent_bytes(handle) for handle in world._groups[0]._connections._handles):
+        time.sleep(0.001)
+    world.leave()
+    world.retire()
+    del work, world
+    begun_s = time.monotonic()
+    gc.collect()
+    collected_s = time.monotonic() - begun_s
+    for thread in [one for one in threading.enumerate() if one.name == "dispose"]:
+        thread.join()
+    return collected_s, time.monotonic() - begun_s
+
+
+def _unsent_bytes(handle: int) -> int:
+    return int.from_bytes(fcntl.ioctl(handle, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
+def test_the_garbage_collector_does_not_wait_for_what_a_world_that_was_left_has_under_way(tmp_path: Path) -> None:
+    collected_s, disposed_s = _first(half_sent, tmp_path)
+    assert collected_s < LATE_S / 2 < disposed_s, "the group must be held until its send has ended"
 
 
 def _first(body: Callable[..., Any], tmp_path: Path) -> Any:
@@ -308,6 +352,7 @@ def test_a_world_that_is_never_complete_leaves_no_trace(tmp_path: Path) -> None:
 def deserted(rank: int, directory: Path) -> Any:
     """Rank 0 leaves, and lives on; rank 1 has not heard of it, and waits for rank 0."""
     world = make(rank, 2, directory / "world")
+    everybody(rank, 2, directory)
     done = directory / "done"
     if rank == 0:
         world.leave()

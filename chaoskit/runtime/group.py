@@ -90,10 +90,11 @@ class Group:
             self._backend._end_coalescing(self._device)
 
     def close(self) -> None:
-        """Free what this object holds beside the backend."""
+        """Free what this object holds beside the backend, and wait until that can be freed without waiting."""
+        self._connections.close()
         if self._line is not None:
             self._line.abort()
-        self._connections.close()
+            self._line.join()
 
     def abort(self) -> None:
         """Get every rank out of every collective of this group. May be called from any thread, more than once."""

@@ -4,7 +4,8 @@ When a connection ends, gloo tells the waiters of operations that it has queued,
 middle of (its partly written send, its partly read receive): whoever waits for that one sits there until the collective
 timeout. So the training thread never waits inside gloo. A thread of the group does, in the order in which operations
 were started; the training thread waits for *it*, on a condition that an abort can break. The thread that is left behind
-ends with the backend's own timeout and holds nothing but its operations.
+ends with the backend's own timeout. Until then nobody may free the group: to free gloo is to wait for its operations,
+and the garbage collector would do that in whatever thread it runs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class WaitingLine:
         self._queue: SimpleQueue[tuple[Any, Transfer] | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._aborted = False
-        threading.Thread(target=self._run, name="transfers", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
+        self._thread.start()
 
     def add(self, work: Any) -> Transfer:
         """Wait for ``work`` after all that was added before."""
@@ -73,8 +75,12 @@ class WaitingLine:
             self._changed.notify_all()
         self._queue.put(None)
 
+    def join(self) -> None:
+        """After an abort: return when the backend is done with all that was started before, at its timeout at worst."""
+        self._thread.join()
+
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None and not self._aborted:
+        while (item := self._queue.get()) is not None:
             work, transfer = item
             error: BaseException | None = None
             try:

@@ -9,7 +9,6 @@ a :class:`LeavableGroup`: gloo, but nobody waits inside gloo, and an abort frees
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -25,8 +24,6 @@ from chaoskit.runtime.transfers import GroupAborted, Transfer, WaitingLine
 
 #: Shows, for as long as it is entered, that the caller waits for other ranks.
 Waiting = Callable[[], AbstractContextManager[None]]
-
-_BREATH_S = 0.05
 
 #: Under this name torch knows the backend.
 BACKEND = "chaoskit"
@@ -111,7 +108,6 @@ class LeavableGroup(dist.ProcessGroup):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         self._line, self._waiting = WaitingLine(), waiting
         self._starting, self._left = threading.Lock(), False
-        self._works: list[Any] = []  # that may be under way
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
@@ -122,13 +118,8 @@ class LeavableGroup(dist.ProcessGroup):
             if self._left:  # nobody would end it before the backend's own time is up
                 raise GroupAborted("the process group was left")
             work = getattr(self._inner, name)(*arguments)
-            self._works = [one for one in self._works if not one.is_completed()] + [work]
-        return _Work(self._line.add(work), work, self._waiting)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way: else who frees the group waits for it."""
-        return all(work.is_completed() for work in self._works)
+            transfer = self._line.add(work)
+        return _Work(transfer, work, self._waiting)
 
     def leave(self) -> None:
         """Get every rank out of every collective of this group. May be called from any thread, more than once."""
@@ -138,9 +129,10 @@ class LeavableGroup(dist.ProcessGroup):
         self._connections.shut_down()
 
     def close(self) -> None:
-        """Free what this object holds beside the backend."""
-        self._line.abort()
+        """Free what this object holds beside the backend, and wait until that can be freed without waiting."""
         self._connections.close()
+        self._line.abort()
+        self._line.join()
 
 
 def _collective(name: str) -> Callable[..., _Work]:
@@ -242,8 +234,6 @@ class World:
 def _dispose(groups: list[LeavableGroup]) -> None:
     for group in groups:
         group.close()
-    while not all(group.is_idle for group in groups):  # held until then: the garbage collector would wait in any thread
-        time.sleep(_BREATH_S)
     groups.clear()
 
 
