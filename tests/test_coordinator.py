@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaoskit import osprocess
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
 from chaoskit.control.outputs import Remember
@@ -153,6 +155,24 @@ def test_killed_before_the_first_plan(chaos: Chaos) -> None:
 
 def test_killed_when_a_rank_is_done(chaos: Chaos) -> None:
     regicide(chaos, lambda assassin, message: isinstance(message, WorkerDone), steps=10)
+
+
+def test_who_watches_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos) -> None:
+    """A busy machine lets a harness wait until every worker has ended."""
+
+    def watch(message: Any) -> None:
+        before = assassin.kills
+        assassin(message)
+        if assassin.kills > before:
+            pids = [member.endpoint.pid for member in assassin.plans[-1].members]
+            deadline_s = time.monotonic() + 30.0
+            while not all(osprocess.is_ending(pid) for pid in pids):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+
+    assassin = Regicide(lambda assassin, message: isinstance(message, WorkerDone))
+    chaos.run(PLAIN, nodes=2, spares=0, steps=10, options={"step_s": 0.02}, watch=watch)
+    assert assassin.kills == 1
 
 
 def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:

@@ -65,8 +65,8 @@ class Coordinator:
         self._observers: set[asyncio.StreamWriter] = set()
         self._clients: dict[int, asyncio.StreamWriter] = {}
         self._numbers = itertools.count()
-        self._ended = asyncio.Event()
-        self._resumes = self._record.term > 1
+        self._ended, self._watched = asyncio.Event(), asyncio.Event()
+        self._succeeds = self._resumes = self._record.term > 1
         self._alone_until_s = time.monotonic() + REATTACH_S
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
@@ -81,6 +81,7 @@ class Coordinator:
         ticker = asyncio.ensure_future(self._tick())
         try:
             await self._ended.wait()
+            await self._await_observer()
             await self._drain()
         finally:
             ticker.cancel()
@@ -105,6 +106,12 @@ class Coordinator:
         self._hold(self._record.check)  # whoever has taken over says so with a later time
         generation, events = self._plane.membership.newest_known, len(self._record.memory)
         self._journal.write(Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events)
+
+    async def _await_observer(self) -> None:
+        """Who watched the coordinator before this one may not have found this one yet, and must hear of the end."""
+        if self._succeeds:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._watched.wait(), self._alone_until_s - time.monotonic())
 
     async def _drain(self) -> None:
         for writer in (*self._agents.values(), *self._observers):
@@ -165,6 +172,7 @@ class Coordinator:
 
     async def _serve_observer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._observers.add(writer)
+        self._watched.set()
         for message in (self._welcome(), *self._plane.picture()):
             writer.write(wire.encode(message))
         try:

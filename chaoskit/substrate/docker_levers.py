@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ _QUOTA_US_MIN = 1_000
 _UNLIMITED = -1
 _ALL_BYTES = 2**62  # Docker takes no -1 for memory
 _EXIT_S = 5.0
+_PAUSE_S = 10.0
 _OK = 200
 
 
@@ -137,7 +139,20 @@ class ContainerGroup(Cgroup):
 
     def freeze(self) -> None:
         with self._held_by("freezer", on=True):
-            self._container.handle.pause()
+            self._pause()
+
+    def _pause(self) -> None:
+        """On a busy machine the kernel may not freeze all processes in the time that runc gives it: ask again."""
+        from docker.errors import APIError
+
+        deadline_s = time.monotonic() + _PAUSE_S
+        while True:
+            try:
+                self._container.handle.pause()
+                return
+            except APIError as error:
+                if "unable to freeze" not in str(error) or time.monotonic() > deadline_s:
+                    raise
 
     def thaw(self) -> None:
         with self._held_by("freezer", on=False):
