@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
+from chaoskit.checkpoint.slots import Busy, Slots
+from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
 
 STEP = 7
 
@@ -98,3 +99,49 @@ def test_a_row_comes_through_as_it_was(loss: float) -> None:
 
 def test_one_rank_gathers_its_own_value() -> None:
     assert gather(None, b"\x00\xff") == [b"\x00\xff"]
+
+
+# -- the step that is kept ----------------------------------------------------------------------------------------
+
+
+class Owner:
+    """A rank that copies each state into two slots, or lets it out, and hears sooner or later that it counts."""
+
+    def __init__(self) -> None:
+        self.slots = Slots.in_memory()
+        self.slots.reserve(1)
+        self.protected = -1
+
+    def copy(self, step: int, kept: int) -> None:
+        try:
+            image = self.slots.take(kept)
+        except Busy:
+            return
+        image.begin(step, 1, b"", b"", 1)
+        image.end("00" * 16)
+        self.slots.give_back(image)
+
+    @property
+    def steps(self) -> set[int]:
+        return {seal.step for _, seal in self.slots.complete()}
+
+
+@given(st.lists(st.lists(st.sampled_from(["in time", "late", "left out"]), min_size=3, max_size=3), max_size=12))
+def test_a_step_that_is_kept_is_kept_by_all(history: list[list[str]]) -> None:
+    """Whatever any rank lets out, and however late it hears of its copies."""
+    owners, kept = [Owner() for _ in range(3)], -1
+    for step, happens in enumerate([*history, *[["in time"] * 3] * 2]):
+        for owner, what in zip(owners, happens, strict=True):
+            late = max(owner.steps, default=-1)  # by now it has heard of what came before
+            if what != "left out":
+                owner.copy(step, kept)
+            owner.protected = max(owner.protected, step if what == "in time" and step in owner.steps else late)
+        kept = whole_step(kept, step, [owner.protected for owner in owners])
+        assert kept == -1 or all(kept in owner.steps for owner in owners)
+    assert kept == step, "when all is well again the newest is kept"
+
+
+def test_without_copies_elsewhere_the_two_newest_of_each_are_worth_most() -> None:
+    assert whole_step(3, 4, [4, 4, -1]) == -1, "a partner was lost: nobody knows how long it takes to have another"
+    assert whole_step(3, 7, [7, 6, 7]) == 3
+    assert whole_step(3, 8, [8, 7, 8]) == -1

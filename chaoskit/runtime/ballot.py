@@ -35,8 +35,26 @@ class Row(NamedTuple):
     losses: Sequence[float | None]
 
 
+_BEHIND_MAX = 4  # then two newer copies of every piece are worth more than an old one
 _ATTEMPTS_MAX = 6  # at one step; what comes and goes as often is called the batch's
 _MISSING = sys.float_info.max  # no loss is just that
+
+
+def whole_step(before: int, step: int, protected: Sequence[int]) -> int:
+    """The newest step of which every piece is known to have all its copies, and still has them; -1 for none. Pure.
+
+    Not the lowest that a rank names: whoever names a later one may have let that one out, as copies are when a machine
+    is busy. Nor one that all name, if it may be overwritten by now: beside the step that is kept there is room for one.
+
+    Args:
+        before: the same as of the last step.
+        step: at which the ranks are.
+        protected: the newest step of which the piece of each rank has all its copies.
+    """
+    named = min(protected)
+    if len(set(protected)) == 1 and (named in (before, step) or (before == -1 and named == step - 1)):
+        return named
+    return before if named >= 0 and step - before <= _BEHIND_MAX else -1
 
 
 def share(group: Group | None, row: Row) -> list[Row]:

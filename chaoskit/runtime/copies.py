@@ -26,6 +26,9 @@ _UNEVEN = 1.05  # a piece that has more of the rows than others
 class Copies:
     """The slots outlive the entries of a train function; what is copied into them changes with each entry.
 
+    Attributes:
+        kept: the newest step of which every piece is known to have all its copies; -1 for none.
+
     Args:
         worker: its name.
         send: takes a message to the agent.
@@ -35,6 +38,7 @@ class Copies:
     def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None], at: Hook) -> None:
         self._worker, self._board, self._journal, self._send, self._at = worker, board, journal, send, at
         self._slots = Slots.in_memory()
+        self.kept = -1
         self._state: ShardedState | None = None
         self._piece = (0, 1)
         self._groups: tuple[tuple[int, ...], ...] = ()
@@ -92,8 +96,9 @@ class Copies:
         self._snapshotter.forget_after(step)
 
     def keep(self, step: int) -> None:
-        """Every piece of ``step`` has all its copies: it is kept until that holds of a newer one."""
+        """Every piece of ``step`` has all its copies: it is kept until another one is named; -1 for none."""
         assert self._snapshotter is not None
+        self.kept = step
         self._snapshotter.protected(step)
         self._board.keep(step)
 

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed, KeepWarm
-from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share
+from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -417,7 +417,7 @@ class ShardedTrainer:
 
     def _commit(self, formation: Formation, rows: Sequence[Row]) -> None:
         worker, state = self._worker, self.state
-        self._copies.keep(min(row.protected for row in rows))
+        self._copies.keep(whole_step(self._copies.kept, self.step, [row.protected for row in rows]))
         if self._clip_norm is not None:
             state.clip_gradients(self._clip_norm)
         worker.board.enter(Phase.OPTIMIZER)

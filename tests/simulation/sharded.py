@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Snapshot, SourceFailed, WorkerDone, WorkerReady
+from chaoskit.runtime.ballot import whole_step
 from chaoskit.vocabulary import Phase
 from simulation.engine import Wish, Work, until
 from simulation.mesh import Contribution, Round
@@ -224,7 +225,7 @@ class ShardedWorker(Worker):
         sums: dict[int, int] = {}
         for brought in one.brought.values():
             sums |= brought.shards
-        self.kept = min(brought.vote for brought in one.brought.values())
+        self.kept = whole_step(self.kept, self.step, [brought.vote for brought in one.brought.values()])
         self.enter(Phase.OPTIMIZER)
         yield lambda: self._copying is None
         if self.engine.now_s > self.agent.lease_until_s:
