@@ -102,10 +102,10 @@ class Copies:
         self._snapshotter.protected(step)
         self._board.keep(step)
 
-    def protected(self, step: int) -> int:
-        """The newest step of which this piece has all its copies; waits a moment for ``step``."""
+    def protected(self, step: int, over: Callable[[], bool]) -> int:
+        """The newest step of which this piece has all its copies; waits a moment for ``step``, if nothing is ``over``."""
         deadline_s = time.monotonic() + _ACK_WAIT_S
-        while self._board.protected < step and time.monotonic() < deadline_s:
+        while self._board.protected < step and not over() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
         return self._board.protected
 

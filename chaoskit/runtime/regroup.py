@@ -157,7 +157,7 @@ class Regrouper:
         self._met(plan, formation.me)
         group = self._build(rendezvous, plan, formation.me)
         with self._changed:
-            if self._is_over(formation):
+            if self.is_over(formation):
                 group.close()  # not abort: a newer group's sockets may have appeared while this one was built
                 return
             formation.group = group
@@ -187,24 +187,25 @@ class Regrouper:
             GenerationSuperseded: if there is a newer formation, or this one broke.
         """
         with self._changed:
-            self._changed.wait_for(lambda: formation.group is not None or self._is_over(formation))
-            if self._is_over(formation) or formation.group is None:
+            self._changed.wait_for(lambda: formation.group is not None or self.is_over(formation))
+            if self.is_over(formation) or formation.group is None:
                 raise GenerationSuperseded(f"generation {formation.plan.generation} is over")
             return formation.group
 
     def attach(self, formation: Formation, leave: Callable[[], None]) -> bool:
         """Have ``leave`` called as soon as ``formation`` is over. False: it is over already."""
         with self._changed:
-            if not self._is_over(formation):
+            if not self.is_over(formation):
                 formation.leavers.append(leave)
-            return not self._is_over(formation)
+            return not self.is_over(formation)
 
     def wait_newer(self, formation: Formation, timeout_s: float | None = None) -> bool:
         """Wait until ``formation`` is not the newest one; False if that took longer than ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: self._current is not formation, timeout_s)
 
-    def _is_over(self, formation: Formation) -> bool:
+    def is_over(self, formation: Formation) -> bool:
+        """Whether it broke, or there is a newer one. May be called without waiting for a lock."""
         return formation.broken or self._current is not formation
 
     @property
@@ -239,7 +240,7 @@ class Regrouper:
             GenerationSuperseded: if another generation was begun: this rank's step may already be reported to it.
         """
         with self._changed:
-            if self._is_over(formation):
+            if self.is_over(formation):
                 raise GenerationSuperseded("a newer generation was begun before the step could change")
             self._advancing = True
         try:

@@ -395,14 +395,14 @@ class ShardedTrainer:
         state.reduce(owners)
         gradients = state.gradients()
         worker.hooks.rig.received(gradients)
-        rows = share(self._group, self._row(gradients))
+        rows = share(self._group, self._row(formation, gradients))
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":
             self._commit(formation, rows)
         else:
             self._object(formation, decision)
 
-    def _row(self, gradients: list[Tensor]) -> Row:
+    def _row(self, formation: Formation, gradients: list[Tensor]) -> Row:
         losses = [
             float(self._losses[shard]) if shard in self._losses else None for shard in range(self.config.shard_count)
         ]
@@ -410,7 +410,7 @@ class ShardedTrainer:
         return Row(
             healthy=finite or self.state.is_finite(),
             finite=finite,
-            protected=self._copies.protected(self.step),
+            protected=self._copies.protected(self.step, lambda: self._worker.regrouper.is_over(formation)),
             digest=checksum(gradients) % _WORD,
             losses=losses,
         )

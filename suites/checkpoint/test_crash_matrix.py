@@ -23,6 +23,7 @@ from faults import Fault, ReplaceNode, TornWrite
 AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
 EVERY, STEPS, NODES = 5, 40, 3
 LOST = {"gpt": 0, "fsdp": 1}  # committed steps that the death of a node may cost, if no copy was dropped
+DROPPED = 8  # as many times, where a busy machine dropped copies: one step that all have is kept for so long
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpt": {"shards": 4, "options": {"size": "tiny"}},
     "fsdp": {"shards": 3, "options": {"size": "tiny", "batch": 6}},
@@ -39,7 +40,7 @@ def tiers(directory: Path) -> dict[str, Any]:
 
 def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) -> Outcome:
     """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole."""
-    settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": 3 * LOST[job]}
+    settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": DROPPED * LOST[job]}
     settings["lease_beats"] = 20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
     outcome.assert_same_losses_as_twin()
