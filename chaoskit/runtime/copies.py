@@ -103,7 +103,7 @@ class Copies:
         self._board.keep(step)
 
     def protected(self, step: int, over: Callable[[], bool]) -> int:
-        """The newest step of which this piece has all its copies; waits a moment for ``step``, if nothing is ``over``."""
+        """The newest step of which this piece has all its copies; waits a moment for ``step`` if it is not ``over``."""
         deadline_s = time.monotonic() + _ACK_WAIT_S
         while self._board.protected < step and not over() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
