@@ -172,25 +172,27 @@ def render(found: list[Replay]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from chaoskit.rules.engine import Verdict
     from chaoskit.rules.replay import suggest
     from chaoskit.rules.timestamps import show_time
 
-    table = Table("rule", "points", "first", "last", "gap s (min / median / max)", "metric (min / median / max)")
-    said: list[RenderableType] = []
+    table = Table("rule", "points", "first", "last", "gaps, s", "metric")
     for one in found:
         ends = [show_time(point.time_s) for point in (one.points[0], one.points[-1])] if one.points else ["", ""]
         table.add_row(Text(one.rule.name), str(len(one.points)), *ends, _spread(one.gaps_s), _spread(one.values))
-        for fired in one.fired:
-            alarm = fired in one.alarms
-            text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
-            said.append(Text(f"{text} -> {fired.action}" if alarm else text, "red" if alarm else ""))
-        said += [Text(f"warning: {one.rule.name}: {warning}", "yellow") for warning in one.warnings]
-        for hint in suggest(one):
-            has = "not set" if hint.setting_s is None else f"{hint.setting_s:g}"
-            text = f"hint: {one.rule.name}: {hint.field} is {has}; {hint.suggested_s:g} would fit: {hint.reason}"
-            said.append(Text(text, "dim"))
+    said: list[RenderableType] = [Text("gaps and metrics: least / median / greatest", "dim")]
+    everything = sorted((fired for one in found for fired in one.fired), key=lambda fired: fired.time_s)
+    for fired in everything:
+        text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
+        stopped = fired.verdict == Verdict.STOPPED
+        said.append(Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red"))
     if not any(one.alarms for one in found):
         said.append(Text("nothing would have fired", "green"))
+    for one in found:
+        said += [Text(f"warning: {one.rule.name}: {warning}", "yellow") for warning in one.warnings]
+        for hint in suggest(one):
+            text = f"hint: {one.rule.name}: {hint.field}={hint.setting_s:g}, and {hint.suggested_s:g} would fit:"
+            said.append(Text(f"{text} {hint.reason}", "dim"))
     return Group(table, *said)
 
 

@@ -175,13 +175,13 @@ class Suggestion:
 
     Args:
         field: HyperPod's name of it.
-        setting_s: what the rule has; None if it has none.
+        setting_s: what the rule has.
         suggested_s: what would fit.
         reason: how that was computed.
     """
 
     field: str
-    setting_s: float | None
+    setting_s: float
     suggested_s: float
     reason: str
 
@@ -189,16 +189,16 @@ class Suggestion:
 def suggest(found: Replay) -> list[Suggestion]:
     """Limits that are much too tight or too loose for the waits in this log, outside the hangs that were found.
 
-    Twice the longest wait is what fits. A setting below 1.25 times it, or above 10 times it, is spoken of; so is one
-    that is missing. Waits that were called hanging do not count, and there must be five others.
+    Twice the longest wait is what fits. A setting below 1.25 times it, or above 10 times it, is spoken of. Waits that
+    were called hanging do not count, and there must be five others.
     """
     rule = found.rule
-    limit_s = math.inf if rule.frequency_s is None else rule.frequency_s
-    healthy = [gap for gap in found.gaps_s if gap <= limit_s]
     said = []
-    if len(healthy) >= _GAPS_MIN and max(healthy) > 0:
-        words = f"{len(healthy)} gaps that were not called hanging; the longest"
-        said += _fit("expectedRecurringFrequencyInSeconds", rule.frequency_s, max(healthy), words)
+    if rule.frequency_s is not None:
+        healthy = [gap for gap in found.gaps_s if gap <= rule.frequency_s]
+        if len(healthy) >= _GAPS_MIN and max(healthy) > 0:
+            words = f"the longest of {len(healthy)} gaps that were not called hanging"
+            said += _fit("expectedRecurringFrequencyInSeconds", rule.frequency_s, max(healthy), words)
     if found.points and rule.start_cutoff_s is not None:
         wait_s = found.points[0].time_s - found.start_s
         if 0 < wait_s <= rule.start_cutoff_s:
@@ -206,11 +206,11 @@ def suggest(found: Replay) -> list[Suggestion]:
     return said
 
 
-def _fit(name: str, setting_s: float | None, longest_s: float, words: str) -> list[Suggestion]:
-    if setting_s is not None and _TIGHT_FACTOR * longest_s <= setting_s <= _LOOSE_FACTOR * longest_s:
+def _fit(name: str, setting_s: float, longest_s: float, words: str) -> list[Suggestion]:
+    if _TIGHT_FACTOR * longest_s <= setting_s <= _LOOSE_FACTOR * longest_s:
         return []
     suggested_s = _round_up(ROOM_FACTOR * longest_s)
-    return [Suggestion(name, setting_s, suggested_s, f"{ROOM_FACTOR:g} x {words} is {longest_s:.3g} s")]
+    return [Suggestion(name, setting_s, suggested_s, f"{ROOM_FACTOR:g} x {words}, {longest_s:.3g} s")]
 
 
 def _round_up(value: float) -> float:
