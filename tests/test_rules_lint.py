@@ -92,6 +92,23 @@ def test_contradictions(tmp_path: Path, name: str, text: str, expected: list[str
     assert ids(found(tmp_path, **{name: text})) == expected
 
 
+SCRIPT = """
+from datetime import timedelta
+import nvidia_resiliency_ext.inprocess as inprocess
+
+dist.init_process_group("nccl", timeout=timedelta(minutes={minutes}))
+
+@inprocess.Wrapper(soft_timeout = datetime.timedelta(seconds=50), heartbeat_timeout=timedelta(seconds=30))
+def train(): ...
+"""
+
+
+def test_a_script_in_python(tmp_path: Path) -> None:
+    assert found(tmp_path, train_py=SCRIPT.format(minutes=10)) == []
+    findings = found(tmp_path, train_py=SCRIPT.format(minutes=0.5))
+    assert [(one.id, one.settings) for one in findings] == [("NV07", ("soft_timeout=50", "process_group_timeout=30"))]
+
+
 def test_files_are_read_together(tmp_path: Path) -> None:
     rules = "[{name: a, logPattern: x, expectedStartCutOffInSeconds: 60, expectedRecurringFrequencyInSeconds: 30}]"
     findings = found(tmp_path, rules_yaml=rules, run_toml="startup_s = 100\noutside_limit_s = 20")

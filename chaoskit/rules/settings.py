@@ -122,6 +122,11 @@ _VALUE = r"[\"']?((?!-)[\w.=,:${}-]+)"
 _WORD = re.compile(rf"(?<![\w-])(?:(--?[A-Za-z][\w-]*)(?:=|\s+){_VALUE}|([A-Za-z_]\w*)={_VALUE})")
 
 
+_UNITS = {"milliseconds": _MS, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
+_TIMEDELTA = re.compile(rf"(?:datetime\.)?timedelta\(({'|'.join(_UNITS)})\s*=\s*([\d._]+)\)")
+_GROUP_TIMEOUT = re.compile(r"(init_process_group\([^()]*?)\btimeout=")
+
+
 @dataclass(frozen=True)
 class Setting:
     """A value that counts.
@@ -163,7 +168,7 @@ class Settings:
 
 
 def read_settings(paths: Iterable[Path]) -> Settings:
-    """What files say about timeouts: YAML, JSON and TOML by their keys; others, such as shell scripts, as text.
+    """What files say about timeouts: YAML, JSON and TOML by their keys; others, such as scripts, as text.
 
     Raises:
         BadInput: a file cannot be read, a value is no number, or no file holds a setting that is known.
@@ -182,7 +187,11 @@ def read_settings(paths: Iterable[Path]) -> Settings:
 def _read(path: Path) -> Settings:
     found = Settings()
     if path.suffix not in (".yaml", ".yml", ".json", ".toml"):
-        _of_text(found, read_text("file", path), str(path), ())
+        text = read_text("file", path)
+        if path.suffix == ".py":
+            _of_text(found, _plain_python(text), str(path), _IN_PROCESS if "inprocess" in text else ())
+        else:
+            _of_text(found, text, str(path), ())
         return found
     for document in read_documents("file", path):
         for rules in find_lists(document):
@@ -226,10 +235,21 @@ def _of_text(found: Settings, text: str, where: str, above: tuple[str, ...]) -> 
             _take(found, name, value, where, above)
 
 
+def _plain_python(text: str) -> str:
+    """A script with ``timedelta``s as seconds, and the timeout of ``init_process_group`` under its name here."""
+
+    def seconds(match: re.Match[str]) -> str:
+        return f"{float(match[2]) * _UNITS[match[1]]:g}"
+
+    spelt = re.sub(r"\s*=\s*", "=", _TIMEDELTA.sub(seconds, text))
+    return _GROUP_TIMEOUT.sub(r"\1process_group_timeout=", spelt)
+
+
 def _words(text: str) -> Iterator[tuple[str, str]]:
     """Names and values of options (``--name value``, ``--name=value``) and of variables (``NAME=value``)."""
     for option, given, variable, value in _WORD.findall(text):
-        yield (option.lstrip("-").replace("-", "_"), given) if option else (variable, value)
+        name = option.lstrip("-").replace("-", "_") if option else variable
+        yield name, (given or value).rstrip(",")
 
 
 def _take(found: Settings, name: str, value: Any, where: str, above: tuple[str, ...]) -> None:
