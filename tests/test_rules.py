@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
-from chaoskit.rules import Fired, Rule, Verdict, Watch, check_rules, parse_rules, read_rules, replay
+from chaoskit.rules import Fired, Rule, Verdict, Watch, check_rules, parse_rules, read_rules, replay_log
 from chaoskit.rules.patterns import non_finite, outer_groups
 from chaoskit.rules.replay import suggest
 from chaoskit.rules.timestamps import read_time_s
@@ -302,26 +302,26 @@ def test_a_line_that_matters_and_has_no_timestamp_is_named(tmp_path: Path) -> No
 
 def test_waits_suggest_a_frequency(tmp_path: Path) -> None:
     log = write_log(tmp_path, [0, 1, 2, 4, 5, 6, 7])
-    fit = {limit: suggest(replay([rule(frequency_s=limit)], log)[0]) for limit in (2.1, 4, 300)}
+    fit = {limit: suggest(replay_log([rule(frequency_s=limit)], log)[0]) for limit in (2.1, 4, 300)}
     assert fit[4] == []
     assert [one.suggested_s for one in fit[2.1] + fit[300]] == [4, 4]
     assert fit[300][0].reason == "2 x the longest of 6 gaps that were not called hanging, 2 s"
 
 
 def test_a_rule_that_never_matched_is_warned_of(tmp_path: Path) -> None:
-    found = replay([rule(pattern="loss", frequency_s=5)], write_log(tmp_path, [0, 1]))[0]
+    found = replay_log([rule(pattern="loss", frequency_s=5)], write_log(tmp_path, [0, 1]))[0]
     assert "begin with .*" in found.warnings[0]
     assert "never fire" in found.warnings[1]
 
 
 def test_waits_that_were_hangs_suggest_nothing(tmp_path: Path) -> None:
-    found = replay([rule(frequency_s=30)], write_log(tmp_path, [0, 1, 2, 3, 4, 5, 60]))[0]
+    found = replay_log([rule(frequency_s=30)], write_log(tmp_path, [0, 1, 2, 3, 4, 5, 60]))[0]
     assert [one.verdict for one in found.alarms] == ["hanging"]
     assert [one.suggested_s for one in suggest(found)] == [2]
 
 
 def test_time_that_goes_back_is_held_and_warned_of(tmp_path: Path) -> None:
-    found = replay([rule(frequency_s=30)], write_log(tmp_path, [100, 3, 101]))[0]
+    found = replay_log([rule(frequency_s=30)], write_log(tmp_path, [100, 3, 101]))[0]
     assert found.gaps_s == [0, 1]
     assert found.fired == []
     assert found.warnings == ["time goes back by 97 s at line 2: it was held there"]

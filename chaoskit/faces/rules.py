@@ -59,11 +59,11 @@ def try_(
     Examples: [cyan]chaoskit rules test job.yaml healthy.log[/],
     [cyan]chaoskit rules test job.yaml hung.log --tail-s 600 --expect JobHangingDetection:hanging[/]
     """
-    from chaoskit.rules import read_rules, replay
+    from chaoskit.rules import read_rules, replay_log
 
     known = read_rules(rules)
     wanted = _expected(expect or [], {rule.name for rule in known})
-    found = replay(known, log, period_s=period_s, tail_s=tail_s)
+    found = replay_log(known, log, period_s=period_s, tail_s=tail_s)
     fired = {(one.rule, one.verdict.value) for replayed in found for one in replayed.alarms}
     ok = fired == wanted
     if machine:

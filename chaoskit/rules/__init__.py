@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaoskit.rules.engine import Fired, Verdict, Watch
-from chaoskit.rules.replay import Replay, check_rules, replay
+from chaoskit.rules.replay import Replay, check_rules, replay_log
 from chaoskit.rules.rules import Rule, parse_rules, read_rules
 
-__all__ = ["Fired", "Replay", "Rule", "Verdict", "Watch", "check_rules", "parse_rules", "read_rules", "replay"]
+__all__ = ["Fired", "Replay", "Rule", "Verdict", "Watch", "check_rules", "parse_rules", "read_rules", "replay_log"]

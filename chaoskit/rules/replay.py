@@ -82,11 +82,11 @@ def check_rules(
         BadInput: a file cannot be read, or a line that matters has no timestamp.
     """
     known = read_rules(rules) if isinstance(rules, (str, Path)) else rules
-    found = [one for replayed in replay(known, log, period_s=period_s, tail_s=tail_s) for one in replayed.alarms]
+    found = [one for replayed in replay_log(known, log, period_s=period_s, tail_s=tail_s) for one in replayed.alarms]
     return sorted(found, key=lambda one: one.time_s)
 
 
-def replay(
+def replay_log(
     rules: Sequence[Rule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
 ) -> list[Replay]:
     """Run rules over a recorded log. Arguments and errors are those of :func:`check_rules`."""
