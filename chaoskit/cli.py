@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.faces import checkpoints
+from chaoskit.faces import checkpoints, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -359,6 +359,7 @@ def doctor(machine: Json = False) -> int:
 
 
 app.add_typer(checkpoints.app, name="checkpoint")
+app.add_typer(rules.app, name="rules")
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

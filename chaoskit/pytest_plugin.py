@@ -9,7 +9,7 @@ Imports of torch and of the harness wait until a test asks for ``chaos``: instal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from chaoskit.vocabulary import Verdict
 if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.outcome import Outcome
+    from chaoskit.rules import Fired
     from chaoskit.substrate.base import Substrate
     from faults.base import Fault
 
@@ -205,6 +206,21 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
     return Chaos(chaos_stock.harness(substrate), request.node, defaults)
+
+
+@pytest.fixture
+def rules_fire(request: pytest.FixtureRequest) -> Callable[..., list[Fired]]:
+    """Log rules on a recorded log: ``assert not rules_fire("rules.yaml", "train.log")``.
+
+    As :func:`chaoskit.rules.check_rules`; relative files are looked up beside the test, then in the working directory.
+    """
+    from chaoskit.rules import check_rules
+
+    def locate(file: Any) -> Any:
+        beside = request.path.parent / file if isinstance(file, (str, Path)) else None
+        return beside if beside is not None and beside.is_file() else file
+
+    return lambda rules, log, **options: check_rules(locate(rules), locate(log), **options)
 
 
 @dataclass

@@ -1,0 +1,203 @@
+"""``chaoskit rules``: log rules on recorded logs, and timeouts that contradict each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chaoskit.errors import BadInput
+from chaoskit.faces.ending import print_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from chaoskit.rules.replay import Replay
+
+app = typer.Typer(
+    help="Try log rules on recorded logs before they restart a job, and find timeouts that contradict each other.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+
+
+@app.command("test")
+def try_(
+    rules: Annotated[
+        Path,
+        typer.Argument(help="YAML or JSON: a list of rules, or a HyperPod job with logMonitoringConfiguration in it."),
+    ],
+    log: Annotated[Path, typer.Argument(help="What the job printed, with a timestamp at the start of lines.")],
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:VERDICT", help="This rule shall fire so: slow, hanging, not-a-number, faulted. Repeatable."
+        ),
+    ] = None,
+    period_s: Annotated[
+        float | None, typer.Option(help="For a log without timestamps: seconds from a line to the next.")
+    ] = None,
+    tail_s: Annotated[
+        float, typer.Option(help="The log was watched for so many seconds after its last line: a job that hung.")
+    ] = 0.0,
+    machine: Json = False,
+) -> int:
+    """Run rules over a recorded log: what would have fired, when, and with which action.
+
+    Rules are read as HyperPod's training operator has them. Timestamps are ISO 8601,
+    Python logging's or epochs. Times without a zone count as UTC.
+
+    Limits that are far from the waits seen in the log get a suggestion: twice the
+    longest wait that was not called hanging.
+
+    Exit code 0: nothing fired, 1: something did, 2: bad input. With [bold]--expect[/]
+    0: exactly the expected fired, 1: something else did, or one of them did not.
+
+    Examples: [cyan]chaoskit rules test job.yaml healthy.log[/],
+    [cyan]chaoskit rules test job.yaml hung.log --tail-s 600 --expect JobHangingDetection:hanging[/]
+    """
+    from chaoskit.rules import read_rules, replay_log
+
+    known = read_rules(rules)
+    wanted = _expected(expect or [], {rule.name for rule in known})
+    found = replay_log(known, log, period_s=period_s, tail_s=tail_s)
+    fired = {(one.rule, one.verdict.value) for replayed in found for one in replayed.alarms}
+    ok = fired == wanted
+    if machine:
+        expected = [{"rule": name, "verdict": verdict} for name, verdict in sorted(wanted)]
+        print_json({"ok": ok, "expected": expected, "rules": [plain(one) for one in found]})
+        return 0 if ok else 1
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(render(found))
+    for name, verdict in sorted(wanted - fired):
+        console.print(f"expected, and did not fire: {name}: {verdict}", style="red", markup=False)
+    for name, verdict in sorted(fired - wanted) if wanted else ():
+        console.print(f"not expected: {name}: {verdict}", style="red", markup=False)
+    return 0 if ok else 1
+
+
+@app.command()
+def lint(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What belongs to one job: YAML, JSON and TOML by their keys, scripts and .env files as text."
+        ),
+    ],
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    machine: Json = False,
+) -> int:
+    """Find timeouts that contradict each other, over all files of a job.
+
+    Known are settings of chaoskit, HyperPod's log rules, torchrun (--rdzv-conf,
+    --monitor-interval, --shutdown-timeout), TORCH_NCCL_*, the timeout of the process
+    group (as process_group_timeout, ddp_timeout, distributed-timeout-minutes or
+    train_timeout_seconds), torchft, NVRx, and terminationGracePeriodSeconds. What is
+    not given counts with its default.
+
+    Exit code 0: no error, 1: errors, or with [bold]--strict[/] warnings, 2: bad input.
+
+    Examples: [cyan]chaoskit rules lint job.yaml[/],
+    [cyan]chaoskit rules lint run.toml rules.yaml launch.sh --strict[/]
+    """
+    from chaoskit.rules.lint import lint as find
+
+    findings = find(files)
+    failed = any(strict or one.severity == "error" for one in findings)
+    if machine:
+        import msgspec
+
+        print_json({"ok": not failed, "findings": [msgspec.to_builtins(one) for one in findings]})
+        return int(failed)
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for one in findings:
+        console.print(Text(f"{one.severity} {one.id}", "red" if one.severity == "error" else "yellow"), end="  ")
+        console.print("  |  ".join(one.settings), markup=False)
+        console.print(f"    {one.reason}\n    {one.remedy}", markup=False)
+    if not findings:
+        console.print("no contradictions")
+    return int(failed)
+
+
+def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
+    from chaoskit.rules import Verdict
+
+    verdicts = [one.value for one in Verdict if one != Verdict.STOPPED]
+    wanted = set()
+    for one in given:
+        name, _, verdict = one.rpartition(":")
+        if name not in names:
+            raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(sorted(names))}")
+        if verdict not in verdicts:
+            raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(verdicts)}")
+        wanted.add((name, verdict))
+    return wanted
+
+
+def plain(found: Replay) -> dict[str, Any]:
+    """What one rule made of the log, as plain data. Times in seconds since 1970, or since the start of the log."""
+    import msgspec
+
+    from chaoskit.rules.replay import spread, suggest
+
+    points = found.points
+    return {
+        "name": found.rule.name,
+        "points": len(points),
+        "first_s": points[0].time_s if points else None,
+        "last_s": points[-1].time_s if points else None,
+        "gap_s": _named(spread(found.gaps_s)),
+        "value": _named(spread(found.values)),
+        "fired": [msgspec.to_builtins(one) for one in found.fired],
+        "warnings": found.warnings,
+        "suggestions": [msgspec.to_builtins(one) for one in suggest(found)],
+    }
+
+
+def _named(found: tuple[float, float, float] | None) -> dict[str, float] | None:
+    return dict(zip(("min", "median", "max"), found, strict=True)) if found else None
+
+
+def render(found: list[Replay]) -> RenderableType:
+    """The same for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from chaoskit.rules.engine import Verdict
+    from chaoskit.rules.replay import suggest
+    from chaoskit.rules.timestamps import show_time
+
+    table = Table("rule", "points", "first", "last", "gaps, s", "metric")
+    for one in found:
+        ends = [show_time(point.time_s) for point in (one.points[0], one.points[-1])] if one.points else ["", ""]
+        table.add_row(Text(one.rule.name), str(len(one.points)), *ends, _spread(one.gaps_s), _spread(one.values))
+    said: list[RenderableType] = [Text("gaps and metrics: least / median / greatest", "dim")]
+    everything = sorted((fired for one in found for fired in one.fired), key=lambda fired: fired.time_s)
+    for fired in everything:
+        text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
+        stopped = fired.verdict == Verdict.STOPPED
+        said.append(Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red"))
+    if not any(one.alarms for one in found):
+        said.append(Text("nothing would have fired", "green"))
+    for one in found:
+        said += [Text(f"warning: {one.rule.name}: {warning}", "yellow") for warning in one.warnings]
+        for hint in suggest(one):
+            text = f"hint: {one.rule.name}: {hint.field}={hint.setting_s:g}, and {hint.suggested_s:g} would fit:"
+            said.append(Text(f"{text} {hint.reason}", "dim"))
+    return Group(table, *said)
+
+
+def _spread(values: list[float]) -> str:
+    from chaoskit.rules.replay import spread
+
+    found = spread(values)
+    return " / ".join(f"{value:.4g}" for value in found) if found else ""

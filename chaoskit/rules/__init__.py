@@ -1,0 +1,9 @@
+"""Log rules: what a job's log must show, and what is to be done when it does not."""
+
+from __future__ import annotations
+
+from chaoskit.rules.engine import Fired, Verdict, Watch
+from chaoskit.rules.replay import Replay, check_rules, replay_log
+from chaoskit.rules.rules import Rule, parse_rules, read_rules
+
+__all__ = ["Fired", "Replay", "Rule", "Verdict", "Watch", "check_rules", "parse_rules", "read_rules", "replay_log"]
