@@ -218,7 +218,7 @@ class BatchScaling:
 
     @contextmanager
     def apply(self, optimizer: Any, step: int) -> Iterator[None]:
-        """Inside of it the optimizer's ``param_groups`` hold what ``step`` works with; afterwards what they held before.
+        """Inside of it ``param_groups`` hold what ``step`` works with; afterwards what they held before.
 
         Each group's own values are scaled, so a schedule goes on as its author wrote it, and a checkpoint never
         holds a scaled value. Inside of another such block for the same optimizer it does nothing.
