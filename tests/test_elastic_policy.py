@@ -169,6 +169,17 @@ def test_a_notice_hurries_a_node_that_is_leaving() -> None:
     assert [(leave.node, leave.by_s) for leave in resize.leaves] == [("n3", 10)]
 
 
+def test_a_node_that_is_made_to_leave_may_be_in_the_next_world() -> None:
+    world = started(2)
+    world.handle(Notice("n0", deadline_s=11), 1)
+    world.handle(Tick(), 6)
+    world.handle(Lost("n0"), 11)
+    assert not world.handle(Arrived("n2"), 12)  # n1 still leaves
+    evict, resize = world.handle(Tick(), 26)
+    assert isinstance(evict, Evict)
+    assert resizes([resize])[0].joins == ("n1", "n2")
+
+
 def test_a_demand_for_no_nodes_is_refused() -> None:
     with pytest.raises(BadInput, match="ask for 1 or more"):
         started(4).handle(Demand("d", "big", nodes=0, grace_s=1), 1)

@@ -144,11 +144,13 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
 def test_a_failed_step_leaves_the_users_values() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=0.1, momentum=0.9)
     scaling = BatchScaling("linear", SGD, changes=[(0, 512)])
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(
-        3
-    ).to_sparse()  # torch's SGD with momentum has no such step
     seen = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
+
+    def fail(*_: object) -> None:
+        seen.append(optimizer.param_groups[0]["lr"])
+        raise RuntimeError
+
+    optimizer.register_step_pre_hook(fail)
     with pytest.raises(RuntimeError), scaling.apply(optimizer, 0):
         optimizer.step()
     assert seen == [0.2]
