@@ -71,6 +71,12 @@ def test_return_to_the_base_is_exact(name: str, changes: list[tuple[int, int]], 
     assert (effective.factor, effective.multiplier, effective.samples) == (1.0, 1.0, 256)
 
 
+def test_betas_whose_complement_is_rounded_return_exactly() -> None:
+    base = Hyperparameters(lr=0.3, batch=256, betas=(0.1, 0.3), eps=0.1, decay=0.3)
+    assert 1 - (1 - 0.1) != 0.1
+    assert BatchScaling("square-root", base, changes=[(1, 100), (2, 256)]).at(2).values == base
+
+
 @given(NAMES, HISTORIES, BATCHES, st.integers(0, 30))
 def test_a_size_has_one_rate_whatever_came_before(
     name: str, changes: list[tuple[int, int]], batch: int, warmup_steps: int
