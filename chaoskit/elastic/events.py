@@ -1,0 +1,120 @@
+"""What happens to a world's nodes, and what is decided about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# -- what happens -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Somebody wants a world of so many nodes, from now on as far as there are as many."""
+
+    request: str
+    size: int
+    asked_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A node can be used. ``cost``: what its leaving would cost; the least costly leave first."""
+
+    node: str
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node is gone, whether it was asked to leave or not."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node's workers have left the world, as they were asked to. The node is still there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A node will be taken away at ``deadline_s``."""
+
+    node: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A job of higher priority wants so many nodes within ``grace_s``."""
+
+    request: str
+    job: str
+    nodes: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A job of higher priority needs its nodes no more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Scale | Arrived | Lost | Left | Notice | Demand | Returned | Tick
+
+
+# -- what is decided ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A node shall leave, and be out at ``by_s``."""
+
+    node: str
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The world shall be another: of ``size`` nodes, or 0: it waits until there are enough.
+
+    ``members`` may be fewer than ``size`` while a lost node's replacement is waited for.
+    """
+
+    size: int
+    members: tuple[str, ...]
+    joins: tuple[str, ...]
+    leaves: tuple[Leave, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """A node has not left in time: end its workers."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a :class:`Scale` or :class:`Demand`: each gets one, at once.
+
+    ``nodes``: which the job of higher priority may have, once they have left.
+    """
+
+    request: str
+    accepted: bool
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+Decision = Resize | Evict | Answer

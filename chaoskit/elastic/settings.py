@@ -1,0 +1,107 @@
+"""The elastic policy as a user writes it: HyperPod's ``elasticPolicy``, in YAML or JSON.
+
+elasticPolicy:
+  minReplicas: 2
+  maxReplicas: 8
+  replicaIncrementStep: 2                 # or replicaDiscreteValues: [2, 4, 8]
+  gracefulShutdownTimeoutInSeconds: 600
+  scalingTimeoutInSeconds: 60
+  faultyScaleDownTimeoutInSeconds: 30
+  snoozeAfterScaleUpInSeconds: 120        # ours: HyperPod's policy has no word for it
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from chaoskit.errors import BadInput
+
+
+class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between which sizes a world moves, and how fast. A replica is a node.
+
+    Args:
+        min_replicas: smallest world that trains.
+        max_replicas: largest.
+        replica_increment_step: sizes are ``min_replicas`` and steps of so many above it; 0 for 1.
+        replica_discrete_values: the sizes themselves, in place of a step.
+        graceful_shutdown_timeout_s: how long a node that leaves may take before it is made to.
+        scaling_timeout_s: new capacity is used once it has been there for so long.
+        faulty_scale_down_timeout_s: how long a lost node's place is kept for a replacement before the world shrinks.
+        snooze_after_scale_up_s: no second growth for so long after one.
+    """
+
+    min_replicas: int = msgspec.field(name="minReplicas")
+    max_replicas: int = msgspec.field(name="maxReplicas")
+    replica_increment_step: int = msgspec.field(name="replicaIncrementStep", default=0)
+    replica_discrete_values: tuple[int, ...] = msgspec.field(name="replicaDiscreteValues", default=())
+    graceful_shutdown_timeout_s: float = msgspec.field(name="gracefulShutdownTimeoutInSeconds", default=600.0)
+    scaling_timeout_s: float = msgspec.field(name="scalingTimeoutInSeconds", default=60.0)
+    faulty_scale_down_timeout_s: float = msgspec.field(name="faultyScaleDownTimeoutInSeconds", default=30.0)
+    snooze_after_scale_up_s: float = msgspec.field(name="snoozeAfterScaleUpInSeconds", default=0.0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The allowed sizes, smallest first."""
+        if self.replica_discrete_values:
+            return tuple(sorted(self.replica_discrete_values))
+        return tuple(range(self.min_replicas, self.max_replicas + 1, self.replica_increment_step or 1))
+
+    def fit(self, nodes: int) -> int:
+        """The largest allowed size for so many nodes; 0 if they are too few to train."""
+        return max((size for size in self.sizes if size <= nodes), default=0)
+
+
+def read_policy(data: bytes | str) -> ElasticPolicy:
+    """The policy in a YAML or JSON text: alone, or below ``elasticPolicy``.
+
+    Raises:
+        BadInput: naming the field as it is spelled there.
+    """
+    try:
+        found = msgspec.yaml.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput("elasticPolicy", data[:40], f"write YAML or JSON ({error})") from None
+    if isinstance(found, dict) and "elasticPolicy" in found:
+        found = found["elasticPolicy"]
+    if not isinstance(found, dict):
+        raise BadInput("elasticPolicy", found, "write a mapping with minReplicas and maxReplicas")
+    try:
+        policy = msgspec.convert(found, ElasticPolicy)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        field = place.rstrip("`").partition("[")[0] or message.rpartition("field `")[2].rstrip("`")
+        raise BadInput(field, found.get(field), f"mend it: {message}") from None
+    validate_policy(policy)
+    return policy
+
+
+def validate_policy(policy: ElasticPolicy) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        BadInput: naming the field as YAML spells it.
+    """
+    spelled = dict(zip(policy.__struct_fields__, policy.__struct_encode_fields__, strict=True))
+
+    def refuse(field: str, remedy: str) -> None:
+        value: Any = getattr(policy, field)
+        raise BadInput(spelled[field], value, remedy)
+
+    if policy.min_replicas < 1:
+        refuse("min_replicas", "use 1 or more")
+    if policy.max_replicas < policy.min_replicas:
+        refuse("max_replicas", f"use minReplicas={policy.min_replicas} or more")
+    if policy.replica_increment_step < 0:
+        refuse("replica_increment_step", "use 1 or more")
+    values = policy.replica_discrete_values
+    if values and policy.replica_increment_step:
+        refuse("replica_increment_step", "leave it out, or replicaDiscreteValues: both say which sizes there are")
+    if any(not policy.min_replicas <= value <= policy.max_replicas for value in values):
+        refuse("replica_discrete_values", f"use sizes from {policy.min_replicas} to {policy.max_replicas}")
+    for field in spelled:
+        if field.endswith("_s") and not (0 <= getattr(policy, field) < math.inf):
+            refuse(field, "use a number of seconds, 0 or more")
