@@ -45,9 +45,8 @@ def damaged(outcome: Outcome) -> set[str]:
 
 
 def no_damaged_copy_was_taken(outcome: Outcome) -> None:
-    """Everything that was restored has the checksum with which it was sealed, and none of the damaged ones."""
-    restored = journal(outcome, Event.RESTORED)
-    seals = {record["checksum"] for record in journal(outcome, Event.SEALED)}
-    assert restored
-    assert {record["checksum"] for record in restored} <= seals
-    assert not [record for record in restored if record["checksum"][:8] in damaged(outcome)]
+    """Each copy that was restored has the checksum with which it was sealed, and none of the damaged ones."""
+    taken = {record["checksum"] for record in journal(outcome, Event.RESTORED)} - {""}  # none: from a live replica
+    assert taken
+    assert taken <= {record["checksum"] for record in journal(outcome, Event.SEALED)}
+    assert not [checksum for checksum in taken if checksum[:8] in damaged(outcome)]
