@@ -186,8 +186,8 @@ class Agent:
         match message:
             case Plan(generation):
                 self._generation = max(self._generation, generation)
-                for member in message.members:
-                    self._pass_on(member.worker, message)
+                for worker in (*(member.worker for member in message.members), *message.leavers):
+                    self._pass_on(worker, message)
                 self._keeper.follow(message)
             case Recall(number):
                 self._spawn(self._recall(number))
