@@ -155,7 +155,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def least_world(self) -> int:
         """Ranks without which nobody trains."""
-        return max(self.min_world, self.elastic.min_replicas) if self.elastic is not None else self.min_world
+        return self.elastic.min_replicas if self.elastic is not None else self.min_world
 
     @property
     def nodes_max(self) -> int:
@@ -212,7 +212,7 @@ def validate(config: RunConfig) -> None:
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
     if config.elastic is not None:
-        _validate_elastic(config.elastic, config.nodes)
+        _validate_elastic(config.elastic, config)
     if config.shards and config.shards < config.nodes_max:
         field = "nodes" if config.elastic is None else "maxReplicas"
         raise BadInput("shards", config.shards, f"use at least {field}={config.nodes_max}: every rank needs a shard")
@@ -228,10 +228,12 @@ def validate(config: RunConfig) -> None:
     _validate_job(config.job)
 
 
-def _validate_elastic(policy: ElasticPolicy, nodes: int) -> None:
+def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
     validate_policy(policy)
-    if nodes not in policy.sizes:
-        raise BadInput("nodes", nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}")
+    if config.min_world > policy.min_replicas:
+        raise BadInput("min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it")
+    if config.nodes not in policy.sizes:
+        raise BadInput("nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}")
 
 
 def _validate_tier(field: str, tier: Tier | None) -> None:

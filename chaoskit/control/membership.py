@@ -433,12 +433,34 @@ class Membership:
         short = len(self.members) < self._size
         return self._settled and not self._done and short and bool(self.spares) and not self._revival.active
 
-    def _may_shrink(self) -> bool:
-        """Whether members are on nodes that are to idle, enough others are there, and no member is at its end."""
-        staying = [worker for worker in (*self.members, *self.spares) if self._hosts[worker] not in self._idle]
-        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
-        enough = len(staying) >= self._config.least_world
-        return self._settled and not self._done and leaving and enough and not self._revival.active
+    def _may_move(self) -> bool:
+        """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
+        if not self._settled or self._done or self._revival.active:
+            return False
+        next_world = self._next_world(abort=False)
+        return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
+
+    def _next_world(self, *, abort: bool) -> list[str]:
+        """Who has a rank in the next generation.
+
+        Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
+        stays if nobody else has the state, until somebody has taken it over.
+        """
+        crew = self.crew
+        going = [worker for worker in crew if self._hosts[worker] in self._idle]
+        kept = [worker for worker in crew if worker not in going]
+        if abort:
+            kept, needed = [*crew], going
+        elif self._holders.isdisjoint(kept):
+            needed = [worker for worker in going if worker in self._holders][:1]
+            kept += needed
+        else:
+            needed = []
+        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
+        members = {worker: self._hosts[worker] for worker in kept}
+        return seat(seats, members, spares, len(kept) + max(0, room))
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
@@ -492,8 +514,8 @@ class Membership:
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
         if len(self.crew) < self._crew_size or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if (self._may_shrink() or self._may_grow()) and not self._config.job.sharded:
-            return self._regroup(abort=False)  # where it is sharded all begin anew, once it is known with what
+        if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
+            return self._regroup(abort=False)
         return None
 
     def _left(self) -> str:
@@ -627,18 +649,11 @@ class Membership:
         return self._revival.serves(plan) if plan.restore else self._may_train
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
-        """The next world. Where a rank was lost, who is to leave goes along once more: it may have gone furthest."""
-        crew = {worker: self._hosts[worker] for worker in self.crew}
-        members = crew if abort else {worker: node for worker, node in crew.items() if node not in self._idle}
-        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
-        size = max(self._size, len(members))
-        if min(size, len(members) + len(spares)) < self._config.least_world:
+        workers = self._next_world(abort=abort) if self._base else self._first_world()
+        if len(workers) < self._config.least_world:
             return None
-        if not self._base:
-            return self._publish(self._first_world(), abort=abort, restore=restore)
-        seats = [(member.worker, member.node) for member in self._base.members]
-        leavers = tuple(worker for worker in crew if worker not in members)
-        return self._publish(seat(seats, members, spares, size), abort=abort, restore=restore, leavers=leavers)
+        leavers = () if abort else tuple(worker for worker in self.crew if worker not in workers)
+        return self._publish(workers, abort=abort, restore=restore, leavers=leavers)
 
     def _publish(
         self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
