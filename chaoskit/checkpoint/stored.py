@@ -81,6 +81,10 @@ class StoredCopy:
             fcntl.flock(self.view.fd, fcntl.LOCK_UN)
         self.view.close()
 
+    def data(self) -> memoryview:
+        """All of the data where it lies. Not verified; to be released before this is closed."""
+        return self.view.bytes[DATA_OFFSET : DATA_OFFSET + self.seal.size_bytes]
+
     def verify(self) -> None:
         """Read all of it once. Raises Damaged if it is not what was sealed."""
         scratch = memoryview(bytearray(_BATCH_BYTES))
