@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -432,6 +433,17 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
     assert copies_at(server.address, TOKEN) == (copy,), "it answers others"
     with pytest.raises(NotHeld, match="cut off"):
         fetch_into(server.address, TOKEN, "piece", large, transport="tcp")
+
+
+def test_a_copy_under_another_seal_is_not_sent(servers: Any, owners: Any) -> None:
+    server = servers()
+    owners([server.address]).replicate()
+    (copy,) = server.holding()
+    other = msgspec.structs.replace(copy.seal, generation=copy.seal.generation + 1)  # whose bytes may be the same
+    with wire.connect((server.address.host, server.address.port), TOKEN) as connection:
+        connection.settimeout(10)
+        protocol.send(connection, protocol.Fetch("piece", other))
+        assert isinstance(protocol.receive(connection), protocol.Declined)
 
 
 class Relay:

@@ -308,12 +308,10 @@ class CopyServer:
 
     def _give(self, connection: socket.socket, wanted: Fetch) -> None:
         with self._lock:
-            slots = self._pieces.get(wanted.piece)
-        complete = slots.complete() if slots is not None else []
-        path = next((path for path, seal in complete if seal == wanted.seal), "")
+            slots = self._pieces.get(wanted.piece) or Slots([])
         with ExitStack() as stack:
             try:
-                copy = stack.enter_context(StoredCopy(path))
+                copy = stack.enter_context(slots.open(wanted.seal))
             except (Torn, Damaged, OSError) as error:
                 protocol.send(connection, Declined(f"step {wanted.seal.step} of {wanted.piece} is not here: {error}"))
                 return
