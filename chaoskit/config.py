@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.logrule import Rule
 
 Reduction = Literal["exact", "fast"]
 NonFinitePolicy = Literal["skip", "stop", "retry"]
@@ -106,6 +107,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         disk: where the state is stored for the case that every node is lost; None stores nothing.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
+        rules: what the logs of the ranks must show, and what is done if they do not; see :mod:`chaoskit.rules`.
     """
 
     job: JobSpec
@@ -142,6 +144,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     disk: Tier | None = None
     remote: Tier | None = None
     resume: bool = False
+    rules: tuple[Rule, ...] = ()
 
     @property
     def shard_count(self) -> int:
