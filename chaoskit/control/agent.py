@@ -28,6 +28,7 @@ from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
+from chaoskit.control.logwatch import LogWatcher
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
@@ -45,6 +46,7 @@ from chaoskit.messages import (
     PullNode,
     Recall,
     Release,
+    RuleFired,
     SpotNotice,
     StartWorker,
     StopWorker,
@@ -140,6 +142,10 @@ class Agent:
         self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
+        if self._config.rules:
+            logs = Path(self._spec.run_directory) / "log"
+            watcher = LogWatcher(self._spec.node, self._config.rules, logs, self._watched, self._tell_of_log)
+            self._spawn(watcher.run())
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
@@ -431,6 +437,16 @@ class Agent:
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
         )
+
+    def _watched(self) -> list[tuple[str, Board]]:
+        return [(charge.name, charge.board) for charge in self._charges.values() if charge.pid and not charge.lost]
+
+    def _tell_of_log(self, message: messages.Message) -> None:
+        if isinstance(message, RuleFired):
+            fields = msgspec.structs.asdict(message)
+            del fields["node"], fields["matched"]
+            self._journal.write(Event.RULE_FIRED, **fields)
+        self._tell(message)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
