@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.faces import checkpoints, rules
+from chaoskit.faces import checkpoints, health, quarantine, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -360,6 +360,8 @@ def doctor(machine: Json = False) -> int:
 
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(rules.app, name="rules")
+app.add_typer(health.app, name="health")
+app.add_typer(quarantine.app, name="quarantine")
 
 
 # -- the end of every command -------------------------------------------------------------------------------------
