@@ -20,7 +20,7 @@ _NTP = "start an NTP client (chrony, systemd-timesyncd) and let it reach its ser
 
 
 class _Timex(ctypes.Structure):
-    """``struct timex`` of <sys/timex.h>; the tail is what the kernel may fill in later."""
+    """``struct timex`` of <sys/timex.h>; the tail is what is not looked at, and what may be added."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -29,6 +29,9 @@ class _Timex(ctypes.Structure):
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
         ("status", ctypes.c_int),
+        ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long),
+        ("tolerance", ctypes.c_long),
         ("tail", ctypes.c_byte * 256),
     )
 
@@ -49,9 +52,7 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def read(watch_s: float = _LOOK_S) -> ClockReading:
     """Ask the kernel, and watch both clocks for a moment."""
     step_ms = _step_ms(watch_s)
-    timex = _Timex()
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
-    state = adjtimex(ctypes.byref(timex)) if adjtimex is not None else -1  # nothing is set: modes is 0
+    state, timex = ask_kernel()
     if state < 0:
         return ClockReading(synchronised=None, error_ms=None, frequency_ppm=None, step_ms=step_ms)
     return ClockReading(
@@ -60,6 +61,13 @@ def read(watch_s: float = _LOOK_S) -> ClockReading:
         frequency_ppm=timex.freq / _PPM,
         step_ms=step_ms,
     )
+
+
+def ask_kernel() -> tuple[int, _Timex]:
+    """State of the clock and what belongs to it, by adjtimex(2), setting nothing; -1 where that is not allowed."""
+    timex = _Timex()
+    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
+    return adjtimex(ctypes.byref(timex)) if adjtimex is not None else -1, timex
 
 
 def _step_ms(watch_s: float) -> float:

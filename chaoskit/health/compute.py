@@ -33,7 +33,7 @@ def integers_digest() -> str:
         numbers = torch.arange(_SIZE * _SIZE, dtype=torch.int64).view(_SIZE, _SIZE) * 2862933555777941757 + 3037000493
         for _ in range(2):
             numbers = numbers @ numbers.T + (numbers >> 7)
-        return xxhash.xxh3_64_hexdigest(memoryview(numbers.contiguous().numpy()).cast("B"))
+        return xxhash.xxh3_64_hexdigest(numbers.numpy().tobytes())
 
 
 def floats_digest(device: str = "cpu") -> str:
@@ -46,7 +46,7 @@ def floats_digest(device: str = "cpu") -> str:
         for _ in range(3):
             numbers = torch.softmax(numbers @ numbers.T, dim=1) @ numbers + torch.tanh(numbers)
         total = torch.cat([numbers.flatten(), numbers.sum(dim=0), numbers.sum().view(1)])
-        return xxhash.xxh3_64_hexdigest(memoryview(total.cpu().contiguous().numpy()).cast("B"))
+        return xxhash.xxh3_64_hexdigest(total.cpu().numpy().tobytes())
 
 
 def read(rounds: int = _ROUNDS) -> ComputeReading:

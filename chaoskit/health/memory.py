@@ -81,7 +81,7 @@ def find_wrong(buffer: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> int:
 
 
 def _differing(buffer: np.ndarray[tuple[int, int], np.dtype[np.uint8]], digests: list[int]) -> set[int]:
-    found = (xxhash.xxh3_64_intdigest(memoryview(chunk)) for chunk in buffer)
+    found = (xxhash.xxh3_64_intdigest(chunk.data) for chunk in buffer)
     return {number for number, (one, other) in enumerate(zip(found, digests, strict=True)) if one != other}
 
 

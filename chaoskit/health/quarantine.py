@@ -83,9 +83,9 @@ class Quarantine:
             raise BadInput("reason", reason, "say why: whoever releases it must know")
         with self._changing() as content:
             known = content.entries.get(node)
+            told = dict.fromkeys((*(known.evidence if known is not None else ()), *evidence))
             if known is None or known.on_probation:
                 known = Entry(node=node, reason=reason, since=_now(), by=by or whoami())
-            told = dict.fromkeys((*known.evidence, *evidence))
             content.entries[node] = entry = msgspec.structs.replace(known, evidence=tuple(told))
         return entry
 
