@@ -23,6 +23,7 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import disk_directory
+from chaoskit.control.checkup import start_checkup
 from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
@@ -134,6 +135,9 @@ class Agent:
         await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
+        if self._config.health != "off":
+            directory = disk_directory(self._spec.run_directory, self._spec.node)
+            start_checkup(self._spec.node, directory, self._config.device, self._tell_from_afar)
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
@@ -180,14 +184,19 @@ class Agent:
     def _tell(self, message: messages.Message) -> None:
         self._uplink.tell(message)
 
+    def _tell_from_afar(self, message: messages.Message) -> None:
+        """The same, from another thread. Once the agent has ended nobody hears it."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._tell, message)
+
     # -- orders of the coordinator --------------------------------------------------------------------------------
 
     def _obey(self, message: Any) -> None:
         match message:
             case Plan(generation):
                 self._generation = max(self._generation, generation)
-                for member in message.members:
-                    self._pass_on(member.worker, message)
+                for worker in (*(member.worker for member in message.members), *message.leavers):
+                    self._pass_on(worker, message)
                 self._keeper.follow(message)
             case Recall(number):
                 self._spawn(self._recall(number))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from chaoskit.elastic import events as elastic
 from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
 
 # -- what happens -------------------------------------------------------------------------------------------------
@@ -135,6 +136,40 @@ class Returned(Event, frozen=True):
     nodes: tuple[str, ...]
 
 
+class Unfit(Event, frozen=True):
+    """A node is not fit to train: its workers are given up, and it gets none, unless it comes anew or is :class:`Fit`."""
+
+    node: str
+    detail: str = ""
+
+
+class Fit(Event, frozen=True):
+    """A node that was unfit has proved itself."""
+
+    node: str
+
+
+class Resized(Event, frozen=True):
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
+
+    size: int
+    idle: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Evicted(Event, frozen=True):
+    """The workers of a node have not left in time: they are given up."""
+
+    node: str
+    detail: str = ""
+
+
+class Elastic(Event, frozen=True):
+    """What the size of the world follows from. No business of the membership: see :class:`Resized`."""
+
+    what: elastic.Event
+
+
 class Armed(Event, frozen=True):
     """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
 
@@ -159,6 +194,11 @@ AnyEvent = (
     | Resumes
     | LeftOut
     | Returned
+    | Unfit
+    | Fit
+    | Resized
+    | Evicted
+    | Elastic
     | Armed
 )
 

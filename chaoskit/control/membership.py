@@ -12,6 +12,9 @@ When a node has seen a generation of which nothing is known, the record of the r
 who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
 has started more workers than are known, the record has lost its end.
 
+A world that is resized moves at a step boundary: who leaves it is a member until then, and is lost only once all others
+have met without it.
+
 The state of a sharded job is in pieces, one a rank. Then all members together hold it, or nobody does: with one rank
 the state is lost, and every generation but the first begins with sealed copies of all pieces.
 """
@@ -25,7 +28,9 @@ from chaoskit.control.assignment import name_order, reassign, seat
 from chaoskit.control.events import (
     Action,
     AnyEvent,
+    Evicted,
     Finish,
+    Fit,
     GenerationSeen,
     Healed,
     JobFailed,
@@ -34,6 +39,7 @@ from chaoskit.control.events import (
     NodeLost,
     Publish,
     Recall,
+    Resized,
     Resumes,
     Returned,
     Sealed,
@@ -44,6 +50,7 @@ from chaoskit.control.events import (
     StartWorker,
     StopWorker,
     Tick,
+    Unfit,
     WorkerDone,
     WorkerLost,
     WorkerReady,
@@ -66,6 +73,8 @@ class Membership:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._size = config.nodes  # of the full world
+        self._idle: set[str] = set()  # nodes that are to have no workers
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
@@ -87,6 +96,7 @@ class Membership:
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
         self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
+        self._unfit = {*config.quarantined, *config.on_probation}
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._record_lost = False  # there is a past, but no plan of it: also where a job is resumed
@@ -126,10 +136,31 @@ class Membership:
         return tuple(member.worker for member in members if member.worker in self._hosts)
 
     @property
+    def crew(self) -> tuple[str, ...]:
+        """The members, and those who leave at a step boundary that not all are known to have passed."""
+        leavers = self._plan.leavers if self._plan and not self._settled else ()
+        return (*self.members, *(worker for worker in leavers if worker in self._hosts))
+
+    @property
+    def _crew_size(self) -> int:
+        """How many the crew were when the last plan was published."""
+        return self.world + (len(self._plan.leavers) if self._plan and not self._settled else 0)
+
+    @property
+    def size(self) -> int:
+        """Ranks that the world shall have."""
+        return self._size
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Nodes that are to have no workers."""
+        return frozenset(self._idle)
+
+    @property
     def spares(self) -> tuple[str, ...]:
         """Ready workers without a rank, by name."""
-        members = self.members
-        return tuple(sorted((worker for worker in self._ready if worker not in members), key=name_order))
+        crew = self.crew
+        return tuple(sorted((worker for worker in self._ready if worker not in crew), key=name_order))
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -142,12 +173,20 @@ class Membership:
         return tuple(sorted(self._left_out))
 
     @property
+    def unfit(self) -> frozenset[str]:
+        """Nodes that get no workers because something is wrong with them, or was, and they have not proved themselves.
+
+        Those that the run was told to do without are among them, whether they have come or not.
+        """
+        return frozenset(self._unfit)
+
+    @property
     def keepers(self) -> frozenset[str]:
         """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
 
         Without any it is every node: each may have a copy of it.
         """
-        workers = self._holders or self.members
+        workers = self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
@@ -171,7 +210,7 @@ class Membership:
     def revives(self) -> bool:
         """Whether nobody has the state, and enough workers are ready to begin again with copies of it."""
         config = self._config
-        enough = config.nodes if config.replacement_s else config.min_world
+        enough = self._size if config.replacement_s else config.least_world
         return self._revival.active and len(self._ready) >= enough
 
     @property
@@ -250,6 +289,9 @@ class Membership:
                 if silent:  # its agent ends when its own lease is over
                     self._silent[node] = now_s + self._config.coordinator_outage_s
                 self._left_out.discard(node)
+                self._idle.discard(node)
+                if node not in (*self._config.quarantined, *self._config.on_probation):
+                    self._unfit.discard(node)  # whoever comes under this name looks at itself anew
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += sum(self._costs(worker) for worker in workers)
@@ -264,6 +306,21 @@ class Membership:
             case Returned(nodes):
                 self._left_out.difference_update(nodes)
                 return self._start_missing([], now_s)
+            case Unfit(node):
+                self._unfit.add(node)
+                workers = [worker for worker, host in self._hosts.items() if host == node]
+                self._doubt(workers)
+                return self._lose(workers, "unfit", now_s)
+            case Fit(node) if node not in self._config.quarantined:
+                self._unfit.discard(node)
+                return self._start_missing([], now_s)
+            case Resized(size, idle):
+                self._size, self._idle = size, set(idle)
+                return self._vacate(now_s)
+            case Evicted(node):
+                workers = [worker for worker, host in self._hosts.items() if host == node]
+                self._doubt(workers)
+                return self._lose(workers, "evicted", now_s)
             case WorkerLost(worker) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 if self._config.job.sharded:
@@ -278,8 +335,10 @@ class Membership:
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained and not self._plan.restore:
                     self._holders.update(self.members)
+                leavers = self.crew[len(self.members) :]
                 self._trained = self._settled = True
                 self._base = self._plan
+                return self._lose(list(leavers), "left", now_s)
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 (self._healed if self._config.job.sharded else self._holders).add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
@@ -357,6 +416,18 @@ class Membership:
             if not self._config.job.sharded:
                 self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
 
+    def _vacate(self, now_s: float) -> list[Action]:
+        """End what is on nodes that are to idle, but for members: these leave at a step boundary.
+
+        Members of a sharded job cannot: what they hold is restored from its copies.
+        """
+        sharded, crew = self._config.job.sharded, set(self.crew)
+        there = [worker for worker, node in self._hosts.items() if node in self._idle]
+        leaving = [worker for worker in there if sharded or worker not in crew]
+        if sharded:
+            self._doubt(leaving)
+        return self._lose(leaving, "left", now_s)
+
     def _look_at_pieces(self) -> None:
         """Of a sharded state, whether all members hold it together. If not, all of them must begin anew."""
         members = set(self.members)
@@ -380,8 +451,37 @@ class Membership:
 
     def _may_grow(self) -> bool:
         """Whether the world is not full, though it could be, and no member is at its end."""
-        short = len(self.members) < self._config.nodes
+        short = len(self.members) < self._size
         return self._settled and not self._done and short and bool(self.spares) and not self._revival.active
+
+    def _may_move(self) -> bool:
+        """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
+        if not self._settled or self._done or self._revival.active:
+            return False
+        next_world = self._next_world(abort=False)
+        return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
+
+    def _next_world(self, *, abort: bool) -> list[str]:
+        """Who has a rank in the next generation.
+
+        Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
+        stays if nobody else has the state, until somebody has taken it over.
+        """
+        crew = self.crew
+        going = [worker for worker in crew if self._hosts[worker] in self._idle]
+        kept = [worker for worker in crew if worker not in going]
+        if abort:
+            kept, needed = [*crew], going
+        elif self._holders.isdisjoint(kept):
+            needed = [worker for worker in going if worker in self._holders][:1]
+            kept += needed
+        else:
+            needed = []
+        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
+        members = {worker: self._hosts[worker] for worker in kept}
+        return seat(seats, members, spares, len(kept) + max(0, room))
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
@@ -395,10 +495,11 @@ class Membership:
     def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
-        trusted = self._strikes.trusted([node for node in self._nodes if node not in self._left_out])
+        kept_out = self._left_out | self._idle | self._unfit
+        trusted = self._strikes.trusted([node for node in self._nodes if node not in kept_out])
         if now_s < self._start_after_s:
             return starts
-        target = self._config.nodes + self._config.spares if self._launched and trusted else 0
+        target = self._size + self._config.spares if self._launched and trusted else 0
         for index in range(target - len(self._hosts)):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
@@ -426,34 +527,36 @@ class Membership:
             return self._begin(now_s)
         if not self._trained and not self._nodes and now_s >= self._deadline_s:  # all were lost in the first regroup
             return Finish(False, self._late())
-        if self._failed_starts >= STARTS_MAX and len(members) < self._config.min_world:
+        if self._failed_starts >= STARTS_MAX and len(members) < self._config.least_world:
             return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
         if self._revival.active:
             return self._revive(now_s)
         if not self._plan:  # nobody is there who could be asked for copies
             late = now_s >= self._deadline_s
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
-        if len(members) < self.world or self._stalled_generation == self.generation:
+        if len(self.crew) < self._crew_size or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if self._may_grow() and not self._config.job.sharded:  # there all begin anew, once it is known with what
+        if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
         return None
 
     def _left(self) -> str:
-        return f"{len(self.members)} ranks are left, min_world={self._config.min_world}"
+        return f"{len(self.members)} ranks are left, min_world={self._config.least_world}"
 
     def _begin(self, now_s: float) -> Publish | Finish | None:
         config, ready = self._config, sorted(self._ready, key=name_order)
         hosts = [self._hosts[worker] for worker in ready]
-        full = len(ready) >= config.nodes and len(set(hosts)) >= min(config.nodes, len(set(self._hosts.values())))
+        full = len(ready) >= self._size and len(set(hosts)) >= min(self._size, len(set(self._hosts.values())))
         if not full and now_s < self._deadline_s:
             return None
-        if len(ready) < config.min_world:
+        if len(ready) < config.least_world:
             return Finish(False, self._late())
         return self._publish(self._first_world(), abort=True)
 
     def _late(self) -> str:
         found = f"{len(self._nodes)} of {self._config.nodes} nodes joined, {len(self._ready)} workers are ready"
+        unfit = [node for node in self._nodes if node in self._unfit]
+        found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
         return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}"
 
     def _first_world(self) -> list[str]:
@@ -462,7 +565,7 @@ class Membership:
         hosts = [self._hosts[worker] for worker in ready]
         order = {worker: self._nodes.index(host) for worker, host in zip(ready, hosts, strict=True)}
         turns = {worker: index - hosts.index(hosts[index]) for index, worker in enumerate(ready)}
-        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._config.nodes]
+        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._size]
         return sorted(chosen, key=lambda worker: order[worker])
 
     def _recall(self, now_s: float) -> list[Action]:
@@ -554,9 +657,9 @@ class Membership:
 
     def _awaits_workers(self, now_s: float) -> bool:
         """Whether a world that begins with copies should be larger than the workers that are ready allow."""
-        if len(self._ready) < self._config.min_world:
+        if len(self._ready) < self._config.least_world:
             return True
-        missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
+        missing = min(self._size, len(self._hosts)) - len(self._ready)
         patience_s = self._config.replacement_s if self._config.job.sharded else 0.0
         if self._resumes and not self._plan:
             patience_s = self._config.startup_s / 2  # all of them start just now
@@ -570,16 +673,15 @@ class Membership:
         return self._revival.serves(plan) if plan.restore else self._may_train
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
-        members = {worker: self._hosts[worker] for worker in self.members}
-        spares = {worker: self._hosts[worker] for worker in self.spares}
-        if min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
+        workers = self._next_world(abort=abort) if self._base else self._first_world()
+        if len(workers) < self._config.least_world:
             return None
-        if not self._base:
-            return self._publish(self._first_world(), abort=abort, restore=restore)
-        seats = [(member.worker, member.node) for member in self._base.members]
-        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
+        leavers = () if abort else tuple(worker for worker in self.crew if worker not in workers)
+        return self._publish(workers, abort=abort, restore=restore, leavers=leavers)
 
-    def _publish(self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish:
+    def _publish(
+        self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
+    ) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shards = reassign(previous, workers, self._config.shard_count)
         self._plan = Plan(
@@ -590,6 +692,7 @@ class Membership:
             ),
             abort=abort,
             restore=restore,
+            leavers=leavers,
         )
         self._base = self._base or self._plan
         self._settled = False

@@ -165,8 +165,7 @@ class World:
 
     def _scale(self, event: Scale, now_s: float) -> Answer:
         if event.size not in self.policy.sizes:
-            allowed = ", ".join(map(str, self.policy.sizes))
-            return Answer(event.request, False, f"{event.size} is no allowed size: use one of {allowed}")
+            return Answer(event.request, False, f"{event.size} is no allowed size: use {self.policy.sizes_in_words}")
         self.target = event.size
         room = self.policy.fit(min(self.target, len(self._usable(now_s))))
         if room < event.size:

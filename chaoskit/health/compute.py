@@ -30,19 +30,25 @@ def integers_digest() -> str:
     import torch
 
     with torch.inference_mode():
-        numbers = torch.arange(_SIZE * _SIZE, dtype=torch.int64).view(_SIZE, _SIZE) * 2862933555777941757 + 3037000493
+        numbers = (
+            torch.arange(_SIZE * _SIZE, dtype=torch.int64, device="cpu").view(_SIZE, _SIZE) * 2862933555777941757
+            + 3037000493
+        )
         for _ in range(2):
             numbers = numbers @ numbers.T + (numbers >> 7)
         return xxhash.xxh3_64_hexdigest(numbers.numpy().tobytes())
 
 
 def floats_digest(device: str = "cpu") -> str:
-    """Matrix products, a softmax and sums in float32: the same on nodes that have the same processor and libraries."""
+    """Matrix products, a softmax and sums: the same on nodes that have the same processor and libraries.
+
+    In float64, on which torch's switches for the precision of float32 have no effect.
+    """
     import torch
 
     with torch.inference_mode():
         count = torch.arange(_SIZE * _SIZE, dtype=torch.int64, device=device)
-        numbers = ((count * 7919 % 2003).to(torch.float32) / 2003 - 0.5).view(_SIZE, _SIZE)
+        numbers = ((count * 7919 % 2003).to(torch.float64) / 2003 - 0.5).view(_SIZE, _SIZE)
         for _ in range(3):
             numbers = torch.softmax(numbers @ numbers.T, dim=1) @ numbers + torch.tanh(numbers)
         total = torch.cat([numbers.flatten(), numbers.sum(dim=0), numbers.sum().view(1)])

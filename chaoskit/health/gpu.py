@@ -28,7 +28,7 @@ _COOL = "look at fans, air flow, power supply and the neighbours of this GPU"
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU. None: it does not tell. Counters are of all memory of the GPU.
 
-    ``clock_reasons``: what held its clocks down in every one of several looks. ``xids``: since the last reading.
+    ``clock_reasons``: what held its clocks down in every one of several looks. ``xids``: since NVML was opened.
     """
 
     index: int

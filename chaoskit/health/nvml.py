@@ -22,7 +22,7 @@ _EVENT_XID = 0x8
 
 _LOOKS = 3  # hardware slowdown is reported for a moment when clocks change, too (DCGM, field constants)
 _LOOK_S = 0.01
-_EVENTS_MAX = 1000  # in one reading: a GPU that stutters must not keep us
+_EVENTS_MAX = 1000  # at a time: a GPU that stutters must not keep us
 
 
 class NoGpu(ChaoskitError):
@@ -54,6 +54,7 @@ class Nvml:
     def __init__(self, library: Any = None) -> None:
         self._library = library if library is not None else _import()
         self._events: Any = None
+        self._xids: dict[str, list[int]] = {}  # by UUID of the GPU; "" for one that cannot say it any more
         try:
             self._library.nvmlInit()
         except self._library.NVMLError as error:
@@ -84,23 +85,25 @@ class Nvml:
         handle = self._library.nvmlDeviceGetHandleByIndex(index)
         self._library.nvmlDeviceRegisterEvents(handle, _EVENT_XID, self._events)
 
-    def drain_xids(self, wait_s: float = 0.0) -> dict[str, list[int]]:
-        """XIDs since the last call, by UUID of the GPU; "" for one that cannot say its UUID any more.
+    def await_xid(self, wait_s: float) -> bool:
+        """Sleep until an XID comes, ``wait_s`` at most. Whether one came; :meth:`read` tells which."""
+        if self._events is None:
+            time.sleep(wait_s)
+            return False
+        return self._drain_xids(wait_s)
 
-        Args:
-            wait_s: how long to wait for the first one.
-        """
-        found: dict[str, list[int]] = {}
-        wait_ms = int(wait_s * 1000)
-        for _ in range(_EVENTS_MAX if self._events is not None else 0):
+    def _drain_xids(self, wait_s: float = 0.0) -> bool:
+        """Take in what has happened. Whether that is anything."""
+        drained = 0
+        while self._events is not None and drained < _EVENTS_MAX:
             try:
-                event = self._library.nvmlEventSetWait_v2(self._events, wait_ms)
+                event = self._library.nvmlEventSetWait_v2(self._events, 0 if drained else int(wait_s * 1000))
             except self._library.NVMLError:
                 break  # a time-out: there are no more; or the GPU is lost, which its reading tells
             uuid = self._of(self._library.nvmlDeviceGetUUID, event.device)
-            found.setdefault(uuid, []).append(int(event.eventData))
-            wait_ms = 0
-        return found
+            self._xids.setdefault(uuid, []).append(int(event.eventData))
+            drained += 1
+        return bool(drained)
 
     def _of(self, call: Callable[[Any], str], handle: Any) -> str:
         try:
@@ -109,13 +112,14 @@ class Nvml:
             return ""
 
     def read(self) -> GpuReading:
-        """All GPUs, as they are now."""
+        """All GPUs as they are now, with every XID since this was made."""
         library = self._library
         try:
             driver, count = str(library.nvmlSystemGetDriverVersion()), library.nvmlDeviceGetCount()
         except library.NVMLError as error:
             return GpuReading(absent=f"NVML: {error}", broken=True)
-        xids = self.drain_xids()
+        self._drain_xids()
+        xids = dict(self._xids)
         devices = tuple(one for index in range(count) if (one := self._device(index, xids)) is not None)
         orphans = tuple(number for numbers in xids.values() for number in numbers)
         if orphans:  # of a GPU that is not listed any more

@@ -109,7 +109,7 @@ class Control:
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Plan):
-            if message.member(self.spec.worker) is None:
+            if message.member(self.spec.worker) is None and self.spec.worker not in message.leavers:
                 os._exit(1)  # fenced: the others go on without this worker
             self.regrouper.offer(message)
         elif isinstance(message, Release):
@@ -158,7 +158,9 @@ class Control:
 
     def ready(self, endpoint: Endpoint) -> None:
         """Warm, and able to take a rank."""
-        mark = fingerprint(_sources[self.spec.config.job.path], this_device(self.spec.config.device))
+        config = self.spec.config
+        exact = config.reduction == "exact"
+        mark = fingerprint(_sources[config.job.path], this_device(config.device), exact=exact)
         self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid(), fingerprint=mark)
         self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
 

@@ -1,0 +1,71 @@
+"""Which nodes may be given workers, by what they find on themselves: a pure state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from chaoskit.control import events
+from chaoskit.control.membership import Membership
+from chaoskit.health.verdict import HealthVerdict, decide
+from chaoskit.messages import HealthReport
+
+_DETAIL_REASONS = 3
+
+
+class Fitness:
+    """The last report of each node, and what is to be done about it.
+
+    A node that was refused stays out, also when it finds nothing any more: what comes and goes would take its ranks
+    along each time.
+
+    Args:
+        enforce: else nothing is ever done.
+        on_probation: nodes that are kept out until they are found fit.
+    """
+
+    def __init__(self, *, enforce: bool, on_probation: Collection[str] = ()) -> None:
+        self._enforce, self._on_probation = enforce, frozenset(on_probation)
+        self._reports: dict[str, HealthReport] = {}
+        self._verdicts: dict[str, HealthVerdict] = {}
+
+    def hear(self, report: HealthReport) -> HealthVerdict | None:
+        """A node has looked at itself. None if it says again what is known."""
+        known = self._reports.get(report.node)
+        if known is not None and known.findings == report.findings:
+            return None
+        self._reports[report.node] = report
+        verdict = decide(report.node, report.findings)
+        before = self._verdicts.get(report.node)
+        if before is None or not before.refused:
+            self._verdicts[report.node] = verdict
+        return verdict
+
+    def forget(self, node: str) -> None:
+        """Another agent speaks for it from now on: what the last one found was on another machine, or before a repair."""
+        self._reports.pop(node, None)
+        self._verdicts.pop(node, None)
+
+    def judge(self, membership: Membership) -> list[events.Unfit | events.Fit]:
+        """What the membership should be told, if that is not what it knows.
+
+        A node that alone has the state of the training is left in peace until another one has it, too.
+        """
+        decided: list[events.Unfit | events.Fit] = []
+        for node, verdict in self._verdicts.items() if self._enforce else ():
+            if node not in membership.nodes or verdict.refused == (node in membership.unfit):
+                continue
+            if not verdict.refused:
+                decided += [events.Fit(node)] if node in self._on_probation else []
+            elif not _is_alone(node, membership.keepers):
+                decided.append(events.Unfit(node, _in_short(verdict)))
+        return decided[:1]  # one by one: each may leave the next one alone with the state
+
+
+def _is_alone(node: str, keepers: Collection[str]) -> bool:
+    return bool(keepers) and set(keepers) <= {node}
+
+
+def _in_short(verdict: HealthVerdict) -> str:
+    more = len(verdict.reasons) - _DETAIL_REASONS
+    text = "; ".join(verdict.reasons[:_DETAIL_REASONS])
+    return f"{text}; and {more} more" if more > 0 else text
