@@ -137,14 +137,14 @@ class Returned(Event, frozen=True):
 
 
 class Unfit(Event, frozen=True):
-    """A node is not fit to train: its workers are given up, and it gets none, unless it comes anew or is :class:`Fit`."""
+    """A node is not fit to train: its workers are given up, and it gets none until another agent speaks for it."""
 
     node: str
     detail: str = ""
 
 
 class Fit(Event, frozen=True):
-    """A node that was unfit has proved itself."""
+    """A node on probation has proved itself."""
 
     node: str
 

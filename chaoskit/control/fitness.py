@@ -20,11 +20,10 @@ class Fitness:
 
     Args:
         enforce: else nothing is ever done.
-        on_probation: nodes that are kept out until they are found fit.
     """
 
-    def __init__(self, *, enforce: bool, on_probation: Collection[str] = ()) -> None:
-        self._enforce, self._on_probation = enforce, frozenset(on_probation)
+    def __init__(self, *, enforce: bool) -> None:
+        self._enforce = enforce
         self._reports: dict[str, HealthReport] = {}
         self._verdicts: dict[str, HealthVerdict] = {}
 
@@ -34,31 +33,30 @@ class Fitness:
         if known is not None and known.findings == report.findings:
             return None
         self._reports[report.node] = report
-        verdict = decide(report.node, report.findings)
-        before = self._verdicts.get(report.node)
+        verdict, before = decide(report.node, report.findings), self._verdicts.get(report.node)
         if before is None or not before.refused:
             self._verdicts[report.node] = verdict
         return verdict
 
     def forget(self, node: str) -> None:
-        """Another agent speaks for it from now on: what the last one found was on another machine, or before a repair."""
+        """Another agent speaks for it from now on: it may be another machine, or mended."""
         self._reports.pop(node, None)
         self._verdicts.pop(node, None)
 
-    def judge(self, membership: Membership) -> list[events.Unfit | events.Fit]:
-        """What the membership should be told, if that is not what it knows.
+    def judge(self, membership: Membership) -> events.Unfit | events.Fit | None:
+        """What the membership should be told next, as it does not know it.
 
         A node that alone has the state of the training is left in peace until another one has it, too.
         """
-        decided: list[events.Unfit | events.Fit] = []
         for node, verdict in self._verdicts.items() if self._enforce else ():
-            if node not in membership.nodes or verdict.refused == (node in membership.unfit):
+            unjudged = node in membership.on_probation
+            if node not in membership.nodes or (node in membership.unfit and not unjudged):
                 continue
-            if not verdict.refused:
-                decided += [events.Fit(node)] if node in self._on_probation else []
-            elif not _is_alone(node, membership.keepers):
-                decided.append(events.Unfit(node, _in_short(verdict)))
-        return decided[:1]  # one by one: each may leave the next one alone with the state
+            if not verdict.refused and unjudged:
+                return events.Fit(node)
+            if verdict.refused and not _is_alone(node, membership.keepers):
+                return events.Unfit(node, _in_short(verdict))
+        return None
 
 
 def _is_alone(node: str, keepers: Collection[str]) -> bool:

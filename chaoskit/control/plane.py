@@ -104,7 +104,7 @@ class ControlPlane:
         self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
         self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
         self._links = Links()
-        self._fitness = Fitness(enforce=config.health == "enforce", on_probation=config.on_probation)
+        self._fitness = Fitness(enforce=config.health == "enforce")
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._board = RendezvousBoard()
         self._results = Results()
@@ -499,8 +499,7 @@ class ControlPlane:
     def _keep_unfit_out(self, now_s: float) -> list[Output]:
         """Go on without nodes that are not fit, as soon as they can be done without; let in who has proved itself."""
         outputs: list[Output] = []
-        while not self._membership.finished and (decided := self._fitness.judge(self._membership)):
-            (event,) = decided
+        while not self._membership.finished and (event := self._fitness.judge(self._membership)) is not None:
             workers = self._membership.workers_on(event.node)
             outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
             for worker in workers if isinstance(event, events.Unfit) else ():

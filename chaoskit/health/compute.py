@@ -30,10 +30,8 @@ def integers_digest() -> str:
     import torch
 
     with torch.inference_mode():
-        numbers = (
-            torch.arange(_SIZE * _SIZE, dtype=torch.int64, device="cpu").view(_SIZE, _SIZE) * 2862933555777941757
-            + 3037000493
-        )
+        count = torch.arange(_SIZE * _SIZE, dtype=torch.int64, device="cpu")
+        numbers = (count * 2862933555777941757 + 3037000493).view(_SIZE, _SIZE)
         for _ in range(2):
             numbers = numbers @ numbers.T + (numbers >> 7)
         return xxhash.xxh3_64_hexdigest(numbers.numpy().tobytes())
