@@ -83,6 +83,9 @@ def launch(
     remote_every_s: Annotated[
         float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
     ] = 0.0,
+    health: Annotated[
+        str, typer.Option(help="enforce: nodes that are not fit get no workers. report: that is only told. off.")
+    ] = "enforce",
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
     substrate: Annotated[
@@ -114,7 +117,7 @@ def launch(
         "seed": seed,
     }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
-    settings["substrate"] = substrate
+    settings |= {"substrate": substrate, "health": health}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
         often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
