@@ -463,7 +463,12 @@ class ControlPlane:
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         guilty, stalled = self._watch.look(
-            plan, self._membership.crew, arrived, now_s, over=self._membership.is_gathering
+            plan,
+            self._membership.crew,
+            arrived,
+            now_s,
+            worked=self._membership.worked,
+            over=self._membership.is_gathering,
         )
         outputs: list[Output] = []
         for worker, detail in guilty.items():
