@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+import stub_nvml
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,51 +172,11 @@ def test_a_machine_without_the_binding_says_so() -> None:
     assert "nvidia-ml-py is not installed" in told.stdout
 
 
-_STUB = r"""
-#include <string.h>
-typedef void *dev;
-typedef struct { unsigned field, scope; long long time, latency; int kind, result; unsigned long long value; } field;
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "stub"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "570.00", size); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, dev *handle) { *handle = (dev)(size_t)(index + 1); return 0; }
-int nvmlDeviceGetUUID(dev handle, char *text, unsigned size)
-{ strncpy(text, handle == (dev)1 ? "GPU-one" : "GPU-two", size); return 0; }
-int nvmlDeviceGetName(dev handle, char *text, unsigned size)
-{ if (handle == (dev)2) return 15; strncpy(text, "Stub 80GB", size); return 0; }
-int nvmlDeviceGetTemperature(dev handle, int sensor, unsigned *value) { *value = 41; return 0; }
-int nvmlDeviceGetTemperatureThreshold(dev handle, int kind, unsigned *value) { *value = 89; return kind == 1 ? 0 : 2; }
-int nvmlDeviceGetCurrentClocksThrottleReasons(dev handle, unsigned long long *mask) { *mask = 0x44; return 0; }
-int nvmlDeviceGetTotalEccErrors(dev handle, int kind, int counter, unsigned long long *count)
-{ *count = counter == 0 ? 2 : 9; return kind == 1 ? 0 : 2; }
-int nvmlDeviceGetRemappedRows(dev handle, unsigned *corr, unsigned *unc, unsigned *pending, unsigned *failed)
-{ *corr = 1; *unc = 3; *pending = 1; *failed = 0; return 0; }
-int nvmlDeviceGetFieldValues(dev handle, int count, field *fields)
-{ fields[0].result = fields[0].field == 230 ? 0 : 2; fields[0].value = 2; return 0; }
-typedef struct { dev device; unsigned long long type, data; unsigned gi, ci; } event;
-static int events = 2;
-int nvmlEventSetCreate(void **set) { *set = &events; return 0; }
-int nvmlEventSetFree(void *set) { return 0; }
-int nvmlDeviceRegisterEvents(dev handle, unsigned long long kinds, void *set) { return kinds == 8 ? 0 : 2; }
-int nvmlEventSetWait_v2(void *set, event *found, unsigned timeout_ms)
-{ if (!events) return 10; found->device = (dev)(size_t)events--; found->type = 8; found->data = 79; return 0; }
-"""
-
-
 def test_through_the_real_binding(tmp_path: Path) -> None:
     """A C library with NVML's names and types, loaded by the real ``pynvml``: no argument is in the wrong place."""
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install 'chaoskit[gpu]')")
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    (tmp_path / "stub.c").write_text(_STUB)
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "stub.c"], check=True)
+    (tmp_path / "xids").write_text("1 79\n0 31\n")
     code = "import msgspec; from chaoskit.health import nvml; print(msgspec.json.encode(nvml.read()).decode())"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    environment = stub_nvml.environment(tmp_path, tmp_path / "xids")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     reading = msgspec.convert(json.loads(told.stdout), GpuReading)
     assert reading == GpuReading(
@@ -229,14 +188,14 @@ def test_through_the_real_binding(tmp_path: Path) -> None:
                 uuid="GPU-one",
                 temperature_c=41,
                 slowdown_c=89,
-                clock_reasons=0x44,
-                ecc_uncorrected_volatile=2,
+                clock_reasons=0x04,
+                ecc_uncorrected_volatile=0,
                 ecc_uncorrected_aggregate=9,
                 remapped_uncorrected=3,
                 remap_pending=True,
                 remap_failed=False,
-                recovery_action=2,
-                xids=(79,),
+                recovery_action=0,
+                xids=(31,),
             ),
             Device(index=1, uuid="GPU-two", lost=True, xids=(79,)),
         ),
