@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import threading
@@ -78,6 +79,7 @@ def test_an_xid_is_told_when_it_comes_and_is_not_forgotten(tmp_path: Path) -> No
         lines = process.stdout
 
         def hear() -> HealthReport:
+            assert select.select([lines], [], [], WAIT_S)[0], "it says nothing"
             return msgspec.json.decode(lines.readline(), type=HealthReport)
 
         first = hear()

@@ -15,8 +15,8 @@ _DETAIL_REASONS = 3
 class Fitness:
     """The last report of each node, and what is to be done about it.
 
-    A node that was refused stays out, also when it finds nothing any more: what comes and goes would take its ranks
-    along each time.
+    A node that is out stays out, also when it finds nothing any more: what comes and goes would take its ranks along
+    each time.
 
     Args:
         enforce: else nothing is ever done.
@@ -33,10 +33,8 @@ class Fitness:
         if known is not None and known.findings == report.findings:
             return None
         self._reports[report.node] = report
-        verdict, before = decide(report.node, report.findings), self._verdicts.get(report.node)
-        if before is None or not before.refused:
-            self._verdicts[report.node] = verdict
-        return verdict
+        self._verdicts[report.node] = decide(report.node, report.findings)
+        return self._verdicts[report.node]
 
     def forget(self, node: str) -> None:
         """Another agent speaks for it from now on: it may be another machine, or mended."""
