@@ -64,7 +64,7 @@ HEALING_S = 2.0
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
-#: The first start waits so long for nodes on probation to prove themselves; they take a tenth of a second.
+#: The first start waits so long for nodes on probation to prove themselves; they take some tenths of a second.
 PROOF_S = 2.0
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
