@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.faces import checkpoints, resizing, rules
+from chaoskit.faces import checkpoints, health, quarantine, resizing, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -83,6 +83,9 @@ def launch(
     remote_every_s: Annotated[
         float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
     ] = 0.0,
+    health: Annotated[
+        str, typer.Option(help="enforce: nodes that are not fit get no workers. report: that is only told. off.")
+    ] = "enforce",
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
     elastic: Annotated[
         str,
@@ -125,7 +128,8 @@ def launch(
         "seed": seed,
     }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
-    settings |= {"substrate": substrate, "control_port": control_port, "elastic": face.parse_elastic(elastic)}
+    settings |= {"substrate": substrate, "health": health}
+    settings |= {"control_port": control_port, "elastic": face.parse_elastic(elastic)}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
         often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
@@ -373,6 +377,8 @@ def doctor(machine: Json = False) -> int:
 
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(rules.app, name="rules")
+app.add_typer(health.app, name="health")
+app.add_typer(quarantine.app, name="quarantine")
 for command in (resizing.scale, resizing.notice, resizing.lend, resizing.give_back):
     app.command()(command)
 

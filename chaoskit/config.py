@@ -107,6 +107,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
         disk: where the state is stored for the case that every node is lost; None stores nothing.
+        health: what follows when a node finds on itself that it is not fit to train: ``enforce`` gives it no workers,
+            ``report`` writes it down only, ``off`` does not look.
+        quarantined: nodes that are given no workers, whatever they find.
+        on_probation: nodes that are given none until they have found that they are fit.
         elastic: between which sizes the world may move on request; None: it is of ``nodes``, as far as they are there.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
@@ -144,6 +148,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replacement_s: float = 30.0
     rack_nodes: int = 0
     fork: bool = True
+    health: Literal["enforce", "report", "off"] = "enforce"
+    quarantined: tuple[str, ...] = ()
+    on_probation: tuple[str, ...] = ()
     elastic: ElasticPolicy | None = None
     disk: Tier | None = None
     remote: Tier | None = None
@@ -214,6 +221,8 @@ def validate(config: RunConfig) -> None:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
+    if config.on_probation and config.health != "enforce":
+        raise BadInput("health", config.health, "use enforce: nodes on probation prove themselves by it")
     if config.elastic is not None:
         _validate_elastic(config.elastic, config)
     if config.shards and config.shards < config.nodes_max:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,6 +91,33 @@ class Plan(Message, frozen=True):
     def heaviest(self) -> int:
         """The rank with most shards; the lowest of them on a tie."""
         return max(self.members, key=lambda member: (len(member.shards), -member.rank)).rank
+
+
+# -- the health of a node -----------------------------------------------------------------------------------------
+
+
+class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that a health probe looked at on ``node``.
+
+    ``what`` names it with its unit, as ``disk.free_bytes`` or ``gpu0.temperature_c``. ``limit``: what ``value`` was
+    compared with, "" for nothing. ``remedy``: what would help; "" where nothing is wrong.
+    """
+
+    what: str
+    severity: Literal["ok", "warn", "bad"]
+    value: float | str
+    limit: float | str = ""
+    detail: str = ""
+    remedy: str = ""
+    node: str = ""
+
+
+class HealthReport(Message, frozen=True):
+    """All that an agent has found on its node; the last report counts. ``took_ms``: how long it looked."""
+
+    node: str
+    findings: tuple[Finding, ...]
+    took_ms: float
 
 
 # -- faults inside a worker ---------------------------------------------------------------------------------------
@@ -573,6 +600,7 @@ AnyMessage = (
     | Heard
     | TestLinks
     | LinksTested
+    | HealthReport
     | WorkerReady
     | Holding
     | KeepWarm

@@ -89,6 +89,7 @@ class Event(StrEnum):
     EVICTED = "evicted"  # a node has not left in time: node, detail
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers; detail: of a log rule, which asked for it
     RULE_EXCUSED = "rule_excused"  # rule, worker, verdict, detail: it asked for an act, and there is none
+    HEALTH = "health"  # what a node has found on itself: node, standing, reasons, findings, took_ms
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
     JOB_ENDED = "job_ended"
@@ -118,6 +119,7 @@ LOSS_CAUSES = FAILED_CAUSES | {
     "node lost",
     "unreachable",
     "evicted",
+    "unfit",
     "nonfinite",
     "corrupt",
     "differs",

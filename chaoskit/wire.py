@@ -97,7 +97,7 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(encode(message))
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: socket.socket, decode: Callable[[bytes], Any] = decode) -> Any:
     """The next message. Raises ConnectionError at the end of the stream."""
     return decode(receive_exactly(connection, _checked_length(receive_exactly(connection, _LENGTH.size))))
 

@@ -16,6 +16,7 @@ from chaoskit.control.events import (
     Action,
     Event,
     Finish,
+    Fit,
     GenerationSeen,
     Healed,
     JobFailed,
@@ -31,11 +32,12 @@ from chaoskit.control.events import (
     StartWorker,
     StopWorker,
     Tick,
+    Unfit,
     WorkerDone,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.control.membership import HEALING_S, PAUSE_MAX_S, PAUSE_S, STARTS_MAX, Membership
+from chaoskit.control.membership import HEALING_S, PAUSE_MAX_S, PAUSE_S, PROOF_S, STARTS_MAX, Membership
 from chaoskit.control.revival import GATHER_S, RECALL_S
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
@@ -77,6 +79,7 @@ class Cluster:
         self.question = 0
         self.asked: list[str] = []  # nodes that owe an answer about their copies
         self.kept: dict[str, int] = {}  # node -> step of the copy that its agent has
+        self.unfit = {*config.quarantined, *config.on_probation}
 
     # -- what the machine hears and says --------------------------------------------------------------------------
 
@@ -88,6 +91,7 @@ class Cluster:
             match action:
                 case StartWorker(node, worker):
                     assert node in self.nodes
+                    assert node not in self.unfit
                     assert worker not in self.processes, "a name was used twice"
                     self.processes[worker] = Process(node)
                 case StopWorker(worker):
@@ -153,7 +157,7 @@ class Cluster:
         assert machine.finished == bool(self.finish)
         assert self.finish or set(machine.members) == set(self.live(self.members()))
         assert machine.generation == len(self.plans)
-        if machine.generation and self.nodes and not self.finish:
+        if machine.generation and set(self.nodes) - self.unfit and not self.finish:
             missing = self.config.nodes + self.config.spares - len(live)
             assert missing == 0 or (missing > 0 and self.failed_starts > 1), "it may pause, but not give up at once"
 
@@ -214,7 +218,19 @@ class Cluster:
     def lose_node(self, node: str) -> list[Action]:
         self.nodes.remove(node)
         self.kept.pop(node, None)
+        self.unfit.discard(node)
         self.asked = [one for one in self.asked if one != node]
+        self.give_up(node)
+        return self.tell(NodeLost(node))
+
+    def find_unfit(self, node: str) -> list[Action]:
+        """Its agent stays, with the copies that it keeps."""
+        self.unfit.add(node)
+        self.give_up(node)
+        return self.tell(Unfit(node, "XID 79"))
+
+    def give_up(self, node: str) -> None:
+        """Nothing is heard of the workers there any more."""
         members = self.live(self.members())
         for process in self.processes.values():
             process.reported |= process.node == node
@@ -222,7 +238,6 @@ class Cluster:
             first = {member.worker for member in self.plans[0].members}
             self.doubted = True
             self.holders.update(first.intersection(members) or members)
-        return self.tell(NodeLost(node))
 
     def build(self, *workers: str) -> None:
         """Members acknowledge the latest plan; the last one completes the group."""
@@ -729,6 +744,75 @@ def test_a_bad_node_is_given_no_more_workers() -> None:
     assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
 
 
+def test_a_node_that_is_not_fit_is_given_no_workers_until_another_agent_comes() -> None:
+    """Its workers are given up like those of a lost node, but spend no part of the failure budget."""
+    cluster = running(nodes=3, spares=0, max_failures=1)
+    actions = cluster.find_unfit("b")
+    assert [action for action in actions if isinstance(action, StopWorker)] == [StopWorker("b.0", "unfit")]
+    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
+    assert not cluster.finish
+    assert cluster.members() == ["a.0", "c.0"]
+    cluster.advance()
+    assert cluster.find_unfit("b") == [], "it is known"
+    assert sorted({worker[0] for worker in cluster.members()}) == ["a", "c"]
+    cluster.lose_node("b")
+    cluster.join("b")
+    actions = cluster.lose_node("c")
+    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["b"]
+
+
+def test_nodes_that_the_run_was_told_to_do_without_are_given_no_workers_whoever_comes() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=1, quarantined=("b",)))
+    cluster.join("a", "b")
+    assert sorted(cluster.processes) == ["a.0", "a.1", "a.2"]
+    cluster.advance()
+    cluster.machine.handle(Fit("b"), 0.0)
+    cluster.lose_node("b")
+    cluster.unfit.add("b")
+    cluster.join("b")
+    cluster.lose("a.0")
+    assert {process.node for process in cluster.processes.values()} == {"a"}
+
+
+def test_the_first_start_waits_for_a_node_on_probation_to_prove_itself() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0, on_probation=("b",)))
+    cluster.join("a", "b")
+    assert not cluster.processes
+    cluster.unfit.discard("b")
+    assert cluster.tell(Fit("b")) == [StartWorker("a", "a.0"), StartWorker("b", "b.0")]
+
+
+def test_a_node_on_probation_that_fails_is_done_without() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0, on_probation=("b",)))
+    cluster.join("a", "b")
+    assert [action.node for action in cluster.find_unfit("b") if isinstance(action, StartWorker)] == ["a", "a"]
+    assert cluster.machine.on_probation == frozenset()
+    assert cluster.tell(Tick()) == []
+
+
+def test_a_node_on_probation_that_says_nothing_is_not_waited_for_long() -> None:
+    cluster = Cluster(config_of(nodes=2, spares=0, on_probation=("b",)))
+    cluster.join("a", "b")
+    cluster.now_s += PROOF_S - 0.1
+    assert cluster.tell(Tick()) == []
+    cluster.now_s += 0.1
+    assert cluster.tell(Tick()) == [StartWorker("a", "a.0"), StartWorker("a", "a.1")]
+    cluster.advance()
+    cluster.unfit.discard("b")
+    cluster.tell(Fit("b"))
+    assert [one.node for one in cluster.lose("a.1") if isinstance(one, StartWorker)] == ["b"], "it came late"
+
+
+def test_when_no_node_is_fit_the_start_ends_in_time_and_says_why() -> None:
+    cluster = Cluster(config_of(nodes=1, spares=0))
+    cluster.join("a")
+    cluster.find_unfit("a")
+    cluster.now_s = cluster.config.startup_s
+    cluster.tell(Tick())
+    assert cluster.finish is not None
+    assert cluster.finish.reason.endswith("not fit to train: a")
+
+
 def test_a_generation_that_a_node_has_seen_never_comes_again() -> None:
     """The record of the decisions may be lost; what was published is not taken back."""
     machine = Membership(config_of(1, 0))
@@ -932,6 +1016,11 @@ class Histories(RuleBasedStateMachine):
     def lose_node(self, number: int) -> None:
         self.cluster.lose_node(self.cluster.nodes[number % len(self.cluster.nodes)])
 
+    @precondition(lambda self: self.cluster.nodes)
+    @rule(number=Pick)
+    def find_unfit(self, number: int) -> None:
+        self.cluster.find_unfit(self.cluster.nodes[number % len(self.cluster.nodes)])
+
     @rule(number=Pick)
     def build(self, number: int) -> None:
         for worker in self.pick(number, self.cluster.members()):
@@ -1005,6 +1094,8 @@ class Histories(RuleBasedStateMachine):
             return
         cluster = self.cluster
         cluster.bury()
+        for node in [node for node in cluster.nodes if node in cluster.unfit]:
+            cluster.lose_node(node)  # somebody mends it, and another agent comes
         cluster.join(*"abcd"[: cluster.config.nodes])
         for _ in range(4):
             cluster.answer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -627,6 +627,96 @@ def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() 
     bench.go_on(0.1, "b")
     assert bench.plane.membership.left_out == ()
     assert bench.plane.membership.workers_on("b")
+
+
+# -- who is fit ---------------------------------------------------------------------------------------------------
+
+
+def report(node: str, *severities: Literal["ok", "warn", "bad"]) -> messages.HealthReport:
+    found = (messages.Finding(f"gpu{number}.xid", one, 79.0, node=node) for number, one in enumerate(severities))
+    return messages.HealthReport(node, tuple(found), 5.0)
+
+
+def noted(bench: Bench, event: Event) -> list[dict[str, Any]]:
+    return [output.fields for output in bench.outputs if isinstance(output, Note) and output.event == event]
+
+
+def test_a_report_is_written_down_once_and_a_good_one_changes_nothing() -> None:
+    bench = Bench().begin()
+    assert bench.hear(report("a", "ok", "warn"), report("a", "ok", "warn"), report("b", "ok")) == []
+    assert [(one["node"], one["standing"], len(one["reasons"])) for one in noted(bench, Event.HEALTH)] == [
+        ("a", "admitted with warnings", 1),
+        ("b", "admitted", 0),
+    ]
+    assert bench.plane.membership.unfit == frozenset()
+
+
+def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_next_coordinator() -> None:
+    bench = Bench().begin()
+    sent = bench.hear(report("b", "bad", "bad", "bad", "bad", "ok"))
+    assert ("b", StopWorker("b.0", "unfit")) in sent
+    assert plans(sent) == [2]
+    (lost_rank,) = noted(bench, Event.DETECTED)
+    assert (lost_rank["worker"], lost_rank["cause"]) == ("b.0", "unfit")
+    assert lost_rank["detail"] == "gpu0.xid=79; gpu1.xid=79; gpu2.xid=79; and 1 more"
+    heir = bench.successor()
+    assert heir.plane.membership.unfit == {"b"}
+    assert next(out for out in heir.plane.retell() if isinstance(out, Note)).fields["cause"] == "unfit"
+    heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
+    assert heir.hear(report("b", "bad", "bad", "bad", "bad", "ok")) == [], "it says it again, and that is known"
+    assert not heir.plane.membership.workers_on("b")
+
+
+def test_what_was_refused_stays_out_until_another_agent_comes() -> None:
+    bench = Bench().begin()
+    bench.hear(report("b", "bad"), report("b", "ok"))
+    assert bench.plane.membership.unfit == {"b"}
+    bench.do(bench.plane.detach("b", "its agent ended", bench.now_s, dead=True))
+    bench.attach(hello("b", pid=2))
+    assert bench.plane.membership.unfit == frozenset()
+    bench.hear(report("b", "ok"))
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused", "admitted", "admitted"]
+
+
+def test_a_node_that_alone_has_the_state_is_left_in_peace_until_another_one_has_it() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, coordinator_outage_s=0.1)).begin()
+    bench.do(bench.plane.detach("a", "its agent ended", bench.now_s, dead=True))
+    assert bench.plane.membership.keepers == {"b"}
+    bench.hear(report("b", "bad"))
+    assert bench.plane.membership.unfit == frozenset()
+    bench.hear(Formed("b.0", bench.plane.membership.generation))
+    bench.attach(hello("a", pid=2, started=1))
+    (worker,) = [worker for worker in bench.plane.membership.workers_on("b") if worker != "b.0"]
+    bench.hear(WorkerReady(worker, "b", Endpoint("host", worker, 1, 2, 3)))
+    generation = bench.plane.membership.generation
+    bench.hear(Formed("b.0", generation), Formed(worker, generation), Healed(worker, generation))
+    bench.wait(0.05)
+    assert bench.plane.membership.unfit == frozenset(), "both are on the same node"
+    assert not bench.plane.ended
+
+
+def test_a_run_that_is_not_to_enforce_it_only_writes_it_down() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, health="report")).begin()
+    bench.hear(report("b", "bad"))
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused"]
+    assert bench.plane.membership.unfit == frozenset()
+
+
+def test_a_node_on_probation_is_used_once_it_has_proved_itself() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, on_probation=("b",)))
+    assert bench.attach(hello("a"), hello("b")) == []
+    sent = bench.hear(report("b", "ok"))
+    assert sent == [("a", StartWorker("a.0")), ("b", StartWorker("b.0"))]
+    assert bench.hear(report("b", "ok")) == []
+
+
+def test_observers_are_told_of_the_last_report_of_each_node() -> None:
+    bench = Bench().begin()
+    bench.hear(report("a", "ok"), report("b", "ok"), report("a", "warn"))
+    assert [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)] == [
+        report("a", "warn"),
+        report("b", "ok"),
+    ]
 
 
 def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:

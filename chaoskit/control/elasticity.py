@@ -44,7 +44,7 @@ class Elasticity:
         if self._world is None and isinstance(event, events.Settled):
             return self._begin(now_s)
         decisions: list[Decision] = []
-        for happening in self._translate(event):
+        for happening in self._translate(event, membership):
             decisions += self._tell(happening, now_s)
         for node in sorted(self._leaving):
             if not membership.workers_on(node):
@@ -70,11 +70,11 @@ class Elasticity:
             decisions += self._tell(happening, now_s)
         return decisions
 
-    def _translate(self, event: events.AnyEvent) -> list[happenings.Event]:
+    def _translate(self, event: events.AnyEvent, membership: Membership) -> list[happenings.Event]:
         match event:
-            case events.NodeJoined(node):
-                return [happenings.Arrived(node)]
-            case events.NodeLost(node):
+            case events.NodeJoined(node) | events.Fit(node) if node not in membership.unfit:
+                return [happenings.Arrived(node)] if node in membership.nodes else []
+            case events.NodeLost(node) | events.Unfit(node):
                 return [happenings.Lost(node)]
             case events.LeftOut(nodes):
                 return [happenings.Lost(node) for node in nodes]

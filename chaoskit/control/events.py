@@ -140,6 +140,19 @@ class Returned(Event, frozen=True):
     nodes: tuple[str, ...]
 
 
+class Unfit(Event, frozen=True):
+    """A node is not fit to train: its workers are given up, and it gets none until another agent speaks for it."""
+
+    node: str
+    detail: str = ""
+
+
+class Fit(Event, frozen=True):
+    """A node on probation has proved itself."""
+
+    node: str
+
+
 class Resized(Event, frozen=True):
     """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
 
@@ -185,6 +198,8 @@ AnyEvent = (
     | Resumes
     | LeftOut
     | Returned
+    | Unfit
+    | Fit
     | Resized
     | Evicted
     | Elastic

@@ -11,6 +11,7 @@ from chaoskit.messages import (
     Formed,
     GroupBroken,
     Healed,
+    HealthReport,
     HookReached,
     LeverPulled,
     LinesMatched,
@@ -45,13 +46,14 @@ _Kind = tuple[type[messages.Message], Snapshot | None]
 
 
 class Facts:
-    """The last word of each kind by or about each worker. A pure state machine.
+    """The last word of each kind by or about each worker, and of each node on its health. A pure state machine.
 
     What was said of a lost worker is kept until a coordinator has it in its record. It says so by :class:`StopWorker`,
     which it sends for every worker that it gives up or does not know, after it has written that down.
     """
 
     def __init__(self) -> None:
+        self._health: dict[str, HealthReport] = {}  # by node
         self._living: dict[str, dict[_Kind, messages.Message]] = {}
         self._failed: dict[str, WorkerFailed] = {}
         self._lost: dict[str, WorkerLost] = {}
@@ -66,6 +68,8 @@ class Facts:
     def note(self, message: Any) -> None:
         """Something was said by or about a worker."""
         match message:
+            case HealthReport(node):
+                self._health[node] = message
             case StartWorker(worker):
                 self._open.add(worker)
             case WorkerFailed(worker):
@@ -100,6 +104,7 @@ class Facts:
 
     def tell(self) -> Iterator[messages.Message]:
         """Everything, in an order that makes sense to somebody who knows nothing of it."""
+        yield from self._health.values()
         yield from self._failed.values()
         yield from self._lost.values()
         for kind in _STANDING:

@@ -30,6 +30,7 @@ from chaoskit.control.events import (
     AnyEvent,
     Evicted,
     Finish,
+    Fit,
     GenerationSeen,
     Healed,
     JobFailed,
@@ -49,6 +50,7 @@ from chaoskit.control.events import (
     StartWorker,
     StopWorker,
     Tick,
+    Unfit,
     WorkerDone,
     WorkerLost,
     WorkerReady,
@@ -62,6 +64,8 @@ HEALING_S = 2.0
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
+#: The first start waits so long for nodes on probation to prove themselves; they take some tenths of a second.
+PROOF_S = 2.0
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
 
@@ -95,6 +99,9 @@ class Membership:
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
         self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
+        self._unfit = {*config.quarantined, *config.on_probation}
+        self._on_probation = set(config.on_probation).difference(config.quarantined)
+        self._full_s = math.inf  # when as many nodes had joined as the world is to have
         self._fingerprint = ""  # of the first worker that was ready
         self._floor = 0  # a generation that somebody has seen
         self._record_lost = False  # there is a past, but no plan of it: also where a job is resumed
@@ -169,6 +176,19 @@ class Membership:
     def left_out(self) -> tuple[str, ...]:
         """Nodes that get no workers because they cannot reach all others."""
         return tuple(sorted(self._left_out))
+
+    @property
+    def unfit(self) -> frozenset[str]:
+        """Nodes that get no workers because something is wrong with them, or was, and they have not proved themselves.
+
+        Those that the run was told to do without are among them, whether they have come or not.
+        """
+        return frozenset(self._unfit)
+
+    @property
+    def on_probation(self) -> frozenset[str]:
+        """Of these, the nodes that may still prove themselves."""
+        return frozenset(self._on_probation)
 
     @property
     def keepers(self) -> frozenset[str]:
@@ -277,7 +297,7 @@ class Membership:
                 self._nodes.append(node)
                 self._silent.pop(node, None)
                 self._started[node] = max(self._started.get(node, 0), started)
-                self._launched |= len(self._nodes) >= self._config.nodes and not self._record_lost
+                self._launched |= self._may_start(now_s)
                 return self._start_missing([], now_s)
             case NodeLost(node, _, met, silent) if node in self._nodes:
                 self._nodes.remove(node)
@@ -285,6 +305,7 @@ class Membership:
                     self._silent[node] = now_s + self._config.coordinator_outage_s
                 self._left_out.discard(node)
                 self._idle.discard(node)
+                self._forget_fitness(node)
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += sum(self._costs(worker) for worker in workers)
@@ -298,6 +319,18 @@ class Membership:
                 return self._lose(workers, "unreachable", now_s)
             case Returned(nodes):
                 self._left_out.difference_update(nodes)
+                return self._start_missing([], now_s)
+            case Unfit(node):
+                self._unfit.add(node)
+                self._on_probation.discard(node)
+                self._launched |= self._may_start(now_s)
+                workers = [worker for worker, host in self._hosts.items() if host == node]
+                self._doubt(workers)
+                return self._lose(workers, "unfit", now_s)
+            case Fit(node) if node not in self._config.quarantined:
+                self._unfit.discard(node)
+                self._on_probation.discard(node)
+                self._launched |= self._may_start(now_s)
                 return self._start_missing([], now_s)
             case Resized(size, idle):
                 self._size, self._idle = size, set(idle)
@@ -351,7 +384,7 @@ class Membership:
             case Resumes(generation):
                 self._floor, self._record_lost, self._trained, self._resumes = generation, True, True, True
             case Tick():
-                self._launched |= self._record_lost and self._may_launch(now_s)
+                self._launched |= self._may_launch(now_s) if self._record_lost else self._may_start(now_s)
                 return self._start_missing([], now_s)
         return []
 
@@ -368,6 +401,23 @@ class Membership:
             self._floor, self._record_lost, self._trained = generation, True, True
         if without:
             self._failure = f"the coordinator's record was lost: {without}"
+
+    def _forget_fitness(self, node: str) -> None:
+        """Whoever comes under this name next looks at itself anew. What the run was told of it stays."""
+        config = self._config
+        if node in config.quarantined:
+            return
+        self._unfit.discard(node)
+        if node in config.on_probation:
+            self._unfit.add(node)
+            self._on_probation.add(node)
+
+    def _may_start(self, now_s: float) -> bool:
+        """Whether a run without a past has its nodes, and those on probation have had their time."""
+        if len(self._nodes) < self._config.nodes or self._record_lost:
+            return False
+        self._full_s = min(self._full_s, now_s)
+        return self._on_probation.isdisjoint(self._nodes) or now_s >= self._full_s + PROOF_S
 
     def _may_launch(self, now_s: float) -> bool:
         """After a loss of the record: all nodes that come have joined by now, and workers are spread over them.
@@ -490,7 +540,8 @@ class Membership:
     def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
-        trusted = self._strikes.trusted([node for node in self._nodes if node not in self._left_out | self._idle])
+        kept_out = self._left_out | self._idle | self._unfit
+        trusted = self._strikes.trusted([node for node in self._nodes if node not in kept_out])
         if now_s < self._start_after_s:
             return starts
         target = self._size + self._config.spares if self._launched and trusted else 0
@@ -549,6 +600,8 @@ class Membership:
 
     def _late(self) -> str:
         found = f"{len(self._nodes)} of {self._config.nodes} nodes joined, {len(self._ready)} workers are ready"
+        unfit = [node for node in self._nodes if node in self._unfit]
+        found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
         return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}"
 
     def _first_world(self) -> list[str]:

@@ -21,6 +21,7 @@ from chaoskit.control.contact import Contact
 from chaoskit.control.deferral import Deferral
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.facts import Facts
+from chaoskit.control.fitness import Fitness
 from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
 from chaoskit.control.losses import difference, lost_workers, news
 from chaoskit.control.membership import Membership
@@ -43,6 +44,7 @@ from chaoskit.messages import (
     Formed,
     GroupBroken,
     Healed,
+    HealthReport,
     Heard,
     Heartbeat,
     HookReached,
@@ -106,6 +108,7 @@ class ControlPlane:
         self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
         self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
         self._links = Links()
+        self._fitness = Fitness(enforce=config.health == "enforce")
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._board = RendezvousBoard()
         self._results = Results()
@@ -223,6 +226,7 @@ class ControlPlane:
                 return outputs + self._welcome_back(hello, now_s)
             outputs += self._lose_node(node, "another agent came in its place", now_s)
         self._joined[node] = joined
+        self._fitness.forget(node)
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]
         return outputs + self._admit(self._attendance.arrive(node, now_s), now_s)
 
@@ -323,6 +327,8 @@ class ControlPlane:
             case LinksTested(node, number, unreachable):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)
+            case HealthReport():
+                return self._note_health(message, now_s) + shown
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker, generation):
@@ -516,6 +522,23 @@ class ControlPlane:
                 self._watch.forget(worker)
         return outputs + (self._links.test(membership, attached, now_s) if stuck or membership.left_out else [])
 
+    def _note_health(self, report: HealthReport, now_s: float) -> list[Output]:
+        verdict = self._fitness.hear(report)
+        if verdict is None:
+            return []
+        fields = msgspec.structs.asdict(verdict) | {"findings": report.findings, "took_ms": report.took_ms}
+        return [Note(Event.HEALTH, fields), *self._keep_unfit_out(now_s)]
+
+    def _keep_unfit_out(self, now_s: float) -> list[Output]:
+        """Go on without nodes that are not fit, as soon as they can be done without; let in who has proved itself."""
+        outputs: list[Output] = []
+        while not self._membership.finished and (event := self._fitness.judge(self._membership)) is not None:
+            workers = self._membership.workers_on(event.node)
+            outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            for worker in workers if isinstance(event, events.Unfit) else ():
+                self._watch.forget(worker)
+        return outputs
+
     # -- time -----------------------------------------------------------------------------------------------------
 
     def next_tick_s(self) -> float:
@@ -538,6 +561,7 @@ class ControlPlane:
         outputs += self._give_up_silent(now_s)
         outputs += self._look_at_links(now_s)
         outputs += self._admit(self._attendance.due(now_s), now_s)
+        outputs += self._keep_unfit_out(now_s)
         for worker in self._membership.overdue(now_s - self._lag_s):
             if not self._contact.steady(self._hosts[worker], now_s):
                 continue  # perhaps it is ready, and cannot say so

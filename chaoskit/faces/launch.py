@@ -21,6 +21,7 @@ from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
 from chaoskit.faces.door import listening
+from chaoskit.faces.keptout import KeptOut
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.rules import print_findings
 from chaoskit.faces.view import View, clock
@@ -42,6 +43,7 @@ class Launched(msgspec.Struct, kw_only=True):
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
+        unfit: nodes that found on themselves that they are not fit to train, and why.
         error: what a failing worker said last, and the file that holds all it said.
     """
 
@@ -59,6 +61,7 @@ class Launched(msgspec.Struct, kw_only=True):
     weights_digest: str
     directory: str
     logs: str
+    unfit: dict[str, str] = {}
     error: str = ""
     error_log: str = ""
 
@@ -136,7 +139,8 @@ def launch(
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
-    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **settings)
+    kept_out = KeptOut(enforce=settings.get("health", "enforce") == "enforce")
+    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **kept_out.settings(), **settings)
     if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", "127.0.0.1", port)
     choice.require(substrate)
@@ -151,14 +155,16 @@ def launch(
     place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:
         with listening(requests, directory, console, control_port), view.shown():
-            execute(experiment, place, undo, directory, watch=view.watch, port=port, requests=requests)
+            watch = kept_out.watching(view.watch)
+            execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
     finally:
         place.close()
         undo.close()
-    return _result(experiment, progress, directory)
+    kept_out.conclude()
+    return _result(experiment, progress, directory, kept_out.refused)
 
 
-def _result(experiment: Experiment, progress: Progress, directory: Path) -> Launched:
+def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> Launched:
     assert progress.end is not None, "without a deadline, a run returns when the job has ended"
     now_s = time.monotonic()
     last = _last_commit(directory / "journal")
@@ -177,6 +183,7 @@ def _result(experiment: Experiment, progress: Progress, directory: Path) -> Laun
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
+        unfit=unfit,
     )
     if not result.ok:
         result.error = progress.error
@@ -212,6 +219,10 @@ def print_result(result: Launched, console: Console) -> None:
         console.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
         _print_error(result, console)
         console.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    for node, reason in result.unfit.items():
+        console.print(Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True)
+        hint = f'to keep it out of other runs: chaoskit quarantine add {node} --reason "..."'
+        console.print(Text(hint, "dim"), soft_wrap=True)
     if result.recoveries:
         times = ", ".join(map(duration, result.recoveries[-5:]))
         more = "the last ones " if len(result.recoveries) > 5 else ""

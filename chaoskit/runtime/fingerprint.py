@@ -8,14 +8,17 @@ from importlib.metadata import version
 
 import torch
 
+from chaoskit.health.compute import floats_digest
 
-def fingerprint(source: str, device: torch.device) -> str:
+
+def fingerprint(source: str, device: torch.device, *, exact: bool = True) -> str:
     """Versions, processor and numeric switches, as text that a person can compare.
 
     To be taken when the model is built: the job may set switches.
 
     Args:
         source: digest of the job's code, as it was when it was loaded.
+        exact: the run promises equal bits: a fixed computation must come to the same ones, too.
     """
     facts = {
         "chaoskit": version("chaoskit"),
@@ -33,4 +36,6 @@ def fingerprint(source: str, device: torch.device) -> str:
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = f"{torch.backends.cudnn.version()} benchmark={torch.backends.cudnn.benchmark}"
+    if exact:
+        facts["computes"] = floats_digest(str(device))
     return ", ".join(f"{name} {value}" for name, value in facts.items())

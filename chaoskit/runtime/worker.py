@@ -158,7 +158,9 @@ class Control:
 
     def ready(self, endpoint: Endpoint) -> None:
         """Warm, and able to take a rank."""
-        mark = fingerprint(_sources[self.spec.config.job.path], this_device(self.spec.config.device))
+        config = self.spec.config
+        exact = config.reduction == "exact"
+        mark = fingerprint(_sources[config.job.path], this_device(config.device), exact=exact)
         self.journal.write(Event.READY, worker=self.spec.worker, pid=os.getpid(), fingerprint=mark)
         self.send(WorkerReady(self.spec.worker, self.spec.node, endpoint, mark))
 

@@ -1,0 +1,57 @@
+"""What the list of quarantined nodes means for a launch, and what the launch means for the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chaoskit.health import Quarantine, decide
+from chaoskit.messages import HealthReport
+from chaoskit.substrate.undo import state_directory
+
+
+class KeptOut:
+    """Reads the list when it is made.
+
+    Args:
+        enforce: nodes that were released prove themselves in this launch; else they are used without that.
+
+    Attributes:
+        refused: nodes that found that they are not fit, and the first reason.
+
+    Raises:
+        BadInput: if the list is damaged.
+    """
+
+    def __init__(self, *, enforce: bool) -> None:
+        self._quarantine = Quarantine(state_directory())
+        self._out = self._quarantine.kept_out()
+        self._on_probation = self._quarantine.on_probation() if enforce else ()
+        self._passed: set[str] = set()
+        self.refused: dict[str, str] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of :class:`chaoskit.config.RunConfig`."""
+        return {"quarantined": self._out, "on_probation": self._on_probation}
+
+    def watching(self, watch: Callable[[Any], None]) -> Callable[[Any], None]:
+        """``watch``, and what nodes find on themselves is noted."""
+
+        def both(message: Any) -> None:
+            if isinstance(message, HealthReport):
+                self._note(message)
+            watch(message)
+
+        return both
+
+    def _note(self, report: HealthReport) -> None:
+        verdict = decide(report.node, report.findings)
+        if verdict.refused:
+            self.refused.setdefault(report.node, verdict.reasons[0])
+        else:
+            self._passed.add(report.node)
+
+    def conclude(self) -> None:
+        """Nodes on probation that were found fit, and never unfit, have proved themselves."""
+        for node in self._passed.intersection(self._on_probation).difference(self.refused):
+            self._quarantine.prove(node)

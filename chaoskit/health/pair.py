@@ -1,0 +1,267 @@
+"""The network between two nodes: connect, round trips, and one stream each way, over a connection that both prove.
+
+The side that listens exists only while somebody tests. It serves one test after the other: two at once would measure
+each other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+
+import msgspec
+import xxhash
+
+from chaoskit import wire
+from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.health.finding import at_least, at_most, bad, good
+from chaoskit.health.limits import Limits
+from chaoskit.messages import Finding, Message
+
+PINGS = 20
+STREAM_BYTES = 16 * 2**20
+STREAM_BYTES_MAX = 2**30
+_PIECE_BYTES = 2**20
+_SILENT_S = 10.0
+_MB = 1e6
+
+
+class Echo(Message, frozen=True):
+    """To be answered at once."""
+
+    number: int
+
+
+class Echoed(Message, frozen=True):
+    """``wall_ns``: the wall clock of who answers."""
+
+    number: int
+    wall_ns: int
+
+
+class Take(Message, frozen=True):
+    """``size_bytes`` bytes follow, without a frame."""
+
+    size_bytes: int
+
+
+class Give(Message, frozen=True):
+    """Asks for ``size_bytes`` bytes, without a frame; their digest follows as :class:`Digest`."""
+
+    size_bytes: int
+
+
+class Digest(Message, frozen=True):
+    """Of the bytes that were received, or sent."""
+
+    hexdigest: str
+
+
+_decode = wire.decoder(Echo | Echoed | Take | Give | Digest)
+
+
+class PairReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A test against ``address``. With an ``error`` the rest is what was measured before it.
+
+    ``offset_ms``: how far the other wall clock is ahead of ours, give or take half the shortest round trip.
+    """
+
+    address: str
+    error: str = ""
+    connect_ms: float = 0.0
+    rtt_ms: tuple[float, ...] = ()
+    offset_ms: float = 0.0
+    sent_mb_s: float = 0.0
+    received_mb_s: float = 0.0
+    intact: bool = True
+
+
+class PairServer:
+    """Answers pair tests of whoever knows the token, until it is closed.
+
+    Attributes:
+        address: host and port where it listens.
+        served: tests that began.
+
+    Raises:
+        OSError: if it cannot listen there.
+    """
+
+    def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._token, self.served = token, 0
+        self._listener = socket.create_server((host, port))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._current: socket.socket | None = None
+        self._lock, self._closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._serve, name="pair-test", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> PairServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a test that is under way, and listen no more."""
+        with self._lock:
+            self._closed = True
+            for one in (self._listener, self._current):
+                if one is not None:
+                    with suppress(OSError):  # it has ended by itself
+                        one.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with connection:
+                with self._lock:
+                    if self._closed:
+                        return
+                    self._current = connection
+                with suppress(OSError, ChaoskitError):  # the other side tells its user what it met
+                    self._answer(connection)
+                with self._lock:
+                    self._current = None
+
+    def _answer(self, connection: socket.socket) -> None:
+        wire.accept(connection, self._token, _SILENT_S)
+        connection.settimeout(_SILENT_S)
+        self.served += 1
+        while True:
+            match wire.receive(connection, _decode):
+                case Echo(number):
+                    wire.send(connection, Echoed(number, time.time_ns()))
+                case Take(size_bytes):
+                    wire.send(connection, Digest(_take(connection, size_bytes)))
+                case Give(size_bytes):
+                    wire.send(connection, Digest(_give(connection, size_bytes)))
+                case _:
+                    raise Refused("not a request of a pair test")
+
+
+def _checked(size_bytes: int) -> int:
+    if not 0 < size_bytes <= STREAM_BYTES_MAX:
+        raise Refused(f"a stream of {size_bytes} bytes: use 1 to {STREAM_BYTES_MAX}")
+    return size_bytes
+
+
+def _take(connection: socket.socket, size_bytes: int) -> str:
+    """Receive a stream; its digest."""
+    buffer, digest = memoryview(bytearray(_PIECE_BYTES)), xxhash.xxh3_64()
+    left = _checked(size_bytes)
+    while left:
+        count = connection.recv_into(buffer[: min(left, _PIECE_BYTES)])
+        if not count:
+            raise ConnectionError("connection closed by the other side")
+        digest.update(buffer[:count])
+        left -= count
+    return digest.hexdigest()
+
+
+def _give(connection: socket.socket, size_bytes: int) -> str:
+    """Send a stream that no link can compress; its digest."""
+    piece, digest = memoryview(os.urandom(min(_checked(size_bytes), _PIECE_BYTES))), xxhash.xxh3_64()
+    for sent in range(0, size_bytes, _PIECE_BYTES):
+        part = piece[: size_bytes - sent]
+        connection.sendall(part)
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def read(
+    address: tuple[str, int],
+    token: str,
+    *,
+    pings: int = PINGS,
+    stream_bytes: int = STREAM_BYTES,
+    silent_s: float = 10.0,
+) -> PairReading:
+    """Test the way to a :class:`PairServer`, and back.
+
+    Args:
+        silent_s: the other side is given up when it says nothing for so long.
+    """
+    known = PairReading(address=f"{address[0]}:{address[1]}")
+    began_s = time.monotonic()
+    try:
+        with wire.connect(address, token, silent_s) as connection:
+            known = msgspec.structs.replace(known, connect_ms=(time.monotonic() - began_s) * 1e3)
+            connection.settimeout(silent_s)
+            rtt_ms, offset_ms = _ping(connection, pings)
+            known = msgspec.structs.replace(known, rtt_ms=rtt_ms, offset_ms=offset_ms)
+            return _stream(connection, stream_bytes, known)
+    except TimeoutError:
+        return msgspec.structs.replace(known, error=f"silent for {silent_s:g} s")
+    except (OSError, Refused) as error:
+        return msgspec.structs.replace(known, error=str(error))
+
+
+def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], float]:
+    """Round trips in ms, and the offset of the other clock in ms, from the shortest of them."""
+    trips = []
+    for number in range(pings):
+        sent_ns, sent_wall_ns = time.monotonic_ns(), time.time_ns()
+        wire.send(connection, Echo(number))
+        echoed = wire.receive(connection, _decode)
+        rtt_ns = time.monotonic_ns() - sent_ns
+        if not isinstance(echoed, Echoed) or echoed.number != number:
+            raise Refused("not the echo of a pair test")
+        trips.append((rtt_ns / 1e6, (echoed.wall_ns - sent_wall_ns - rtt_ns / 2) / 1e6))
+    return tuple(rtt_ms for rtt_ms, _ in trips), min(trips)[1]
+
+
+def _stream(connection: socket.socket, size_bytes: int, known: PairReading) -> PairReading:
+    began_s = time.monotonic()
+    wire.send(connection, Take(size_bytes))
+    mine = _give(connection, size_bytes)
+    theirs = wire.receive(connection, _decode)
+    sent_s = time.monotonic()
+    wire.send(connection, Give(size_bytes))
+    received = _take(connection, size_bytes)
+    promised = wire.receive(connection, _decode)
+    received_s = time.monotonic()
+    return msgspec.structs.replace(
+        known,
+        sent_mb_s=size_bytes / _MB / (sent_s - began_s),
+        received_mb_s=size_bytes / _MB / (received_s - sent_s),
+        intact=theirs == Digest(mine) and promised == Digest(received),
+    )
+
+
+def judge(reading: PairReading, limits: Limits) -> list[Finding]:
+    """Whether two nodes can train together over this way."""
+    look = "look at the link between the two (ethtool -S, ip -s link), and at who else uses it"
+    if reading.error:
+        remedy = "see that the other side listens, that no firewall is between, and that both have the same token"
+        return [bad("pair.reached", "no", remedy, f"{reading.address}: {reading.error}")]
+    found = [
+        good("pair.reached", "yes", reading.address),
+        at_most("pair.connect_ms", reading.connect_ms, bad=limits.pair_connect_max_ms, remedy=look),
+    ]
+    if reading.rtt_ms:
+        rtt_ms, most_ms = statistics.median(reading.rtt_ms), max(reading.rtt_ms)
+        warn, most = limits.pair_rtt_warn_ms, limits.pair_rtt_max_ms
+        found.append(at_most("pair.rtt_ms", rtt_ms, warn=warn, bad=most, remedy=look, detail=f"most {most_ms:.3g}"))
+        warn, most = limits.clock_offset_warn_ms, limits.clock_offset_max_ms
+        ntp = "let both nodes follow the same NTP servers"
+        found.append(at_most("clock.offset_ms", abs(reading.offset_ms), warn=warn, bad=most, remedy=ntp))
+    warn, least = limits.pair_throughput_warn_mb_s, limits.pair_throughput_min_mb_s
+    for what, value in (("pair.sent_mb_s", reading.sent_mb_s), ("pair.received_mb_s", reading.received_mb_s)):
+        found.append(at_least(what, value, warn=warn, bad=least, remedy=look))
+    if reading.intact:
+        return [*found, good("pair.intact", "yes")]
+    remedy = "keep the node out: bytes change on the way, which checksums of TCP did not show"
+    return [*found, bad("pair.intact", "no", remedy)]

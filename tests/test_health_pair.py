@@ -1,0 +1,191 @@
+"""The network test between two nodes, over real sockets: what it measures, and what it does when the way is bad."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from chaoskit import wire
+from chaoskit.errors import Refused
+from chaoskit.health import Finding, Limits, pair
+from chaoskit.health.pair import PairReading, PairServer
+
+TOKEN = "a-token-that-both-sides-know"
+LIMITS = Limits()
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[PairServer]:
+    with PairServer(TOKEN) as serving:
+        yield serving
+
+
+def wrong(found: list[Finding]) -> dict[str, str]:
+    return {one.what: one.severity for one in found if one.severity != "ok"}
+
+
+def test_a_good_way_is_measured(server: PairServer) -> None:
+    reading = pair.read(server.address, TOKEN, pings=7, stream_bytes=3 * 2**20 + 5)
+    assert (reading.error, reading.intact, len(reading.rtt_ms)) == ("", True, 7)
+    assert 0 < min(reading.rtt_ms) <= reading.connect_ms
+    assert min(reading.sent_mb_s, reading.received_mb_s) > 0
+    assert abs(reading.offset_ms) < 50.0, "it is the same clock"
+    generous = Limits(pair_throughput_warn_mb_s=0.001, pair_throughput_min_mb_s=0.0, pair_rtt_warn_ms=400.0)
+    assert wrong(pair.judge(reading, generous)) == {}
+
+
+def test_one_test_comes_after_the_other(server: PairServer) -> None:
+    readings: list[PairReading] = []
+    threads = [
+        threading.Thread(target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [reading.error for reading in readings] == [""] * 4
+    assert server.served == 4
+
+
+def test_who_does_not_know_the_token_measures_nothing(server: PairServer) -> None:
+    reading = pair.read(server.address, "another-token-than-theirs")
+    assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
+    assert (reading.rtt_ms, server.served) == ((), 0)
+    assert pair.read(server.address, TOKEN, stream_bytes=1).error == "", "the next one is served"
+
+
+def test_nobody_listens() -> None:
+    with PairServer(TOKEN) as server:
+        address = server.address
+    reading = pair.read(address, TOKEN)
+    assert "refused" in reading.error
+    assert [one.what for one in pair.judge(reading, LIMITS)] == ["pair.reached"]
+
+
+def test_somebody_listens_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began_s = time.monotonic()
+        reading = pair.read(silent.getsockname(), TOKEN, silent_s=0.2)
+    assert reading.error == "silent for 0.2 s"
+    assert time.monotonic() - began_s < WAIT_S
+
+
+def test_a_stranger_who_stays_silent_is_sent_away_when_the_server_ends(server: PairServer) -> None:
+    with socket.create_connection(server.address) as stranger:
+        stranger.recv(1)  # it has been let in, and is asked for the token
+        began_s = time.monotonic()
+        server.close()
+        assert time.monotonic() - began_s < 5.0
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(2**16):
+                pass
+
+
+@pytest.mark.parametrize("request_", [pair.Take(2**40), pair.Give(-1), pair.Digest("x")], ids=repr)
+def test_what_is_no_request_ends_the_connection(server: PairServer, request_: pair.Message) -> None:
+    with wire.connect(server.address, TOKEN) as connection:
+        wire.send(connection, request_)
+        connection.settimeout(WAIT_S)
+        with pytest.raises(ConnectionError):
+            wire.receive(connection)
+    assert pair.read(server.address, TOKEN, stream_bytes=1).error == ""
+
+
+class Relay:
+    """Stands between both and hands on what it gets; one byte of the stream that it changes, or the end of it.
+
+    Args:
+        change_at: which byte towards the server is changed.
+        end_at: after so many bytes towards the server both connections end.
+    """
+
+    def __init__(self, server: tuple[str, int], change_at: int = -1, end_at: int = -1) -> None:
+        self._server, self._change_at, self._end_at = server, change_at, end_at
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(self._server)
+        self._threads.append(threading.Thread(target=self._hand_on, args=(server, client, False)))
+        self._threads[-1].start()
+        self._hand_on(client, server, True)
+
+    def _hand_on(self, source: socket.socket, target: socket.socket, to_server: bool) -> None:
+        seen = 0
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(2**16)):
+                if to_server and seen <= self._change_at < seen + len(data):
+                    data[self._change_at - seen] ^= 1
+                seen += len(data)
+                target.sendall(data)
+                if to_server and 0 <= self._end_at < seen:
+                    break
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        self._listener.close()
+
+
+def test_a_byte_that_changes_on_the_way_is_found(server: PairServer) -> None:
+    relay = Relay(server.address, change_at=2**20)
+    reading = pair.read(relay.address, TOKEN, stream_bytes=2 * 2**20)
+    relay.close()
+    assert (reading.error, reading.intact) == ("", False)
+    assert wrong(pair.judge(reading, LIMITS))["pair.intact"] == "bad"
+
+
+def test_a_way_that_ends_in_the_middle_tells_what_was_measured_before(server: PairServer) -> None:
+    relay = Relay(server.address, end_at=2**20)
+    reading = pair.read(relay.address, TOKEN, stream_bytes=4 * 2**20)
+    relay.close()
+    assert reading.error
+    assert reading.rtt_ms
+    assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
+
+
+GOOD = PairReading(
+    address="n:1", connect_ms=1.0, rtt_ms=(0.1, 0.2, 0.3), offset_ms=1.0, sent_mb_s=900.0, received_mb_s=900.0
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {}),
+        ({"rtt_ms": (0.1, 0.2, 900.0)}, {}),  # one that was late says nothing of the way
+        ({"rtt_ms": (20.0,) * 3}, {"pair.rtt_ms": "warn"}),
+        ({"rtt_ms": (900.0,) * 3}, {"pair.rtt_ms": "bad"}),
+        ({"connect_ms": 5000.0}, {"pair.connect_ms": "bad"}),
+        ({"offset_ms": -150.0}, {"clock.offset_ms": "warn"}),
+        ({"offset_ms": 3_600_000.0}, {"clock.offset_ms": "bad"}),
+        ({"sent_mb_s": 50.0}, {"pair.sent_mb_s": "warn"}),
+        ({"received_mb_s": 1.0}, {"pair.received_mb_s": "bad"}),
+    ],
+)
+def test_a_way_is_judged(changed: dict[str, object], expected: dict[str, str]) -> None:
+    assert wrong(pair.judge(msgspec.structs.replace(GOOD, **changed), LIMITS)) == expected
+
+
+def test_a_server_that_cannot_listen_says_so(server: PairServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        PairServer(TOKEN, *server.address)
+
+
+def test_messages_of_a_pair_test_are_no_control_messages() -> None:
+    with pytest.raises(Refused):
+        wire.decode(wire.encode(pair.Take(1))[4:])

@@ -1,0 +1,358 @@
+"""Clock, disk, memory and processor: read on this machine, on disks that are broken on purpose, and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+from chaoskit.errors import BadInput
+from chaoskit.health import Finding, Limits, clock, compute, disk, memory
+from chaoskit.health.clock import ClockReading
+from chaoskit.health.disk import DiskReading
+from chaoskit.health.examine import PROBES, examine, examine_quickly
+from chaoskit.health.finding import at_least, at_most
+from chaoskit.health.limits import parse_limits
+from chaoskit.health.memory import MemoryReading
+from chaoskit.substrate import abilities
+from chaoskit.substrate.disk import Failing, Full, ReadOnly, Slow, Trouble
+from chaoskit.substrate.disks import Disk
+from chaoskit.substrate.undo import UndoLog
+
+LIMITS = Limits()
+numbers = st.floats(allow_nan=False)
+
+
+def severities(found: list[Finding]) -> dict[str, str]:
+    return {one.what: one.severity for one in found}
+
+
+def wrong(found: list[Finding]) -> dict[str, str]:
+    return {one.what: one.severity for one in found if one.severity != "ok"}
+
+
+# -- a value beside its limits ------------------------------------------------------------------------------------
+
+
+@given(numbers, numbers, numbers)
+def test_a_limit_is_the_last_good_value(value: float, one: float, other: float) -> None:
+    least, most = sorted((one, other))
+    above = at_most("x", value, warn=least, bad=most, remedy="r")
+    assert above.severity == ("ok" if value <= least else "warn" if value <= most else "bad")
+    below = at_least("x", value, warn=most, bad=least, remedy="r")
+    assert below.severity == ("ok" if value >= most else "warn" if value >= least else "bad")
+    for found in (above, below):
+        assert bool(found.remedy) == (found.severity != "ok")
+
+
+def test_what_is_no_number_is_bad() -> None:
+    assert at_most("x", float("nan"), bad=1.0).severity == at_least("x", float("nan"), bad=1.0).severity == "bad"
+
+
+def test_limits_are_set_by_name() -> None:
+    assert parse_limits([]) == Limits()
+    assert parse_limits(["gpus_expected=8", "disk_free_bytes_min=1e9"]) == Limits(
+        gpus_expected=8, disk_free_bytes_min=1e9
+    )
+
+
+@pytest.mark.parametrize("given", ["gpus=8", "gpus_expected", "gpus_expected=1.5", "clock_offset_max_ms=-1", "=", ""])
+def test_what_is_no_limit_is_refused(given: str) -> None:
+    with pytest.raises(BadInput):
+        parse_limits([given])
+
+
+# -- clock --------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_words_are_read_from_their_places() -> None:
+    """The precision of Linux's clock is 1 us, and its tolerance 500 ppm, on every machine."""
+    state, timex = clock.ask_kernel()
+    assert 0 <= state <= 5
+    assert (timex.precision, timex.tolerance / 65536) == (1, 500.0)
+
+
+def test_this_clock_runs_and_is_judged() -> None:
+    reading = clock.read()
+    assert reading.synchronised is not None
+    assert abs(reading.frequency_ppm or 0.0) <= 500.0
+    assert severities(clock.judge(reading, LIMITS))["clock.synchronised"] == ("ok" if reading.synchronised else "warn")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {}),
+        ({"synchronised": False}, {"clock.synchronised": "warn"}),
+        ({"synchronised": None, "error_ms": None, "frequency_ppm": None}, {}),
+        ({"error_ms": 150.0}, {"clock.error_ms": "warn"}),
+        ({"frequency_ppm": -480.0}, {"clock.frequency_ppm": "warn"}),
+        ({"step_ms": 3600_000.0}, {"clock.step_ms": "warn"}),
+    ],
+)
+def test_a_wrong_clock_is_worth_a_warning(changed: dict[str, float | None], expected: dict[str, str]) -> None:
+    good = ClockReading(synchronised=True, error_ms=0.5, frequency_ppm=-12.0, step_ms=0.01)
+    assert wrong(clock.judge(msgspec.structs.replace(good, **changed), LIMITS)) == expected
+
+
+def test_a_clock_that_is_left_alone_does_not_step() -> None:
+    assert min(clock.read(0.01).step_ms for _ in range(5)) < 1.0
+
+
+# -- disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_disk_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    reading = disk.read(tmp_path)
+    assert (reading.error, reading.intact, reading.read_only) == ("", True, False)
+    assert reading.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert reading.write_ms > 0
+    assert list(tmp_path.iterdir()) == []
+    assert "bad" not in severities(disk.judge(reading, Limits(disk_free_bytes_min=1.0))).values()
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    (found,) = disk.judge(disk.read(tmp_path / "none"), LIMITS)
+    assert (found.what, found.severity) == ("disk.writable", "bad")
+    assert "No such file" in found.detail
+
+
+@pytest.fixture
+def undo(tmp_path: Path) -> Iterator[UndoLog]:
+    log = UndoLog(tmp_path / "undo")
+    yield log
+    log.close()
+
+
+@pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks() or "possible here")
+@pytest.mark.parametrize(
+    ("trouble", "what", "says"),
+    [
+        (Full(), "disk.writable", "No space left"),
+        (Full(room_bytes=2**19), "disk.writable", "No space left"),
+        (ReadOnly(), "disk.writable", "Read-only"),
+        (Failing(("sync",)), "disk.writable", "Input/output error"),
+        (Failing(("read",)), "disk.writable", "Input/output error"),
+        (Slow(delay_ms=30.0), "disk.write_ms", ""),
+    ],
+    ids=["full", "nearly full", "read-only", "fails to sync", "fails to read", "slow"],
+)
+def test_a_disk_that_is_broken(trouble: Trouble, what: str, says: str, undo: UndoLog, tmp_path: Path) -> None:
+    """A file system of ours before the directory, in a process that has its own mounts."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as node:
+        try:
+            assert node.stdout is not None
+            node.stdout.readline()
+            broken = Disk(directory, ["nsenter", f"--mount=/proc/{node.pid}/ns/mnt"], undo)
+            inside = Path(f"/proc/{node.pid}/root{directory}")
+            assert disk.read(inside).error == "", "nothing is wrong with it yet"
+            broken.impose(trouble)
+            limits = Limits(disk_write_warn_ms=5.0, disk_write_max_ms=20.0, disk_free_bytes_min=0.0)
+            found = [one for one in disk.judge(disk.read(inside), limits) if one.severity == "bad"]
+            broken.close()
+        finally:
+            node.kill()
+    assert what in {one.what for one in found}
+    assert says in found[0].detail
+
+
+_MOUNTED = """
+import os, subprocess, sys
+from pathlib import Path
+from chaoskit.health import Limits, disk
+directory, options, fill = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", directory], check=True)
+for number in range(int(fill)):
+    Path(directory, str(number)).touch()
+if "ro" in options.split(","):
+    subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
+import msgspec
+print(msgspec.json.encode(disk.judge(disk.read(Path(directory)), Limits())).decode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "what"),
+    [
+        ("size=1m", 0, {"disk.free_bytes": "bad"}),
+        ("size=300m,nr_inodes=1005", 10, {"disk.free_inodes": "bad"}),
+        ("ro", 0, {"disk.writable": "bad"}),
+        ("size=300m", 0, {}),
+    ],
+    ids=["small", "without inodes", "read-only", "good"],
+)
+def test_a_file_system_of_the_kernel(options: str, files: int, what: dict[str, str], tmp_path: Path) -> None:
+    """A tmpfs in a mount namespace of its own, full or read-only as the kernel itself says it."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces, or root")
+    command = ["unshare", "-rm", sys.executable, "-c", _MOUNTED, str(tmp_path), options, str(files)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = msgspec.convert(json.loads(told.stdout), list[Finding])
+    assert wrong(found) == what
+
+
+def test_what_comes_back_changed_is_bad() -> None:
+    reading = DiskReading(path="/d", free_bytes=10**12, size_bytes=10**12, write_ms=1.0, read_ms=1.0, intact=False)
+    assert wrong(disk.judge(reading, LIMITS)) == {"disk.intact": "bad"}
+
+
+def test_a_file_system_that_counts_no_inodes_is_not_short_of_them() -> None:
+    reading = DiskReading(path="/d", free_bytes=10**12, size_bytes=10**12)
+    assert wrong(disk.judge(reading, LIMITS)) == {}
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_this_memory_keeps_what_is_written_to_it() -> None:
+    reading = memory.read(8 * 2**20)
+    assert (reading.tested_bytes, reading.wrong_chunks) == (8 * 2**20, 0)
+    assert 0 < reading.available_bytes <= psutil.virtual_memory().total
+
+
+def test_two_addresses_of_one_cell_are_found() -> None:
+    """As with a broken address line: what is written to one row shows in another."""
+    cells = np.empty(4096, np.uint8)
+    assert memory.find_wrong(np.empty((4, 4096), np.uint8)) == 0
+    aliased = as_strided(cells, shape=(4, 4096), strides=(0, 1))
+    assert memory.find_wrong(aliased) == 3, "all rows but the one that was written last"
+
+
+def test_no_more_memory_is_tested_than_can_be_spared() -> None:
+    before = psutil.Process().memory_info().rss
+    reading = memory.read(0)
+    assert (reading.tested_bytes, reading.wrong_chunks) == (0, 0)
+    assert psutil.Process().memory_info().rss - before < 2**20 * 4
+
+
+def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
+    for number, counts in enumerate([(3, 0), (4, 1)]):
+        (tmp_path / f"mc{number}").mkdir()
+        for name, count in zip(("ce_count", "ue_count"), counts, strict=True):
+            (tmp_path / f"mc{number}" / name).write_text(f"{count}\n")
+    reading = memory.read(0, edac=tmp_path)
+    assert (reading.edac_corrected, reading.edac_uncorrected) == (7, 1)
+    assert memory.read(0, edac=tmp_path / "none").edac_corrected is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {}),
+        ({"available_bytes": 1}, {"memory.available_bytes": "bad"}),
+        ({"wrong_chunks": 1}, {"memory.intact": "bad"}),
+        ({"edac_corrected": 5, "edac_uncorrected": 0}, {"memory.edac_corrected": "warn"}),
+        (
+            {"edac_corrected": 5, "edac_uncorrected": 1},
+            {"memory.edac_corrected": "warn", "memory.edac_uncorrected": "bad"},
+        ),
+    ],
+)
+def test_memory_is_judged(changed: dict[str, int], expected: dict[str, str]) -> None:
+    good = MemoryReading(available_bytes=2**34, tested_bytes=2**26)
+    assert wrong(memory.judge(msgspec.structs.replace(good, **changed), LIMITS)) == expected
+
+
+# -- processor ----------------------------------------------------------------------------------------------------
+
+
+def test_the_known_answer_is_what_integers_come_to_without_torch() -> None:
+    """The same sums in Python's own integers, which do not overflow, reduced to 64 bits by hand."""
+    size, modulus = 96, 2**64
+    factor, addend = 2862933555777941757, 3037000493
+    rows = [
+        [_signed(((row * size + column) * factor + addend) % modulus) for column in range(size)] for row in range(size)
+    ]
+    for _ in range(2):
+        rows = [
+            [
+                _signed((sum(map(int.__mul__, one, other)) + (one[column] >> 7)) % modulus)
+                for column, other in enumerate(rows)
+            ]
+            for one in rows
+        ]
+    import xxhash
+
+    data = b"".join((number % modulus).to_bytes(8, "little") for row in rows for number in row)
+    assert xxhash.xxh3_64_hexdigest(data) == compute.KNOWN_INTEGERS
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def test_this_processor_computes_right_and_always_the_same() -> None:
+    reading = compute.read()
+    assert wrong(compute.judge(reading, Limits(compute_warn_ms=60_000.0))) == {}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = compute.floats_digest()
+    finally:
+        torch.set_num_threads(threads)
+    other = (
+        "from chaoskit.health import compute; import torch; torch.set_num_threads(1); print(compute.floats_digest())"
+    )
+    told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == alone, "another process on the same machine"
+
+
+def test_the_computation_leaves_the_jobs_random_numbers_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    compute.read()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_processor_that_computes_wrongly() -> None:
+    good = compute.read(2)
+    flipped = msgspec.structs.replace(good, integers=("0" * 16, compute.KNOWN_INTEGERS))
+    assert wrong(compute.judge(flipped, LIMITS)) == {"compute.integers": "bad"}
+    unsteady = msgspec.structs.replace(good, floats=("a", "b"))
+    assert wrong(compute.judge(unsteady, LIMITS)) == {"compute.floats": "bad"}
+    assert wrong(compute.judge(good, LIMITS, expected_floats="another")) == {"compute.floats": "bad"}
+    assert wrong(compute.judge(good, LIMITS, expected_floats=good.floats[0])) == {}
+
+
+# -- together -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_examined_whole(tmp_path: Path) -> None:
+    found = examine("node7", tmp_path, LIMITS)
+    assert {one.node for one in found} == {"node7"}
+    assert {one.what.rstrip("0123456789").partition(".")[0].rstrip("0123456789") for one in found} == set(PROBES)
+    only = examine("node7", tmp_path, LIMITS, only=("disk",))
+    assert {one.what.partition(".")[0] for one in only} == {"disk"}
+
+
+def test_an_agents_look_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from chaoskit.health import Limits\n"
+        "from chaoskit.health.examine import examine_quickly\n"
+        f"found = examine_quickly('n', Path({str(tmp_path)!r}), Limits())\n"
+        "print('torch' in sys.modules, len(found))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split()[0] == "False"
+    began_s = time.monotonic()
+    assert examine_quickly("n", tmp_path, LIMITS)
+    assert time.monotonic() - began_s < 5.0
+    assert os.listdir(tmp_path) == []

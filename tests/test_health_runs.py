@@ -1,0 +1,135 @@
+"""Real runs whose nodes look at themselves: who is not fit is given no workers, and the others train on."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chaoskit.errors import BadInput
+from chaoskit.faces import launch as face
+from chaoskit.health import Quarantine
+from chaoskit.journal import Record, read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.undo import state_directory
+from chaoskit.vocabulary import Event, Verdict
+
+PLAIN = "jobs/troubled.py:plain"
+
+
+def journal(directory: Path | str, event: Event) -> list[Record]:
+    return [record for record in read_journals(Path(directory) / "journal") if record.event == event]
+
+
+def hosts(directory: Path | str) -> set[str]:
+    """The nodes that ever had a rank."""
+    return {member["node"] for plan in journal(directory, Event.PLAN) for member in plan["members"]}
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Quarantine:
+    """A list of this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Quarantine(state_directory())
+
+
+def launch(directory: Path, **settings: Any) -> face.Launched:
+    console = Console(file=io.StringIO())
+    job = str(Path(__file__).parent / PLAIN)
+    options = {"steps": 12, "step_s": 0.03}
+    settings = {"nodes": 3, "spares": 0} | settings
+    return face.launch(job, console, directory=directory, port=0, options=options, **settings)
+
+
+def break_disk(directory: Path, node: str) -> None:
+    """Where the job writes on ``node`` nothing can be written, not even by root."""
+    (directory / "disk").mkdir(parents=True)
+    (directory / "disk" / node).symlink_to("/proc/self/attr")
+
+
+def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos) -> None:
+    outcome = chaos.run(PLAIN, nodes=2, spares=1, steps=8)
+    reports = {record["node"]: record for record in journal(outcome.directory, Event.HEALTH)}
+    assert set(reports) == {"node0", "node1"}
+    for report in reports.values():
+        assert report["standing"] != "refused"
+        assert {"disk.intact", "memory.intact", "clock.step_ms"} <= {one["what"] for one in report["findings"]}
+        assert report["took_ms"] < 5000.0
+    ready = [record["fingerprint"] for record in journal(outcome.directory, Event.READY)]
+    assert len(ready) == 3
+    assert len(set(ready)) == 1
+    assert "computes " in ready[0]
+
+
+def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) -> None:
+    break_disk(tmp_path / "run", "node1")
+    result = launch(tmp_path / "run")
+    assert (result.ok, result.steps, result.world) == (True, 12, 3), result.reason
+    assert list(result.unfit) == ["node1"]
+    assert result.unfit["node1"].startswith("disk.writable=no")
+    final = journal(result.directory, Event.PLAN)[-1]
+    assert {member["node"] for member in final["members"]} == {"node0", "node2"}
+    given_up = [record for record in journal(result.directory, Event.DETECTED) if record["cause"] == "unfit"]
+    assert all(record["worker"].startswith("node1.") for record in given_up)
+    (refused,) = [record for record in journal(result.directory, Event.HEALTH) if record["standing"] == "refused"]
+    assert refused["node"] == "node1"
+
+
+def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
+    break_disk(tmp_path / "run", "node1")
+    result = launch(tmp_path / "run", health="report")
+    assert (result.ok, list(result.unfit)) == (True, ["node1"])
+    assert hosts(result.directory) == {"node0", "node1", "node2"}
+
+
+def test_a_run_that_does_not_look_finds_nothing(tmp_path: Path) -> None:
+    break_disk(tmp_path / "run", "node1")
+    result = launch(tmp_path / "run", health="off")
+    assert (result.ok, result.unfit, journal(result.directory, Event.HEALTH)) == (True, {}, [])
+
+
+def test_quarantined_nodes_are_left_alone_and_released_ones_prove_themselves(state: Quarantine, tmp_path: Path) -> None:
+    for node in ("node1", "node2"):
+        state.add(node, "falls off the bus")
+    state.release("node2", "GPU replaced")
+    result = launch(tmp_path / "run")
+    assert (result.ok, result.world) == (True, 3), result.reason
+    assert hosts(result.directory) == {"node0", "node2"}, "node2 was waited for: it has proved itself in time"
+    assert [entry.node for entry in state.entries()] == ["node1"]
+    assert journal(result.directory, Event.DETECTED) == []
+
+
+def test_a_released_node_that_is_still_broken_stays_on_probation(state: Quarantine, tmp_path: Path) -> None:
+    state.add("node1", "its disk")
+    state.release("node1", "somebody looked at it")
+    break_disk(tmp_path / "run", "node1")
+    result = launch(tmp_path / "run")
+    assert (result.ok, hosts(result.directory)) == (True, {"node0", "node2"}), result.reason
+    assert journal(result.directory, Event.DETECTED) == [], "it had no worker that could be lost"
+    assert state.on_probation() == ("node1",)
+
+
+def test_a_damaged_list_starts_nothing(state: Quarantine, tmp_path: Path) -> None:
+    state.add("node1", "hot")
+    state.path.write_text("{")
+    with pytest.raises(BadInput) as refused:
+        launch(tmp_path / "run")
+    assert refused.value.field == "quarantine"
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_is_the_same_without_the_node(chaos: Chaos) -> None:
+    """Its shards are computed elsewhere: the same losses as of the twin, on all nodes."""
+    outcome = chaos.run(PLAIN, nodes=3, spares=0, steps=10, quarantined=("node1",), check=False)
+    assert hosts(outcome.directory) == {"node0", "node2"}
+    assert [check for check in outcome.checks if check.verdict != Verdict.PASSED] == []
+    assert outcome.losses
+
+
+def test_the_list_is_a_file_that_people_can_read(state: Quarantine) -> None:
+    state.add("node1", "hot", ["91 C"])
+    assert json.loads(state.path.read_text())["entries"]["node1"]["reason"] == "hot"
