@@ -16,12 +16,17 @@ from rich.text import Text
 
 from chaoskit.config import require_free_port, require_writable
 from chaoskit.errors import BadInput
+from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.run import execute
+from chaoskit.experiment.run import RawRun, execute
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
+from chaoskit.observe.metrics import LOOPBACK
+from chaoskit.observe.watching import Observation
 from chaoskit.report.summary import duration, number, plural
+from chaoskit.report.times import render_account
 from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
@@ -37,6 +42,7 @@ class Launched(msgspec.Struct, kw_only=True):
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
+        account: where the time went.
         error: what a failing worker said last, and the file that holds all it said.
     """
 
@@ -56,6 +62,7 @@ class Launched(msgspec.Struct, kw_only=True):
     logs: str
     error: str = ""
     error_log: str = ""
+    account: TimeAccount | None = None
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -99,12 +106,16 @@ def launch(
     port: int,
     options: dict[str, Any],
     substrate: str = choice.LOCAL,
+    metrics_port: int | None = None,
+    metrics_host: str = LOOPBACK,
+    otlp_endpoint: str = "",
     **settings: Any,
 ) -> Launched:
     """Train until the job ends.
 
     Args:
         substrate: name of the one where the nodes come from.
+        metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
@@ -120,14 +131,32 @@ def launch(
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
     view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
+    with Observation(
+        directory, metrics_port=metrics_port, metrics_host=metrics_host, otlp_endpoint=otlp_endpoint
+    ) as observation:
+        if observation.metrics_url:
+            console.print(Text(f"metrics: {observation.metrics_url}", "dim"), soft_wrap=True)
+
+        def watch(message: Any) -> None:
+            observation.watch(message)
+            view.watch(message)
+
+        run = _execute(experiment, substrate, directory, view, watch, port)
+    if observation.exported is False:
+        console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
+    result = _result(experiment, progress, directory)
+    result.account = observation.account(run.ended_ns)
+    return result
+
+
+def _execute(experiment: Experiment, substrate: str, directory: Path, view: View, watch: Watch, port: int) -> RawRun:
     place, undo = choice.make(substrate), UndoLog()
     try:
         with view.shown():
-            execute(experiment, place, undo, directory, watch=view.watch, port=port)
+            return execute(experiment, place, undo, directory, watch=watch, port=port)
     finally:
         place.close()
         undo.close()
-    return _result(experiment, progress, directory)
 
 
 def _result(experiment: Experiment, progress: Progress, directory: Path) -> Launched:
@@ -169,7 +198,8 @@ def _log_of(worker: str, logs: Path) -> Path:
 
 def plain(result: Launched) -> dict[str, Any]:
     """For JSON."""
-    return dict(msgspec.to_builtins(result))
+    told = dict(msgspec.to_builtins(result))
+    return told | {"account": result.account.plain() if result.account else None}
 
 
 def print_result(result: Launched, console: Console) -> None:
@@ -189,6 +219,8 @@ def print_result(result: Launched, console: Console) -> None:
         more = "the last ones " if len(result.recoveries) > 5 else ""
         count = plural(len(result.recoveries), "time")
         console.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
+    if result.account is not None:
+        console.print(render_account(result.account), soft_wrap=True)
     console.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
 
 
