@@ -298,7 +298,9 @@ class Accountant:
         self._finish_step()
         number, generation, setback = record["step"], record["generation"], self.open
         late = setback is not None and not setback.planned and not 0 < setback.generation <= generation
-        self._throw_away(known, generation)
+        if known is not None:  # the training went back: what was further is gone, too
+            for later in range(number, self.step + 1):
+                self._throw_away(self._steps.get(later), generation)
         back = setback is not None and 0 < setback.generation <= generation
         step = _Step(number, generation, record["world"], record.event == Event.SKIP)
         if late:  # the step that a loss seemed to interrupt was committed by whom was left
@@ -348,7 +350,10 @@ class Accountant:
 
     def _throw_away(self, known: _Step | None, generation: int) -> None:
         """An older generation's result does not live on."""
-        if known is None or known.generation >= generation or known.skipped:
+        if known is None or known.generation >= generation:
+            return
+        del self._steps[known.number]
+        if known.skipped:
             return
         self._move((parts.STALLED, parts.CHECKPOINT), (parts.PRODUCTIVE, parts.PRODUCTIVE), known.stalled_ns)
         self._move((parts.PRODUCTIVE, parts.PRODUCTIVE), (parts.RECOMPUTED, self._cause), known.spent_ns)

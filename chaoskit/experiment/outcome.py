@@ -110,8 +110,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     """Everything one run showed.
 
     ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
-    ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them: of
-    a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
+    ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
+    of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
     about recovery.
     """
 

@@ -45,8 +45,8 @@ def degraded_sentence(account: TimeAccount) -> str:
     """How long the world was too small; "" if it never was."""
     if not account.degraded_s:
         return ""
-    share = share(account.degraded_share)
-    return f"degraded: {duration(account.degraded_s)} with fewer ranks than the full world, {share} of productive time"
+    much = f"{duration(account.degraded_s)} with fewer ranks than the full world"
+    return f"degraded: {much}, {share(account.degraded_share)} of productive time"
 
 
 def one_line(account: TimeAccount) -> str:
