@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chaoskit.experiment.account import TimeAccount
@@ -167,6 +167,7 @@ steps = st.fixed_dictionaries({"kind": st.just("steps"), "count": st.integers(1,
 resizes = st.fixed_dictionaries({"kind": st.just("resize"), "steps": st.integers(0, 2), "first": st.integers(1, 900)})
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     step_ms=st.integers(60, 300),
     world=st.integers(1, 4),
@@ -258,6 +259,7 @@ any_records = st.lists(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_records, st.booleans(), st.integers(0, 10**9))
 def test_any_journal_adds_up(told: list[Any], ordered: bool, more_ns: int) -> None:
     """Also one that makes no sense, and records that come late."""

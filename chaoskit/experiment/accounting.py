@@ -196,7 +196,7 @@ class Accountant:
         self.open.generation, self.open.world = record["generation"], world
         if not self.open.planned:
             self._spend(self._phase, self._cause, record.t_ns)
-            self.open.mark("quiesced", record.t_ns)
+            self.open.ends.setdefault("quiesced", record.t_ns)
             self._phase = "regrouped"
 
     def _settled(self, record: Record) -> None:
@@ -210,12 +210,13 @@ class Accountant:
         if self._mode is _Mode.STARTING or (self.step < 0 and self.open is None):
             self._spend(parts.START_UP, parts.START_UP, record.t_ns)
         elif self.open is not None:
-            wanted = self.open.generation - (phase == "quiesced")
-            if record["generation"] != wanted:
+            left, formed = self.generation <= record["generation"], record["generation"] == self.open.generation
+            if not (left and not formed if phase == "quiesced" else formed):
                 return
             self.open.mark(phase, record.t_ns)
             if not self.open.planned:
                 self._spend(phase, self._cause, record.t_ns)
+                self._phase = "regrouped" if phase == "quiesced" else self._phase
 
     # -- losses ---------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
 from chaoskit.observe.metrics import LOOPBACK
-from chaoskit.observe.watching import Observation
+from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import duration, number, plural
 from chaoskit.report.times import render_account
 from chaoskit.substrate import choice
@@ -125,6 +125,7 @@ def launch(
     if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", "127.0.0.1", port)
     choice.require(substrate)
+    require_observable(metrics_port, metrics_host, otlp_endpoint)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
     progress = Progress(time.monotonic(), steps=experiment.steps)
     config = experiment.config

@@ -140,12 +140,15 @@ class RunMetrics:
         ettr.add_metric(["productive"], account.ettr_productive)
         yield ettr
         yield CounterMetricFamily("chaoskit_wall_seconds", "Time since the start of the run.", account.wall_s)
-        productive_s = self._rising("", account.productive_s)
+        settled = follower.accountant.account()
+        productive_s = self._rising("", settled.productive_s)
         yield CounterMetricFamily("chaoskit_productive_seconds", "Time of steps that live on.", productive_s)
         lost = CounterMetricFamily("chaoskit_lost_seconds", "Time that was not productive.", labels=["cause"])
-        for cause, seconds in account.lost_s.items():
+        for cause, seconds in settled.lost_s.items():
             lost.add_metric([cause], self._rising(cause, seconds))
         yield lost
+        unsettled = "Time of which is not known yet whether it is productive or lost: since the last event."
+        yield GaugeMetricFamily("chaoskit_unsettled_seconds", unsettled, account.wall_s - settled.wall_s)
 
     def _rising(self, name: str, seconds: float) -> float:
         self._highest[name] = max(seconds, self._highest.get(name, 0.0))

@@ -43,6 +43,7 @@ class Observation:
         metrics_host: str = LOOPBACK,
         otlp_endpoint: str = "",
     ) -> None:
+        require_observable(metrics_port, metrics_host, otlp_endpoint)
         self._live, self._lock = Live(), threading.RLock()
         self._file = LiveFile(directory, self._live)
         self._metrics = RunMetrics(self._live, self._lock)
@@ -57,7 +58,6 @@ class Observation:
         )
         self._server: MetricsServer | None = None
         if metrics_port is not None:
-            require_metrics(metrics_host, metrics_port)
             self._server = MetricsServer(self._metrics, metrics_host, metrics_port)
         self.metrics_url = self._server.url if self._server else ""
 
@@ -91,11 +91,14 @@ class Observation:
         return self._follower.accountant.account(ended_ns)
 
 
-def require_metrics(host: str, port: int) -> None:
-    """Refuse an endpoint that cannot be served.
+def require_observable(metrics_port: int | None, metrics_host: str, otlp_endpoint: str) -> None:
+    """Refuse what an :class:`Observation` cannot offer, before anything is started.
 
     Raises:
-        BadInput: if the port is taken, or the library is missing.
+        BadInput: if a port is taken, an address is none, or a library is missing.
     """
-    require_client()
-    require_free_port("metrics_port", host, port)
+    if metrics_port is not None:
+        require_client()
+        require_free_port("metrics_port", metrics_host, metrics_port)
+    if otlp_endpoint:
+        otel.validate_endpoint("otlp_endpoint", otlp_endpoint)
