@@ -311,7 +311,9 @@ def report(
         verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
         recovery = estimate_recovery(outcomes).plain()
-        print_json({"verdict": verdict, "html": str(page), "recovery": recovery, "outcomes": plain})
+        accounts = [one.account.plain() if one.account else None for one in outcomes]
+        told = {"verdict": verdict, "html": str(page), "recovery": recovery, "accounts": accounts}
+        print_json(told | {"outcomes": plain})
         return
     console = _console(machine)
     console.print(render_summary(outcomes))

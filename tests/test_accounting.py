@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import Accountant, account_for
 from chaoskit.journal import Record
+from chaoskit.report.html import write_html
+from chaoskit.report.store import read_outcomes, write_outcome
+from chaoskit.report.summary import render_summary
 from chaoskit.report.times import render_account
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
 from faults import Hang, Kill
@@ -306,7 +312,7 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     assert (account.recomputed_s, account.productive_s) == (0, pytest.approx(0.19))
 
 
-def test_a_real_run_adds_up(chaos: Any) -> None:
+def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     outcome = chaos.run("gpt", nodes=2, spares=1, steps=24, twin=False, faults=[Kill(rank=1, at_step=8)])
     account = outcome.account
     assert account is not None
@@ -320,7 +326,19 @@ def test_a_real_run_adds_up(chaos: Any) -> None:
     before = [point.seconds for point in outcome.steps[1:]]
     assert account.productive_s == pytest.approx(sum(before), rel=0.25)
     assert account.lost_s["ended"] < recovery.seconds + 0.001
-    assert render_account(account) is not None
+    write_outcome(outcome, tmp_path)
+    assert read_outcomes(tmp_path)[0].account == account
+    write_html([outcome], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Where the time went" in page
+    paper = io.StringIO()
+    console = Console(width=200, file=paper)
+    console.print(render_account(account))
+    console.print(render_summary([outcome]))
+    said = paper.getvalue()
+    for convention in ("per wall-clock hour", "per productive hour", "productive / wall time"):
+        assert convention in page
+        assert convention in said
 
 
 def test_a_real_hang_is_a_cause_and_a_smaller_world_is_seen(chaos: Any) -> None:

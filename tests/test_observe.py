@@ -141,9 +141,10 @@ def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, collector: Collector) -> None:
     pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ["launch", "train.py", "--nodes", "2", "--report", "run", "--json", "--metrics-port", "0"]
+    arguments = ["launch", "train.py", "--nodes", "2", "--report", "run", "--json", "--set", "steps=120"]
+    offered = ["--metrics-port", "0", "--otlp-endpoint", collector.url]
     launcher = subprocess.Popen(
-        chaoskit(tmp_path, *arguments, "--otlp-endpoint", collector.url, "--checkpoints", "kept"),
+        chaoskit(tmp_path, *arguments, *offered, "--checkpoints", "kept"),
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

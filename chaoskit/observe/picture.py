@@ -10,8 +10,7 @@ from rich.text import Text
 
 from chaoskit.observe.frame import Frame, NodeRow
 from chaoskit.observe.notes import Note
-from chaoskit.report.summary import duration, number, plural
-from chaoskit.report.times import one_line
+from chaoskit.report.summary import account_sentence, duration, number, plural
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SLOW_PHASE_S = 1.0
@@ -129,7 +128,7 @@ def _time(frame: Frame) -> list[Text]:
     account = frame.account
     causes = sorted(account.lost_s.items(), key=lambda item: -item[1])[:6]
     lost = "   ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes)
-    lines = [Text(one_line(account)), Text(f"lost: {lost}" if lost else "nothing lost", "dim")]
+    lines = [Text(account_sentence(account)), Text(f"lost: {lost}" if lost else "nothing lost", "dim")]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines

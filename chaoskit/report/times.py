@@ -6,16 +6,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chaoskit.experiment.account import PRODUCTIVE, TimeAccount
-from chaoskit.report.summary import duration, number, plural
+from chaoskit.report.summary import duration, plural, share
 
 _BAR = 24
 _PER_WALL = "per wall-clock hour (Meta, HPCA'25): trained / wall; waits and start-up count"
 _PER_PRODUCTIVE = "per productive hour: MTTF / (MTTF + MTTR); failures alone count"
-
-
-def share(value: float) -> str:
-    """Three digits: ``57.1 %``."""
-    return f"{number(100 * value)} %"
 
 
 def ratios(account: TimeAccount) -> list[tuple[str, str, str]]:
@@ -47,14 +42,6 @@ def degraded_sentence(account: TimeAccount) -> str:
         return ""
     much = f"{duration(account.degraded_s)} with fewer ranks than the full world"
     return f"degraded: {much}, {share(account.degraded_share)} of productive time"
-
-
-def one_line(account: TimeAccount) -> str:
-    """The ratios with their conventions, in short."""
-    return (
-        f"goodput {share(account.goodput)}, ETTR {share(account.ettr_wall)} per wall-clock hour, "
-        f"{share(account.ettr_productive)} per productive hour"
-    )
 
 
 def render_account(account: TimeAccount) -> RenderableType:
