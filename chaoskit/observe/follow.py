@@ -34,6 +34,7 @@ _LEFT_OUT = UNHEARD - {
     Event.RETURNED,
     Event.RESUMED,
     Event.RECORD_LOST,
+    "evicted",
 }
 
 
