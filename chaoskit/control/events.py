@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from chaoskit.elastic import events as elastic
 from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
 
 # -- what happens -------------------------------------------------------------------------------------------------
@@ -135,6 +136,27 @@ class Returned(Event, frozen=True):
     nodes: tuple[str, ...]
 
 
+class Resized(Event, frozen=True):
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
+
+    size: int
+    idle: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Evicted(Event, frozen=True):
+    """The workers of a node have not left in time: they are given up."""
+
+    node: str
+    detail: str = ""
+
+
+class Elastic(Event, frozen=True):
+    """What the size of the world follows from. No business of the membership: see :class:`Resized`."""
+
+    what: elastic.Event
+
+
 class Armed(Event, frozen=True):
     """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
 
@@ -159,6 +181,9 @@ AnyEvent = (
     | Resumes
     | LeftOut
     | Returned
+    | Resized
+    | Evicted
+    | Elastic
     | Armed
 )
 

@@ -15,6 +15,7 @@ import msgspec
 
 from chaoskit.experiment.conductor import Conductor, Watch
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
@@ -67,6 +68,7 @@ def execute(
     *,
     watch: Watch = lambda message: None,
     port: int = 0,
+    requests: Requests | None = None,
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
@@ -74,12 +76,13 @@ def execute(
         directory: for journals and logs; created.
         watch: is shown every message of the coordinator.
         port: of the coordinator; 0 for any.
+        requests: what is wanted of the run while it lasts.
 
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
     """
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store)
+        return _execute(experiment, substrate, undo, directory, watch, port, store, requests)
 
 
 @contextlib.contextmanager
@@ -118,6 +121,7 @@ def _execute(
     watch: Watch,
     port: int,
     store: ObjectProxy | None,
+    requests: Requests | None,
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
@@ -127,7 +131,7 @@ def _execute(
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
-    conductor = Conductor(experiment, cluster, journal, undo, watch, store)
+    conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
     finally:

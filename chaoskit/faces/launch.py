@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.config import require_free_port, require_writable
+from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import RawRun, execute
+from chaoskit.faces.door import listening
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
@@ -83,6 +86,25 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
+def parse_elastic(text: str) -> ElasticPolicy | None:
+    """``2..8``, or the name of a file that :func:`chaoskit.elastic.settings.read_policy` reads.
+
+    Raises:
+        BadInput: if it is neither.
+    """
+    if not text:
+        return None
+    least, dots, most = text.partition("..")
+    if dots and least.isdecimal() and most.isdecimal():
+        policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
+        validate_policy(policy)
+        return policy
+    try:
+        return read_policy(Path(text).read_bytes())
+    except OSError as error:
+        raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
+
+
 def fresh_directory(directory: Path | None, name: str) -> Path:
     """``directory``, or a new one below ``chaoskit-runs`` that says what and when.
 
@@ -106,6 +128,7 @@ def launch(
     port: int,
     options: dict[str, Any],
     substrate: str = choice.LOCAL,
+    control_port: int = 0,
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
     otlp_endpoint: str = "",
@@ -115,6 +138,7 @@ def launch(
 
     Args:
         substrate: name of the one where the nodes come from.
+        control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
         metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
@@ -142,7 +166,7 @@ def launch(
             observation.watch(message)
             view.watch(message)
 
-        run = _execute(experiment, substrate, directory, view, watch, port)
+        run = _execute(experiment, substrate, directory, view, watch, port, control_port, console)
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
     result = _result(experiment, progress, directory)
@@ -150,11 +174,20 @@ def launch(
     return result
 
 
-def _execute(experiment: Experiment, substrate: str, directory: Path, view: View, watch: Watch, port: int) -> RawRun:
-    place, undo = choice.make(substrate), UndoLog()
+def _execute(
+    experiment: Experiment,
+    substrate: str,
+    directory: Path,
+    view: View,
+    watch: Watch,
+    port: int,
+    control_port: int,
+    console: Console,
+) -> RawRun:
+    place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:
-        with view.shown():
-            return execute(experiment, place, undo, directory, watch=watch, port=port)
+        with listening(requests, directory, console, control_port), view.shown():
+            return execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
     finally:
         place.close()
         undo.close()
