@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.faces import checkpoints, health, quarantine, resizing, rules
+from chaoskit.faces import checkpoints, health, observing, quarantine, resizing, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -102,6 +102,13 @@ def launch(
         typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
     ] = "local",
     report: Annotated[Path | None, typer.Option(help="Directory for journals and worker output.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics there; 0 for any free one.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(metavar="HOST", help="Where they are served.")] = "127.0.0.1",
+    otlp_endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="OTLP/HTTP receiver of a trace with every recovery.")
+    ] = "",
     machine: Json = False,
 ) -> int:
     """Train a script, and keep training when ranks are lost.
@@ -130,6 +137,7 @@ def launch(
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     settings |= {"substrate": substrate, "health": health}
     settings |= {"control_port": control_port, "elastic": face.parse_elastic(elastic)}
+    settings |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "otlp_endpoint": otlp_endpoint}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
         often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
@@ -320,7 +328,9 @@ def report(
         verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
         recovery = estimate_recovery(outcomes).plain()
-        print_json({"verdict": verdict, "html": str(page), "recovery": recovery, "outcomes": plain})
+        accounts = [one.account.plain() if one.account else None for one in outcomes]
+        told = {"verdict": verdict, "html": str(page), "recovery": recovery, "accounts": accounts}
+        print_json(told | {"outcomes": plain})
         return
     console = _console(machine)
     console.print(render_summary(outcomes))
@@ -375,6 +385,8 @@ def doctor(machine: Json = False) -> int:
     return 0 if face.can_run(findings) else _EXIT_FAILED
 
 
+app.command()(observing.top)
+app.command()(observing.trace)
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(rules.app, name="rules")
 app.add_typer(health.app, name="health")

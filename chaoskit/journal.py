@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from chaoskit.vocabulary import Event
 
 _encoder = msgspec.json.Encoder()
 _TAIL_BYTES = 1 << 18
+_HEAD_BYTES = 64  # in which time and event stand
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -76,3 +77,45 @@ def _read_one(path: Path, last_bytes: int = 0) -> Iterator[Record]:
 def read_tail(directory: Path) -> list[Record]:
     """The newest records of every journal in ``directory``: for a run that may have written for days."""
     return [record for path in sorted(directory.glob("*.jsonl")) for record in _read_one(path, _TAIL_BYTES)]
+
+
+class JournalTail:
+    """Follows the journals of ``directory`` while they grow, without ever reading a byte twice.
+
+    Args:
+        without: events whose records are left out, before they are decoded.
+    """
+
+    def __init__(self, directory: Path, without: Collection[str] = ()) -> None:
+        self._directory = directory
+        self._read_bytes: dict[Path, int] = {}
+        self._without = tuple(f'"event":"{event}"'.encode() for event in without)
+
+    def poll(self, last_bytes: int = 0) -> list[Record]:
+        """What was written since the last call, ordered by time; not what is written only in part.
+
+        Args:
+            last_bytes: of a file that is read for the first time, no more than its end; 0 for all of it.
+        """
+        records = [record for path in self._directory.glob("*.jsonl") for record in self._news(path, last_bytes)]
+        return sorted(records, key=lambda record: record.t_ns)
+
+    def _news(self, path: Path, last_bytes: int) -> Iterator[Record]:
+        size_bytes = path.stat().st_size
+        begin = self._read_bytes.get(path, max(0, size_bytes - last_bytes) if last_bytes else 0)
+        if size_bytes <= begin:
+            return
+        with path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(size_bytes - begin)
+        whole = data.rfind(b"\n") + 1
+        self._read_bytes[path] = begin + whole
+        for line in data[:whole].splitlines():
+            head = line[:_HEAD_BYTES]
+            if any(mark in head for mark in self._without):
+                continue
+            try:
+                fields = msgspec.json.decode(line)
+                yield Record(fields.pop("t_ns"), path.stem, fields.pop("event"), fields)
+            except (msgspec.DecodeError, AttributeError, KeyError):
+                continue  # reading began in the middle of a line

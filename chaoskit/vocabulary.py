@@ -49,6 +49,7 @@ class Event(StrEnum):
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum; exact: of a sharded job, the same in every world
+    # stall_ms: waited for a copy of the state before it
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
     QUIESCED = "quiesced"  # out of the old generation's collective
@@ -94,6 +95,9 @@ class Event(StrEnum):
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
     JOB_ENDED = "job_ended"
     # harness
+    STARTED = (
+        "started"  # unix_ns: the same moment on the wall clock; pid, ticks of the launcher; name, steps, nodes, spares
+    )
     LOGGED = "logged"  # a command's log shows something: node, step, loss (its text); either may be missing
     INJECTED = "injected"
     EVIDENCE = "evidence"

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chaoskit.config import RunConfig
+from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
@@ -16,6 +18,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
 from chaoskit.experiment.twin import Twin
+from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
 from faults.base import Target
 
@@ -71,6 +74,18 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         environment=environment(),
         directory=str(run.directory),
         settings=_settings(run.experiment),
+        account=_account(run, alarms),
+    )
+
+
+def _account(run: RawRun, alarms: list[Record]) -> TimeAccount:
+    return account_for(
+        run.records,
+        run.ended_ns,
+        started_ns=run.started_ns,
+        full_world=run.experiment.config.nodes,
+        spares=run.experiment.config.spares,
+        false_alarms=[alarm["worker"] for alarm in alarms if alarm.event == Event.DETECTED],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from chaoskit.experiment.account import TimeAccount
 from chaoskit.vocabulary import Verdict
 
 
@@ -128,8 +129,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     """Everything one run showed.
 
     ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
-    ``ledger`` and ``false_alarms`` are None where nothing is known of them: of a command, a black box. ``claimed`` is
-    False where a test judges the run by itself: then its verdict says nothing about recovery.
+    ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
+    of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
+    about recovery.
     """
 
     name: str
@@ -160,6 +162,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     directory: str = ""
     settings: dict[str, Any] = {}
     claimed: bool = True
+    account: TimeAccount | None = None
 
     @property
     def losses(self) -> list[float | None]:

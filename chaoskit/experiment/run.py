@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
+from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
@@ -102,6 +104,15 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
         proxy.close()
 
 
+def _write_start(journal: Journal, experiment: Experiment, started_ns: int) -> None:
+    """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
+    unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
+    who = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+    size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
+    told = {"name": experiment.name, "steps": experiment.steps, **who, **size}
+    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told)
+
+
 def _execute(
     experiment: Experiment,
     substrate: Substrate,
@@ -114,6 +125,7 @@ def _execute(
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
+    _write_start(journal, experiment, started_ns)
     config = experiment.config
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)

@@ -17,16 +17,21 @@ from rich.text import Text
 from chaoskit.config import require_free_port, require_writable
 from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
+from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.run import execute
+from chaoskit.experiment.run import RawRun, execute
 from chaoskit.faces.door import listening
 from chaoskit.faces.keptout import KeptOut
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.rules import print_findings
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
+from chaoskit.observe.metrics import LOOPBACK
+from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import duration, number, plural
+from chaoskit.report.times import render_account
 from chaoskit.rules.lint import lint_config
 from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
@@ -44,6 +49,7 @@ class Launched(msgspec.Struct, kw_only=True):
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
         unfit: nodes that found on themselves that they are not fit to train, and why.
+        account: where the time went.
         error: what a failing worker said last, and the file that holds all it said.
     """
 
@@ -64,6 +70,7 @@ class Launched(msgspec.Struct, kw_only=True):
     unfit: dict[str, str] = {}
     error: str = ""
     error_log: str = ""
+    account: TimeAccount | None = None
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -127,6 +134,9 @@ def launch(
     options: dict[str, Any],
     substrate: str = choice.LOCAL,
     control_port: int = 0,
+    metrics_port: int | None = None,
+    metrics_host: str = LOOPBACK,
+    otlp_endpoint: str = "",
     **settings: Any,
 ) -> Launched:
     """Train until the job ends.
@@ -134,6 +144,7 @@ def launch(
     Args:
         substrate: name of the one where the nodes come from.
         control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
+        metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
@@ -144,6 +155,7 @@ def launch(
     if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", "127.0.0.1", port)
     choice.require(substrate)
+    require_observable(metrics_port, metrics_host, otlp_endpoint)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
     progress = Progress(time.monotonic(), steps=experiment.steps)
     config = experiment.config
@@ -152,16 +164,43 @@ def launch(
     if config.rules:
         print_findings(lint_config(config), console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
+    with Observation(
+        directory, metrics_port=metrics_port, metrics_host=metrics_host, otlp_endpoint=otlp_endpoint
+    ) as observation:
+        if observation.metrics_url:
+            console.print(Text(f"metrics: {observation.metrics_url}", "dim"), soft_wrap=True)
+
+        def watch(message: Any) -> None:
+            observation.watch(message)
+            view.watch(message)
+
+        watch_all = kept_out.watching(watch)
+        run = _execute(experiment, substrate, directory, view, watch_all, port, control_port, console)
+    kept_out.conclude()
+    if observation.exported is False:
+        console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
+    result = _result(experiment, progress, directory, kept_out.refused)
+    result.account = observation.account(run.ended_ns)
+    return result
+
+
+def _execute(
+    experiment: Experiment,
+    substrate: str,
+    directory: Path,
+    view: View,
+    watch: Watch,
+    port: int,
+    control_port: int,
+    console: Console,
+) -> RawRun:
     place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:
         with listening(requests, directory, console, control_port), view.shown():
-            watch = kept_out.watching(view.watch)
-            execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
+            return execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
     finally:
         place.close()
         undo.close()
-    kept_out.conclude()
-    return _result(experiment, progress, directory, kept_out.refused)
 
 
 def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> Launched:
@@ -204,7 +243,8 @@ def _log_of(worker: str, logs: Path) -> Path:
 
 def plain(result: Launched) -> dict[str, Any]:
     """For JSON."""
-    return dict(msgspec.to_builtins(result))
+    told = dict(msgspec.to_builtins(result))
+    return told | {"account": result.account.plain() if result.account else None}
 
 
 def print_result(result: Launched, console: Console) -> None:
@@ -228,6 +268,8 @@ def print_result(result: Launched, console: Console) -> None:
         more = "the last ones " if len(result.recoveries) > 5 else ""
         count = plural(len(result.recoveries), "time")
         console.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
+    if result.account is not None:
+        console.print(render_account(result.account), soft_wrap=True)
     console.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
 
 

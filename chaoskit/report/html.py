@@ -14,8 +14,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
-from chaoskit.report import summary, svg
+from chaoskit.report import summary, svg, times
 from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
 from chaoskit.report.svg import Scale
@@ -37,6 +38,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         lstrip_blocks=True,
     )
     environment.filters.update(duration=summary.duration, number=summary.number, plural=summary.plural)
+    environment.filters.update(share=summary.share)
     environment.filters.update(
         percentage=summary.percentage, interval_words=summary.interval_words, beside=summary.beside
     )
@@ -92,9 +94,20 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
         "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")]
         if outcome.ledger
         else [],
+        "times": _times(outcome.account) if outcome.account else None,
         "absent_strength": summary.absent_strength(outcome),
         "journals": _journal_link(outcome.directory, page_directory),
         "island": _island(outcome),
+    }
+
+
+def _times(account: TimeAccount) -> dict[str, Any]:
+    """Where the time went: parts with their share of the wall time, and what was lost by cause."""
+    return {
+        "parts": [(name, seconds, seconds / account.wall_s) for name, seconds in account.parts() if seconds],
+        "ratios": times.ratios(account),
+        "lost": sorted(account.lost_s.items(), key=lambda item: -item[1]),
+        "sentences": [one for one in (times.failures_sentence(account), times.degraded_sentence(account)) if one],
     }
 
 

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
@@ -166,6 +167,19 @@ def beside(estimate: Estimate) -> list[str]:
     return [f"{count} {reason}" for reason, count in counts.items() if count]
 
 
+def share(value: float) -> str:
+    """Three digits: ``57.1 %``."""
+    return f"{number(100 * value)} %"
+
+
+def account_sentence(account: TimeAccount) -> str:
+    """The ratios, each with its convention."""
+    return (
+        f"goodput {share(account.goodput)}, ETTR {share(account.ettr_wall)} per wall-clock hour, "
+        f"{share(account.ettr_productive)} per productive hour"
+    )
+
+
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
     """How many outcomes have each verdict, zeros included."""
     verdicts = [outcome.verdict for outcome in outcomes]
@@ -235,6 +249,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
     if not blocks:
         return []
+    if outcome.account is not None:
+        blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
     heading = Text.assemble((outcome.verdict.upper(), VERDICT_STYLES[outcome.verdict]), " ", (outcome.name, "bold"))
     return [Text(), heading, *blocks]
 

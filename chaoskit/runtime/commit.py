@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from torch import nn
@@ -31,6 +32,7 @@ class Committer:
 
     def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
+        self._stall_ms = 0.0  # for a copy of the state, before the newest commit
 
     def commit(self, formation: Formation, reduced: Reduced) -> None:
         """Run the optimizer with what all ranks agree on.
@@ -49,6 +51,7 @@ class Committer:
                 world=len(formation.plan.members),
                 loss=loss,
                 grad_sum=reduced.grad_sum,
+                stall_ms=self._stall_ms,
             )
 
         self._advance(formation, lambda: self._apply(reduced, write_down), loss)
@@ -76,7 +79,9 @@ class Committer:
 
     def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
         worker, replica = self._worker, self._replica
+        began_ns = time.monotonic_ns()
         worker.board.await_copy(replica.step, _COPY_WAIT_S, _DUE_COPY_WAIT_S)
+        self._stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
         if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):

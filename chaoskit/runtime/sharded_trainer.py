@@ -424,7 +424,9 @@ class ShardedTrainer:
         self._stop_for_fault(Phase.OPTIMIZER.label)
         if formation.plan.generation > 1:
             self._stop_for_fault("recommit")
+        began_ns = time.monotonic_ns()
         self._copies.wait()
+        stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
         if worker.board.lease_over:
             raise LeaseOver("the lease of this node has run out")
         loss = _mean(rows)
@@ -441,6 +443,7 @@ class ShardedTrainer:
                 loss=loss,
                 grad_sum=sum(row.digest for row in rows) % _WORD,
                 exact=state.is_replicated,
+                stall_ms=stall_ms,
             )
             state.step += 1
             worker.regrouper.step = state.step

@@ -1,0 +1,91 @@
+"""Journal records in words: what somebody who looks at a run wants a line for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from chaoskit.experiment.account import PLANNED
+from chaoskit.experiment.setback import Setback
+from chaoskit.journal import Record
+from chaoskit.report.summary import duration, plural
+from chaoskit.vocabulary import Event
+
+
+class Note(msgspec.Struct, frozen=True):
+    """``kind``: info, bad or good. ``t_ns``: CLOCK_MONOTONIC."""
+
+    t_ns: int
+    kind: str
+    text: str
+
+
+def note_of(record: Record) -> Note | None:
+    """What ``record`` says, or None where nobody wants to read it."""
+    said = _words(record)
+    return Note(record.t_ns, *said) if said else None
+
+
+def note_of_return(setback: Setback) -> Note:
+    """Training goes on."""
+    t_ns = setback.good_ns or setback.noticed_ns
+    strength = f"with {plural(setback.world, 'rank')}" if setback.world else "again"
+    if setback.planned or setback.cause == PLANNED:
+        return Note(t_ns, "good", f"step {setback.step + 1} committed {strength}, as planned")
+    after = f"{duration(setback.seconds)} after the {'fault' if setback.fault else 'loss'}"
+    return Note(t_ns, "good", f"step {setback.step + 1} committed {strength}, {after}")
+
+
+def _words(record: Record) -> tuple[str, str] | None:
+    get = record.get
+    match record.event:
+        case Event.INJECTED:
+            return "bad", f"{get('what')} strikes"
+        case Event.DETECTED:
+            who = f"rank {get('rank')} ({get('worker')})" if get("rank") is not None else f"spare {get('worker')}"
+            return "bad", f"{who} lost: {_reason(str(get('cause')), str(get('detail')))}"
+        case Event.NODE_LOST:
+            return "bad", f"{get('node')} lost: {get('detail')}"
+        case Event.NONFINITE:
+            return "bad", f"step {get('step')}: the contribution of rank {get('owner')} is not finite"
+        case Event.CORRUPT:
+            return "bad", f"step {get('step')}: {get('what')} of rank {get('rank')} is corrupt ({get('verdict')})"
+        case Event.SAVE_FAILED:
+            return "bad", f"step {get('step')} not stored on {get('tier')}: {get('reason')}"
+        case _:
+            return _calm_words(record.event, record.fields)
+
+
+def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
+    match event:
+        case Event.PLAN:
+            return "info", f"generation {fields['generation']}: {plural(len(fields['members']), 'rank')}"
+        case Event.RESTORED:
+            return "info", f"rank {fields['rank']} has the state of step {fields['step']} from {fields['source']}"
+        case Event.SAVED:
+            return "info", f"step {fields['step']} stored on {fields['tier']}"
+        case Event.SET_ASIDE:
+            return "bad", f"{fields['node']} set aside after {plural(fields['strikes'], 'strike')}"
+        case Event.LEFT_OUT:
+            return "bad", f"{', '.join(fields['nodes'])} left out: {fields['detail']}"
+        case Event.RETURNED:
+            return "good", f"{', '.join(fields['nodes'])} back: reaches everybody again"
+        case "resized":
+            reason = f": {fields['reason']}" if fields.get("reason") else ""
+            return "info", f"the world shall be {plural(fields['size'], 'node')}{reason}"
+        case "evicted":
+            return "bad", f"{fields['node']} evicted: {fields['detail']}"
+        case Event.RESUMED:
+            return "info", f"coordinator {fields['term']} took over"
+        case Event.RECORD_LOST:
+            return "bad", f"the coordinator's record was lost: {fields['detail']}"
+        case Event.JOB_ENDED:
+            return ("good" if fields["ok"] else "bad"), f"the job ended: {fields['reason']}"
+    return None
+
+
+def _reason(cause: str, detail: str) -> str:
+    if cause == "ended":
+        return "its process ended"
+    return detail if detail.startswith(cause) else f"{cause}: {detail}" if detail else cause
