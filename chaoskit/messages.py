@@ -157,10 +157,27 @@ class Welcome(Message, frozen=True):
     pid: int
 
 
+class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the time of a worker went in all the steps that it has committed itself: sums, never reset.
+
+    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards, ``wait_ms`` in reductions.
+    ``starved_ms``: for how long its main thread has waited for a CPU since it was started, in a step or not.
+    """
+
+    steps: int = 0
+    shards: int = 0
+    compute_ms: float = 0.0
+    input_ms: float = 0.0
+    wait_ms: float = 0.0
+    optimizer_ms: float = 0.0
+    starved_ms: float = 0.0
+
+
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
 
-    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known.
+    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known. ``effort``:
+    None where it cannot be read, or is not measured.
     """
 
     worker: str
@@ -173,6 +190,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commits: int
     loss: float
     rehearsal_ms: float = 0.0
+    effort: Effort | None = None
 
 
 class Heartbeat(Message, frozen=True):
@@ -238,7 +256,7 @@ class KeepWarm(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
+    """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people."""
 
     worker: str
     node: str

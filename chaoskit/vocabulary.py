@@ -82,6 +82,8 @@ class Event(StrEnum):
     NODE_LOST = "node_lost"  # node, detail: with all its workers, whether they had ranks or not
     LEFT_OUT = "left_out"  # nodes, detail: they cannot reach others, and are given no workers until they can
     RETURNED = "returned"  # nodes: they reach everybody again
+    REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
+    STRAGGLER = "straggler"  # worker and rank (of a network: none), kind: compute, input or network; score, detail
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
@@ -105,6 +107,7 @@ LOSS_CAUSES = ENDED_CAUSES | {
     "raised",
     "stopped",
     "hung",
+    "slow",
     "node lost",
     "unreachable",
     "nonfinite",

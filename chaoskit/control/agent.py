@@ -34,6 +34,7 @@ from chaoskit.messages import (
     AgentHello,
     Arm,
     Beat,
+    Effort,
     EndJob,
     Heartbeat,
     Holding,
@@ -406,6 +407,7 @@ class Agent:
             commits=board.commits,
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
+            effort=_effort(board, starved),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -425,6 +427,15 @@ class Agent:
             self._kill(charge)
         self._zygote.close()
         self._keeper.close()
+
+
+def _effort(board: Board, starved_ns: int) -> Effort | None:
+    """Where the time of a worker went, as its board shows it. ``starved_ns``: of its main thread, in all."""
+    spent = board.spent
+    if spent is None:
+        return None
+    times_ms = (spent_ns / 1e6 for spent_ns in (*spent[2:], starved_ns))
+    return Effort(spent.steps, spent.shards, *times_ms)
 
 
 def _started_before(spec: AgentSpec) -> int:

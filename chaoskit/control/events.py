@@ -135,6 +135,15 @@ class Returned(Event, frozen=True):
     nodes: tuple[str, ...]
 
 
+class Rebalanced(Event, frozen=True):
+    """Ranks are not equally fast: from the next step boundary on each has so many shards.
+
+    Whoever of them goes on into later generations keeps its part as far as the others leave it.
+    """
+
+    shares: dict[str, int]
+
+
 class Armed(Event, frozen=True):
     """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
 
@@ -159,6 +168,7 @@ AnyEvent = (
     | Resumes
     | LeftOut
     | Returned
+    | Rebalanced
     | Armed
 )
 

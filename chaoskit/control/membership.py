@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 
 from chaoskit.config import RunConfig
-from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.assignment import fit, name_order, reassign, seat
 from chaoskit.control.events import (
     Action,
     AnyEvent,
@@ -33,6 +33,7 @@ from chaoskit.control.events import (
     NodeJoined,
     NodeLost,
     Publish,
+    Rebalanced,
     Recall,
     Resumes,
     Returned,
@@ -84,6 +85,7 @@ class Membership:
         self._settled = False
         self._stalled_generation = 0
         self._losses = 0
+        self._shares: dict[str, int] = {}  # worker -> shards, once ranks were found not to be equally fast
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
         self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
@@ -184,6 +186,18 @@ class Membership:
         """Whether the job has ended."""
         return self._finished
 
+    @property
+    def may_rebalance(self) -> bool:
+        """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
+        starting = len(self.members) < self._config.nodes and bool(self._begun_s)
+        stable = self._settled and self._is_complete and not self._done and not self._revival.active
+        return stable and not starting and not self._config.job.sharded and not self._finished
+
+    def has_substitute(self, worker: str) -> bool:
+        """Whether a spare on another node, that is not set aside, could take the rank of ``worker``."""
+        nodes = {self._hosts[spare] for spare in self.spares} - {self._hosts[worker]}
+        return bool(nodes.intersection(self._strikes.trusted(self._nodes)))
+
     def started_on(self, node: str) -> int | None:
         """Workers that ``node`` has ever started, as far as is known here; None if nothing is known of the node."""
         return self._started.get(node)
@@ -264,8 +278,10 @@ class Membership:
             case Returned(nodes):
                 self._left_out.difference_update(nodes)
                 return self._start_missing([], now_s)
-            case WorkerLost(worker) if worker in self._hosts:
+            case WorkerLost(worker, cause) if worker in self._hosts:
                 self._count_loss(worker, now_s)
+                if cause == "slow":
+                    self._strikes.shun(self._hosts[worker])
                 if self._config.job.sharded:
                     self._doubt([worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
@@ -293,6 +309,8 @@ class Membership:
                     # overwritten by what is newer.
                     self._stalled_generation, self._may_train = self.generation, False
                     self._revival.ask_again()
+            case Rebalanced(shares) if self.may_rebalance:
+                self._shares = dict(shares)
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:
@@ -437,7 +455,16 @@ class Membership:
             return self._regroup(abort=True)
         if self._may_grow() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
+        if self.may_rebalance and self._wants_other_shares():
+            return self._regroup(abort=False)
         return None
+
+    def _wants_other_shares(self) -> bool:
+        """Whether the members of the last plan have not as many shards as they should."""
+        assert self._plan is not None
+        loads = {member.worker: len(member.shards) for member in self._plan.members}
+        fitted = fit(self._shares, self.members, self._config.shard_count)
+        return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
 
     def _left(self) -> str:
         return f"{len(self.members)} ranks are left, min_world={self._config.min_world}"
@@ -571,7 +598,7 @@ class Membership:
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
         members = {worker: self._hosts[worker] for worker in self.members}
-        spares = {worker: self._hosts[worker] for worker in self.spares}
+        spares = {worker: self._hosts[worker] for worker in self._willing(self._config.nodes - len(members))}
         if min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
             return None
         if not self._base:
@@ -579,9 +606,16 @@ class Membership:
         seats = [(member.worker, member.node) for member in self._base.members]
         return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
 
+    def _willing(self, wanted: int) -> list[str]:
+        """Ready workers without a rank; those on nodes that are set aside only where there are not enough others."""
+        trusted = self._strikes.trusted(self._nodes)
+        good = [worker for worker in self.spares if self._hosts[worker] in trusted]
+        return good if len(good) >= wanted else list(self.spares)
+
     def _publish(self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
-        shards = reassign(previous, workers, self._config.shard_count)
+        shares = fit(self._shares, workers, self._config.shard_count)
+        shards = reassign(previous, workers, self._config.shard_count, shares)
         self._plan = Plan(
             generation=self.newest_known + 1,
             members=tuple(

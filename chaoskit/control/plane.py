@@ -29,6 +29,7 @@ from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
 from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
+from chaoskit.control.workload import SLOW, GiveUp, Workload
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
@@ -85,6 +86,7 @@ class ControlPlane:
         self._config = config
         self._membership = Membership(config)
         self._watch = Watch(config)
+        self._workload = Workload(config)
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
@@ -362,9 +364,23 @@ class ControlPlane:
         self._contact.beat(heartbeat.node, now_s)
         live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
         self._watch.hear(live, now_s)
+        self._workload.hear(live)
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
-        return [heard, *self._start(self._deferral.observe(heartbeat.beats, now_s)), *self._look_for_hangs(now_s)]
+        started = self._start(self._deferral.observe(heartbeat.beats, now_s))
+        return [heard, *started, *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
+
+    def _look_at_workload(self, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for decided in self._workload.look(self._membership):
+            match decided:
+                case Note():
+                    outputs.append(decided)
+                case GiveUp(worker, detail):
+                    outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
+                case events.Rebalanced():
+                    outputs += self._advance(decided, now_s)
+        return outputs
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint

@@ -29,6 +29,10 @@ class Strikes:
         self._aside.add(node)
         return True
 
+    def shun(self, node: str) -> None:
+        """Set a node aside without any strike."""
+        self._aside.add(node)
+
     def trusted(self, nodes: list[str]) -> list[str]:
         """Those of ``nodes`` that may be given workers; all of them, if none would be left."""
         return [node for node in nodes if node not in self._aside] or nodes

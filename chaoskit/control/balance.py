@@ -1,0 +1,131 @@
+"""How many shards each rank gets, so that all are ready at the same time: a pure state machine that counts steps.
+
+Shards are moved only when that promises a good part of the step time, again and again; when the ranks are alike again
+everybody gets as many as before. Each move makes the next one wait, ever longer while they follow each other, so that
+a machine whose pace changes all the time is not rearranged all the time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaoskit.control.pace import Pace
+
+#: Rounds in which a move must promise enough, one after the other.
+SUSTAINED = 3
+#: The same for the way back to equal shares, which nobody waits for.
+SUSTAINED_ALIKE = 6
+#: Rounds after a move in which there is no other; twice as many after each that follows soon.
+PAUSE = 10
+PAUSE_MAX = 640
+#: So many pauses without a move, and the next pause is a short one again.
+_CALM = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """``shares``: worker -> number of shards. ``gain``: the part of the step time that is saved; 0 for equal shares."""
+
+    shares: dict[str, int]
+    gain: float
+    step_s: float
+
+
+def split(costs: Mapping[str, float], current: Mapping[str, int]) -> dict[str, int]:
+    """The split whose slowest rank is done first; of several, one that moves few shards.
+
+    Everybody keeps a shard: who has none could never show that it is faster again.
+
+    Args:
+        costs: worker -> seconds a shard, above 0.
+        current: worker -> shards; together at least as many as workers.
+    """
+    total = sum(current.values())
+    best = _fill(costs, dict.fromkeys(costs, 1), total)
+    limit_s = max(costs[worker] * count for worker, count in best.items())
+    kept = {worker: min(current[worker], _within(costs[worker], limit_s)) for worker in costs}
+    return _fill(costs, kept, total)
+
+
+def _within(cost_s: float, limit_s: float) -> int:
+    """Shards that are done in time; what is equal but for rounding counts as equal."""
+    return max(1, int(limit_s / cost_s + 1e-9))
+
+
+def _fill(costs: Mapping[str, float], counts: dict[str, int], total: int) -> dict[str, int]:
+    """Give the remaining shards, one by one, to whoever is done with one more first."""
+    queue = [(costs[worker] * (count + 1), place, worker) for place, (worker, count) in enumerate(counts.items())]
+    heapq.heapify(queue)
+    for _ in range(total - sum(counts.values())):
+        _, place, worker = queue[0]
+        counts[worker] += 1
+        heapq.heapreplace(queue, (costs[worker] * (counts[worker] + 1), place, worker))
+    return counts
+
+
+def slowest_s(costs: Mapping[str, float], shares: Mapping[str, int]) -> float:
+    """When the last rank is done with its shards."""
+    return max(costs[worker] * count for worker, count in shares.items())
+
+
+class Balancer:
+    """Proposes other shares.
+
+    Args:
+        least_gain: the part of the step time that a move must save.
+    """
+
+    def __init__(self, least_gain: float) -> None:
+        self._least_gain = least_gain
+        # Ranks count as alike when no move could gain enough from an even split of theirs: there is no way to and fro.
+        self._alike_ratio = 1 / (1 - least_gain)
+        self._streak = 0  # rounds on end in which a move promised enough
+        self._alike = 0  # rounds on end in which the ranks were alike, and their shares not
+        self._rest, self._pause, self._calm = 0, PAUSE, 0
+
+    def look(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
+        """After each round.
+
+        Args:
+            shares: worker -> shards, as they are.
+            paces: of the same workers.
+        """
+        self._calm += 1
+        if self._calm > _CALM * self._pause:
+            self._pause = PAUSE
+        if self._rest:
+            self._rest -= 1
+            return None
+        found = self._compare(shares, {worker: pace.shard_s for worker, pace in paces.items()}, exchange_s(paces))
+        if found is not None:
+            self._streak = self._alike = 0
+            self._rest, self._calm = self._pause, 0
+            self._pause = min(PAUSE_MAX, 2 * self._pause)
+        return found
+
+    def _compare(self, shares: Mapping[str, int], costs: Mapping[str, float], rest_s: float) -> Proposal | None:
+        if min(costs.values()) <= 0:
+            return None
+        best = split(costs, shares)
+        now_s, then_s = (slowest_s(costs, one) + rest_s for one in (shares, best))
+        gain = 1 - then_s / now_s
+        self._streak = self._streak + 1 if gain >= self._least_gain else 0
+        if self._streak >= SUSTAINED:
+            return Proposal(best, gain, now_s)
+        even, are_alike = split(dict.fromkeys(costs, 1.0), shares), self._are_alike(costs)
+        self._alike = self._alike + 1 if are_alike and even != shares and _is_uneven(shares) else 0
+        return Proposal(even, 0.0, now_s) if self._alike >= SUSTAINED_ALIKE else None
+
+    def _are_alike(self, costs: Mapping[str, float]) -> bool:
+        return max(costs.values()) < self._alike_ratio * min(costs.values())
+
+
+def exchange_s(paces: Mapping[str, Pace]) -> float:
+    """What a step takes besides its shards, whoever has them: the last one to come waits for nobody."""
+    return min(pace.wait_s + pace.optimizer_s for pace in paces.values())
+
+
+def _is_uneven(shares: Mapping[str, int]) -> bool:
+    return max(shares.values()) - min(shares.values()) > 1
