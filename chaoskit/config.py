@@ -99,7 +99,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         balance_gain: share of the step time that this must promise, again and again, before shards are moved.
         slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is
             replaced if a spare is ready on another node. 0: never.
-        slow_steps: for so many steps on end.
+        slow_steps: for so many steps on end; where they are shorter than a heartbeat, for so many of these.
         coordinator_outage_s: agents keep their workers training for so long without a coordinator.
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
         collective_timeout_s: gloo's and NCCL's own last resort.
@@ -193,7 +193,7 @@ def validate(config: RunConfig) -> None:
         ("strike_window_s", 0.001),
         ("balance_gain", 0.05),
         ("slow_limit", 0),
-        ("slow_steps", 5),
+        ("slow_steps", 10),
         ("coordinator_outage_s", 0),
         ("heartbeat_ms", 1),
         ("lease_beats", 2),

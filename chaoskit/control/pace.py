@@ -54,7 +54,7 @@ class _Window:
     def __init__(self, effort: Effort) -> None:
         self._effort = effort
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
-        self.fresh_steps = 0  # since somebody looked
+        self.is_fresh = False  # since somebody looked
 
     def hear(self, effort: Effort) -> None:
         before = self._effort
@@ -68,7 +68,7 @@ class _Window:
         starved_s = max(0.0, effort.starved_ms - before.starved_ms) / 1e3
         pace = Pace(compute_s / shards, input_s / shards, wait_s / steps, optimizer_s / steps, starved_s / shards)
         self._samples.append(_Sample(pace, compute_s + input_s + wait_s + optimizer_s))
-        self.fresh_steps += steps
+        self.is_fresh = True
         while len(self._samples) > WINDOW_SAMPLES and self._covered_s - self._samples[0].took_s >= WINDOW_S:
             self._samples.popleft()
 
@@ -81,6 +81,11 @@ class _Window:
         enough = len(self._samples) >= WINDOW_SAMPLES and self._covered_s >= WINDOW_S
         return enough or len(self._samples) == _SAMPLES_MAX
 
+    @property
+    def latest(self) -> Pace:
+        """Of the last sample alone."""
+        return self._samples[-1].pace
+
     def pace(self) -> Pace:
         """The median of each part by itself: a single slow step moves none of them."""
         paces = [sample.pace for sample in self._samples]
@@ -89,10 +94,13 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Every member has taken a step since the last round: ``steps`` of them. ``paces``: by worker."""
+    """Every member has taken a step since the last round, or several if they are shorter than a heartbeat.
+
+    ``paces``: by worker, what is usual for it. ``latest``: in these steps alone.
+    """
 
     paces: Mapping[str, Pace]
-    steps: int
+    latest: Mapping[str, Pace]
 
 
 class Paces:
@@ -118,11 +126,12 @@ class Paces:
         for worker in [worker for worker in self._windows if worker not in members]:
             del self._windows[worker]
         windows = [self._windows[worker] for worker in members if worker in self._windows]
-        if len(windows) < len(members) or not all(window.fresh_steps for window in windows):
+        if len(windows) < len(members) or not all(window.is_fresh for window in windows):
             return None
-        steps = min(window.fresh_steps for window in windows)
         for window in windows:
-            window.fresh_steps = 0
+            window.is_fresh = False
         if not all(window.is_full for window in windows):
             return None
-        return Round({worker: self._windows[worker].pace() for worker in members}, steps)
+        by_worker = {worker: self._windows[worker] for worker in members}
+        paces = {worker: window.pace() for worker, window in by_worker.items()}
+        return Round(paces, {worker: window.latest for worker, window in by_worker.items()})

@@ -104,34 +104,31 @@ class SlowRanks:
     """Who is so slow for so long that another node should have its rank.
 
     Its own computation counts, without the time in which others had the CPU, against all that others need to compute.
+    A single step in which it keeps up is enough to stay.
 
     Args:
         limit: how many times slower than the median of the others; 0: nobody ever is.
-        steps: for so many on end.
+        steps: for so many on end; where they are shorter than a heartbeat, for so many of these.
     """
 
     def __init__(self, limit: float, steps: int) -> None:
         self._limit, self._steps = limit, steps
-        self._slow_steps: dict[str, int] = {}
+        self._slow: dict[str, int] = {}  # steps on end
 
     def look(self, round_: Round) -> list[Straggler]:
         """Those who are over the limit, the slowest first. They stay so until they are not slow, or gone."""
-        paces = round_.paces
-        scores = {worker: self._score(worker, paces) for worker in paces} if self._limit and len(paces) > 2 else {}
-        self._slow_steps = {
-            worker: self._slow_steps.get(worker, 0) + round_.steps
-            for worker, score in scores.items()
-            if score > self._limit
-        }
-        over = [worker for worker, steps in self._slow_steps.items() if steps >= self._steps]
-        found = [Straggler(worker, "compute", scores[worker], self._detail(worker, paces)) for worker in over]
-        return sorted(found, key=lambda one: -one.score)
+        judged = round_.paces if self._limit and len(round_.paces) > 2 else {}  # of two nobody knows which one is odd
+        scores = {worker: _own_score(worker, round_) for worker in judged}
+        self._slow = {worker: self._slow.get(worker, 0) + 1 for worker, score in scores.items() if score > self._limit}
+        over = [worker for worker, steps in self._slow.items() if steps >= self._steps]
+        return sorted((self._tell(worker, scores[worker], round_) for worker in over), key=lambda one: -one.score)
 
-    def _score(self, worker: str, paces: Mapping[str, Pace]) -> float:
-        others_s = median(pace.compute_s for other, pace in paces.items() if other != worker)
-        return paces[worker].own_s / others_s if others_s > 0 else 0.0
+    def _tell(self, worker: str, score: float, round_: Round) -> Straggler:
+        own_s = round_.latest[worker].own_s
+        took = f"a shard takes {_ms(own_s)}, {score:.1f} times as long as those of others"
+        return Straggler(worker, "compute", score, f"{took}, for {self._slow[worker]} steps on end")
 
-    def _detail(self, worker: str, paces: Mapping[str, Pace]) -> str:
-        others_s = median(pace.compute_s for other, pace in paces.items() if other != worker)
-        took = f"a shard takes {_ms(paces[worker].own_s)}, those of others {_ms(others_s)}"
-        return f"{took}, for {self._slow_steps[worker]} steps; slow_limit={self._limit:g}"
+
+def _own_score(worker: str, round_: Round) -> float:
+    others_s = median(pace.compute_s for other, pace in round_.paces.items() if other != worker)
+    return round_.latest[worker].own_s / others_s if others_s > 0 else 0.0
