@@ -41,7 +41,7 @@ class NodeLimit(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung", "node lost", "unreachable"})
+        return frozenset({"hung", "node lost", "slow", "unreachable"})
 
     @property
     def amount(self) -> float:

@@ -54,7 +54,7 @@ class Straggle(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung"})
+        return frozenset({"hung", "slow"})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, Balancer, slowest_s, split
+from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, slowest_s, split
 from chaoskit.control.pace import WINDOW_S, WINDOW_SAMPLES, Pace, Paces, Round
 from chaoskit.control.stragglers import NETWORK_SCORE, SlowRanks, Straggler, Stragglers, diagnose
 from chaoskit.messages import Beat, Effort
@@ -234,6 +234,36 @@ def test_a_gain_that_the_exchange_outweighs_is_none() -> None:
 
 def test_with_as_many_shards_as_ranks_nothing_moves() -> None:
     assert Run(4).go_on(50, ONE_SLOW).moves == []
+
+
+def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, Pace]:
+    """All that is above one second a shard is time in which others had the CPU."""
+    return {worker: replace(pace, starved_s=costs[worker] - 1.0) for worker, pace in paces_of(costs, shares).items()}
+
+
+def test_for_a_lack_of_cpus_shards_are_moved_when_it_lasts() -> None:
+    balancer, shares = Balancer(GAIN), even(16)
+    paces = starved(ONE_SLOW(0), shares)
+    found = [balancer.look(shares, paces) for _ in range(SUSTAINED_STARVED)]
+    assert found[:-1] == [None] * (SUSTAINED_STARVED - 1)
+    assert found[-1] is not None
+    assert found[-1].shares[WORKERS[1]] == 2
+
+
+def test_for_a_lack_of_cpus_that_wanders_no_shard_is_moved() -> None:
+    balancer, shares = Balancer(GAIN), even(16)
+    for step in range(1000):
+        costs = dict.fromkeys(WORKERS, 1.0) | {WORKERS[step // 20 % 4]: 3.0}
+        assert balancer.look(shares, starved(costs, shares)) is None
+
+
+def test_other_members_begin_anew() -> None:
+    balancer, few = Balancer(GAIN), even(16, 3)
+    for shares in (even(16), few, even(16)):
+        costs = {worker: 2.0 if worker == WORKERS[1] else 1.0 for worker in shares}
+        assert [balancer.look(shares, paces_of(costs, shares)) for _ in range(SUSTAINED - 1)] == [None] * (
+            SUSTAINED - 1
+        )
 
 
 def test_what_nobody_has_measured_moves_nothing() -> None:

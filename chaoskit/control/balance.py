@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from chaoskit.control.pace import Pace
 
-#: Rounds in which a move must promise enough, one after the other.
+#: Rounds in which one and the same move must promise enough, one after the other.
 SUSTAINED = 3
+#: The same where it would promise nothing if all had the CPUs to themselves: as a rule that passes.
+SUSTAINED_STARVED = 30
 #: The same for the way back to equal shares, which nobody waits for.
 SUSTAINED_ALIKE = 6
 #: Rounds after a move in which there is no other; twice as many after each that follows soon.
@@ -70,6 +72,11 @@ def slowest_s(costs: Mapping[str, float], shares: Mapping[str, int]) -> float:
     return max(costs[worker] * count for worker, count in shares.items())
 
 
+def gain(costs: Mapping[str, float], now: Mapping[str, int], then: Mapping[str, int], rest_s: float) -> float:
+    """The part of the step time that other shares save. ``rest_s``: what a step takes besides."""
+    return 1 - (slowest_s(costs, then) + rest_s) / (slowest_s(costs, now) + rest_s)
+
+
 class Balancer:
     """Proposes other shares.
 
@@ -81,7 +88,8 @@ class Balancer:
         self._least_gain = least_gain
         # Ranks count as alike when no move could gain enough from an even split of theirs: there is no way to and fro.
         self._alike_ratio = 1 / (1 - least_gain)
-        self._streak = 0  # rounds on end in which a move promised enough
+        self._candidate: dict[str, int] | None = None  # a move that promises enough
+        self._streak = 0  # rounds on end in which it has done so
         self._alike = 0  # rounds on end in which the ranks were alike, and their shares not
         self._rest, self._pause, self._calm = 0, PAUSE, 0
 
@@ -98,25 +106,40 @@ class Balancer:
         if self._rest:
             self._rest -= 1
             return None
-        found = self._compare(shares, {worker: pace.shard_s for worker, pace in paces.items()}, exchange_s(paces))
+        found = self._move(shares, paces) or self._return(shares, paces)
         if found is not None:
-            self._streak = self._alike = 0
+            self._candidate, self._streak, self._alike = None, 0, 0
             self._rest, self._calm = self._pause, 0
             self._pause = min(PAUSE_MAX, 2 * self._pause)
         return found
 
-    def _compare(self, shares: Mapping[str, int], costs: Mapping[str, float], rest_s: float) -> Proposal | None:
+    def _move(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
+        costs = {worker: pace.shard_s for worker, pace in paces.items()}
         if min(costs.values()) <= 0:
             return None
+        rest_s = exchange_s(paces)
+        if self._candidate is not None and self._candidate.keys() != costs.keys():
+            self._candidate = None
+        if self._candidate is None or gain(costs, shares, self._candidate, rest_s) < self._least_gain:
+            self._candidate, self._streak = split(costs, shares), 0
+        if gain(costs, shares, self._candidate, rest_s) < self._least_gain:
+            self._candidate = None
+            return None
+        self._streak += 1
+        own = {worker: pace.own_s + pace.input_s for worker, pace in paces.items()}
+        is_own = min(own.values()) > 0 and gain(own, shares, self._candidate, rest_s) >= self._least_gain
+        if self._streak < (SUSTAINED if is_own else SUSTAINED_STARVED):
+            return None
         best = split(costs, shares)
-        now_s, then_s = (slowest_s(costs, one) + rest_s for one in (shares, best))
-        gain = 1 - then_s / now_s
-        self._streak = self._streak + 1 if gain >= self._least_gain else 0
-        if self._streak >= SUSTAINED:
-            return Proposal(best, gain, now_s)
-        even, are_alike = split(dict.fromkeys(costs, 1.0), shares), self._are_alike(costs)
-        self._alike = self._alike + 1 if are_alike and even != shares and _is_uneven(shares) else 0
-        return Proposal(even, 0.0, now_s) if self._alike >= SUSTAINED_ALIKE else None
+        return Proposal(best, gain(costs, shares, best, rest_s), slowest_s(costs, shares) + rest_s)
+
+    def _return(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
+        costs = {worker: pace.shard_s for worker, pace in paces.items()}
+        even = split(dict.fromkeys(costs, 1.0), shares)
+        self._alike = self._alike + 1 if self._are_alike(costs) and even != shares and _is_uneven(shares) else 0
+        if self._alike < SUSTAINED_ALIKE:
+            return None
+        return Proposal(even, 0.0, slowest_s(costs, shares) + exchange_s(paces))
 
     def _are_alike(self, costs: Mapping[str, float]) -> bool:
         return max(costs.values()) < self._alike_ratio * min(costs.values())
