@@ -261,9 +261,8 @@ def test_other_members_begin_anew() -> None:
     balancer, few = Balancer(GAIN), even(16, 3)
     for shares in (even(16), few, even(16)):
         costs = {worker: 2.0 if worker == WORKERS[1] else 1.0 for worker in shares}
-        assert [balancer.look(shares, paces_of(costs, shares)) for _ in range(SUSTAINED - 1)] == [None] * (
-            SUSTAINED - 1
-        )
+        for _ in range(SUSTAINED - 1):
+            assert balancer.look(shares, paces_of(costs, shares)) is None
 
 
 def test_what_nobody_has_measured_moves_nothing() -> None:
