@@ -222,6 +222,29 @@ class LinksTested(Message, frozen=True):
     unreachable: tuple[str, ...]
 
 
+class MeasureLinks(Message, frozen=True):
+    """Asks an agent how fast its links to other nodes are: node, host and port of each."""
+
+    number: int
+    targets: tuple[tuple[str, str, int], ...]
+
+
+class LinkSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The link to ``node``: until an authenticated connection, and what came over it then; 0 if that did not come."""
+
+    node: str
+    connect_ms: float
+    mb_s: float
+
+
+class LinksMeasured(Message, frozen=True):
+    """Answers :class:`MeasureLinks`."""
+
+    node: str
+    number: int
+    links: tuple[LinkSpeed, ...]
+
+
 class WorkerReady(Message, frozen=True):
     """A worker has built its model, is warm, and can take a rank.
 
@@ -501,6 +524,8 @@ AnyMessage = (
     | Heard
     | TestLinks
     | LinksTested
+    | MeasureLinks
+    | LinksMeasured
     | WorkerReady
     | Holding
     | KeepWarm

@@ -11,7 +11,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
-from faults import Kill, Straggle
+from faults import Delay, Kill, Straggle
 
 SHARD_S = 0.02
 AT = 6
@@ -96,3 +96,15 @@ def test_in_an_even_run_no_shard_moves(chaos: Chaos, job: str) -> None:
     options: dict[str, Any] = {"size": "tiny", "batch": 32} if job == "gpt" else {"shard_s": 0.004}
     outcome = run(chaos, job=job, options=options, steps=100)
     assert loads(outcome) == [[4, 4, 4, 4]]
+
+
+@pytest.mark.chaos(substrate="netns")
+def test_a_slow_network_is_told_and_the_node_that_is_slow_to_reach(chaos: Chaos) -> None:
+    fault = Delay(rank=2, at_step=20, delay_ms=30.0)
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+    outcome = run(chaos, fault, options={"shard_s": 0.004}, steps=60, slow_limit=2.0)
+    told = journal(outcome, Event.STRAGGLER)
+    assert [record["kind"] for record in told] == ["network", "network"]
+    assert told[1]["detail"].startswith("node2 is slow to reach")
+    assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []

@@ -27,6 +27,7 @@ from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
+from chaoskit.control.link_speed import answer_probe, probe
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
@@ -39,7 +40,9 @@ from chaoskit.messages import (
     Heartbeat,
     Holding,
     KeepWarm,
+    LinksMeasured,
     LinksTested,
+    MeasureLinks,
     Ping,
     Plan,
     PullNode,
@@ -132,7 +135,8 @@ class Agent:
         self._loop.set_exception_handler(lambda loop, context: self._suffer(context))
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
-        await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
+        token = self._spec.token
+        await asyncio.start_server(lambda reader, writer: answer_probe(reader, writer, token), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
         try:
@@ -205,6 +209,8 @@ class Agent:
                 self._keeper.store(message)
             case TestLinks():
                 self._spawn(self._test_links(message))
+            case MeasureLinks():
+                self._spawn(self._measure_links(message))
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
@@ -217,6 +223,10 @@ class Agent:
         reached = await asyncio.gather(*(can_connect(door) for door in doors.values()))
         unreachable = tuple(node for node, well in zip(doors, reached, strict=True) if not well)
         self._tell(LinksTested(self._spec.node, order.number, unreachable))
+
+    async def _measure_links(self, order: MeasureLinks) -> None:
+        links = [await probe(node, (host, port), self._spec.token) for node, host, port in order.targets]
+        self._tell(LinksMeasured(self._spec.node, order.number, tuple(links)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)

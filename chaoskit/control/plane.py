@@ -20,6 +20,7 @@ from chaoskit.control.attendance import Attendance
 from chaoskit.control.contact import Contact
 from chaoskit.control.deferral import Deferral
 from chaoskit.control.facts import Facts
+from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
 from chaoskit.control.losses import difference, lost_workers, news
 from chaoskit.control.membership import Membership
@@ -29,7 +30,7 @@ from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
 from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
-from chaoskit.control.workload import SLOW, GiveUp, Workload
+from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
@@ -43,6 +44,7 @@ from chaoskit.messages import (
     Heartbeat,
     HookReached,
     LeverPulled,
+    LinksMeasured,
     LinksTested,
     Ping,
     Plan,
@@ -87,6 +89,7 @@ class ControlPlane:
         self._membership = Membership(config)
         self._watch = Watch(config)
         self._workload = Workload(config)
+        self._link_speeds = LinkSpeeds()
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
@@ -194,6 +197,7 @@ class ControlPlane:
         if self._end is not None:
             return [Send(node, self._end)]
         self._links.introduce(hello)
+        self._link_speeds.introduce(hello)
         if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
             self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
@@ -307,6 +311,9 @@ class ControlPlane:
             case LinksTested(node, number, unreachable):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)
+            case LinksMeasured():
+                links = self._link_speeds.answer(message)
+                return [] if links is None else [tell_links(links)]
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker, generation):
@@ -378,6 +385,8 @@ class ControlPlane:
                     outputs.append(decided)
                 case GiveUp(worker, detail):
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
+                case TryLinks(nodes):
+                    outputs += self._link_speeds.order(nodes)
                 case events.Rebalanced():
                     outputs += self._advance(decided, now_s)
         return outputs

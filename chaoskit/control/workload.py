@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.balance import Balancer
+from chaoskit.control.link_speed import SlowLink, blame
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Note
 from chaoskit.control.pace import Pace, Paces
@@ -28,6 +29,16 @@ class GiveUp:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class TryLinks:
+    """All wait, and nobody is to blame: these nodes should try their links to each other."""
+
+    nodes: tuple[str, ...]
+
+
+Decision = Note | events.Rebalanced | GiveUp | TryLinks
+
+
 class Workload:
     """Hears the beats of a replicated job, and decides who computes how much."""
 
@@ -42,7 +53,7 @@ class Workload:
         """Beats of live workers."""
         self._paces.hear(beats)
 
-    def look(self, membership: Membership) -> list[Note | events.Rebalanced | GiveUp]:
+    def look(self, membership: Membership) -> list[Decision]:
         """What is to be told and done, if all ranks have taken a step since the last time."""
         plan = membership.plan
         if plan is None or not membership.may_rebalance:
@@ -52,9 +63,10 @@ class Workload:
         if round_ is None:
             return []
         ranks = {member.worker: member.rank for member in plan.members}
-        decided: list[Note | events.Rebalanced | GiveUp] = [
-            _tell(one, ranks, self._remark(len(ranks))) for one in self._stragglers.look(round_, shares)
-        ]
+        found = self._stragglers.look(round_, shares)
+        decided: list[Decision] = [_tell(one, ranks, self._remark(len(ranks))) for one in found]
+        if any(one.kind == "network" for one in found):
+            decided.append(TryLinks(tuple(member.node for member in plan.members)))
         for one in self._slow.look(round_):
             if membership.has_substitute(one.worker):
                 return [*decided, GiveUp(one.worker, one.detail)]
@@ -86,6 +98,13 @@ def _tell(one: Straggler, ranks: Mapping[str, int], remark: str) -> Note:
         "detail": one.detail + (remark if one.worker else ""),
     }
     return Note(Event.STRAGGLER, fields)
+
+
+def tell_links(links: Sequence[SlowLink]) -> Note:
+    """Which links are slow, after all were tried."""
+    detail = blame(links) or "no link is slower than the others"
+    score = round(max((link.score for link in links), default=1.0), 2)
+    return Note(Event.STRAGGLER, {"worker": "", "rank": None, "kind": "network", "score": score, "detail": detail})
 
 
 def _shown(pace: Pace) -> dict[str, float]:
