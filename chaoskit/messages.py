@@ -160,8 +160,9 @@ class Welcome(Message, frozen=True):
 class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the time of a worker went in all the steps that it has committed itself: sums, never reset.
 
-    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards, ``wait_ms`` in reductions.
-    ``starved_ms``: for how long its main thread has waited for a CPU since it was started, in a step or not.
+    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards, ``wait_ms`` in reductions,
+    ``other_ms`` on the rest: optimizers, and the user's code between the steps. ``starved_ms``: for how long its main
+    thread has waited for a CPU since it was started, in a step or not.
     """
 
     steps: int = 0
@@ -169,7 +170,7 @@ class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compute_ms: float = 0.0
     input_ms: float = 0.0
     wait_ms: float = 0.0
-    optimizer_ms: float = 0.0
+    other_ms: float = 0.0
     starved_ms: float = 0.0
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, slowest_s, split
+from chaoskit.control import balance
+from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, Cost
 from chaoskit.control.pace import WINDOW_S, WINDOW_SAMPLES, Pace, Paces, Round
 from chaoskit.control.stragglers import NETWORK_SCORE, SlowRanks, Straggler, Stragglers, diagnose
 from chaoskit.messages import Beat, Effort
@@ -21,6 +22,14 @@ GAIN = 0.15
 WORKERS = tuple(f"n{number}.0" for number in range(4))
 
 Speeds = Callable[[int], Mapping[str, float]]
+
+
+def split(costs: Mapping[str, float], current: Mapping[str, int]) -> dict[str, int]:
+    return balance.split({worker: Cost(cost) for worker, cost in costs.items()}, current)
+
+
+def slowest_s(costs: Mapping[str, float], shares: Mapping[str, int]) -> float:
+    return balance.slowest_s({worker: Cost(cost) for worker, cost in costs.items()}, shares)
 
 
 def even(shard_count: int, world: int = 4) -> dict[str, int]:
@@ -150,16 +159,16 @@ COSTS = st.floats(0.01, 10.0, allow_nan=False)
 
 
 @settings(max_examples=300, deadline=None, database=None)
-@given(st.lists(COSTS, min_size=1, max_size=4), st.data())
-def test_a_split_is_complete_and_as_good_as_the_best_of_all(costs: list[float], data: st.DataObject) -> None:
+@given(st.lists(st.builds(Cost, COSTS, st.floats(0.0, 20.0)), min_size=1, max_size=4), st.data())
+def test_a_split_is_complete_and_as_good_as_the_best_of_all(costs: list[Cost], data: st.DataObject) -> None:
     world = len(costs)
     current = dict(zip(WORKERS, data.draw(st.sampled_from([*compositions(12, world)])), strict=False))
     by_worker = dict(zip(WORKERS, costs, strict=False))
-    shares = split(by_worker, current)
+    shares = balance.split(by_worker, current)
     assert sum(shares.values()) == 12
     assert min(shares.values()) >= 1
-    best_s = min(slowest_s(by_worker, dict(zip(WORKERS, one, strict=False))) for one in compositions(12, world))
-    assert slowest_s(by_worker, shares) == pytest.approx(best_s)
+    best_s = min(balance.slowest_s(by_worker, dict(zip(WORKERS, one, strict=False))) for one in compositions(12, world))
+    assert balance.slowest_s(by_worker, shares) == pytest.approx(best_s)
 
 
 def test_a_split_moves_nothing_without_need() -> None:
@@ -230,6 +239,18 @@ def test_the_way_back_is_taken_also_where_it_gains_little() -> None:
 
 def test_a_gain_that_the_exchange_outweighs_is_none() -> None:
     assert Run(16, exchange_s=20.0).go_on(50, ONE_SLOW).moves == []
+
+
+def test_what_a_rank_does_besides_counts_once_a_step() -> None:
+    """Rank 0 also writes logs, say: it can compute fewer shards, but not in proportion. There is no way to and fro."""
+    balancer, shares = Balancer(GAIN), even(16)
+    moves = []
+    for _ in range(300):
+        paces = dict.fromkeys(WORKERS, Pace(1.0, 0.0)) | {WORKERS[0]: Pace(1.0, 0.0, other_s=2.0)}
+        if found := balancer.look(shares, paces):
+            shares = found.shares
+            moves.append([*shares.values()])
+    assert moves == [[3, 5, 4, 4]]
 
 
 def test_with_as_many_shards_as_ranks_nothing_moves() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chaoskit.control.pace import Pace
 
@@ -17,7 +18,9 @@ from chaoskit.control.pace import Pace
 SUSTAINED = 3
 #: The same where it would promise nothing if all had the CPUs to themselves: as a rule that passes.
 SUSTAINED_STARVED = 30
-#: The same for the way back to equal shares, which nobody waits for.
+#: Ranks count as alike only when from equal shares no move promises more than this part of what is enough.
+ALIKE = 0.7
+#: Rounds in which they must be so for the way back, which nobody waits for.
 SUSTAINED_ALIKE = 6
 #: Rounds after a move in which there is no other; twice as many after each that follows soon.
 PAUSE = 10
@@ -35,44 +38,57 @@ class Proposal:
     step_s: float
 
 
-def split(costs: Mapping[str, float], current: Mapping[str, int]) -> dict[str, int]:
+class Cost(NamedTuple):
+    """What a rank needs for a step, in seconds: ``shard_s`` for each shard, ``fixed_s`` whatever it has."""
+
+    shard_s: float
+    fixed_s: float = 0.0
+
+    def takes_s(self, count: int) -> float:
+        """With so many shards."""
+        return self.fixed_s + self.shard_s * count
+
+
+Costs = Mapping[str, Cost]
+
+
+def split(costs: Costs, current: Mapping[str, int]) -> dict[str, int]:
     """The split whose slowest rank is done first; of several, one that moves few shards.
 
     Everybody keeps a shard: who has none could never show that it is faster again.
 
     Args:
-        costs: worker -> seconds a shard, above 0.
+        costs: by worker; ``shard_s`` is above 0.
         current: worker -> shards; together at least as many as workers.
     """
     total = sum(current.values())
-    best = _fill(costs, dict.fromkeys(costs, 1), total)
-    limit_s = max(costs[worker] * count for worker, count in best.items())
-    kept = {worker: min(current[worker], _within(costs[worker], limit_s)) for worker in costs}
+    limit_s = slowest_s(costs, _fill(costs, dict.fromkeys(costs, 1), total))
+    kept = {worker: min(current[worker], _within(cost, limit_s)) for worker, cost in costs.items()}
     return _fill(costs, kept, total)
 
 
-def _within(cost_s: float, limit_s: float) -> int:
+def _within(cost: Cost, limit_s: float) -> int:
     """Shards that are done in time; what is equal but for rounding counts as equal."""
-    return max(1, int(limit_s / cost_s + 1e-9))
+    return max(1, int((limit_s - cost.fixed_s) / cost.shard_s + 1e-9))
 
 
-def _fill(costs: Mapping[str, float], counts: dict[str, int], total: int) -> dict[str, int]:
+def _fill(costs: Costs, counts: dict[str, int], total: int) -> dict[str, int]:
     """Give the remaining shards, one by one, to whoever is done with one more first."""
-    queue = [(costs[worker] * (count + 1), place, worker) for place, (worker, count) in enumerate(counts.items())]
+    queue = [(costs[worker].takes_s(count + 1), place, worker) for place, (worker, count) in enumerate(counts.items())]
     heapq.heapify(queue)
     for _ in range(total - sum(counts.values())):
         _, place, worker = queue[0]
         counts[worker] += 1
-        heapq.heapreplace(queue, (costs[worker] * (counts[worker] + 1), place, worker))
+        heapq.heapreplace(queue, (costs[worker].takes_s(counts[worker] + 1), place, worker))
     return counts
 
 
-def slowest_s(costs: Mapping[str, float], shares: Mapping[str, int]) -> float:
+def slowest_s(costs: Costs, shares: Mapping[str, int]) -> float:
     """When the last rank is done with its shards."""
-    return max(costs[worker] * count for worker, count in shares.items())
+    return max(costs[worker].takes_s(count) for worker, count in shares.items())
 
 
-def gain(costs: Mapping[str, float], now: Mapping[str, int], then: Mapping[str, int], rest_s: float) -> float:
+def gain(costs: Costs, now: Mapping[str, int], then: Mapping[str, int], rest_s: float) -> float:
     """The part of the step time that other shares save. ``rest_s``: what a step takes besides."""
     return 1 - (slowest_s(costs, then) + rest_s) / (slowest_s(costs, now) + rest_s)
 
@@ -86,8 +102,6 @@ class Balancer:
 
     def __init__(self, least_gain: float) -> None:
         self._least_gain = least_gain
-        # Ranks count as alike when no move could gain enough from an even split of theirs: there is no way to and fro.
-        self._alike_ratio = 1 / (1 - least_gain)
         self._candidate: dict[str, int] | None = None  # a move that promises enough
         self._streak = 0  # rounds on end in which it has done so
         self._alike = 0  # rounds on end in which the ranks were alike, and their shares not
@@ -114,10 +128,9 @@ class Balancer:
         return found
 
     def _move(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
-        costs = {worker: pace.shard_s for worker, pace in paces.items()}
-        if min(costs.values()) <= 0:
+        costs, rest_s = {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, exchange_s(paces)
+        if min(cost.shard_s for cost in costs.values()) <= 0:
             return None
-        rest_s = exchange_s(paces)
         if self._candidate is not None and self._candidate.keys() != costs.keys():
             self._candidate = None
         if self._candidate is None or gain(costs, shares, self._candidate, rest_s) < self._least_gain:
@@ -126,28 +139,32 @@ class Balancer:
             self._candidate = None
             return None
         self._streak += 1
-        own = {worker: pace.own_s + pace.input_s for worker, pace in paces.items()}
-        is_own = min(own.values()) > 0 and gain(own, shares, self._candidate, rest_s) >= self._least_gain
+        own = {worker: Cost(pace.own_s + pace.input_s, pace.other_s) for worker, pace in paces.items()}
+        is_own = gain(own, shares, self._candidate, rest_s) >= self._least_gain
         if self._streak < (SUSTAINED if is_own else SUSTAINED_STARVED):
             return None
         best = split(costs, shares)
         return Proposal(best, gain(costs, shares, best, rest_s), slowest_s(costs, shares) + rest_s)
 
     def _return(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
-        costs = {worker: pace.shard_s for worker, pace in paces.items()}
-        even = split(dict.fromkeys(costs, 1.0), shares)
-        self._alike = self._alike + 1 if self._are_alike(costs) and even != shares and _is_uneven(shares) else 0
+        """The way back, when all are equally fast. A move from there must not promise enough to be made again."""
+        costs, rest_s = {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, exchange_s(paces)
+        even = split(dict.fromkeys(costs, Cost(1.0)), shares)
+        if min(cost.shard_s for cost in costs.values()) <= 0 or even == shares or not _is_uneven(shares):
+            self._alike = 0
+            return None
+        shards_s = [cost.shard_s for cost in costs.values()]
+        are_alike = (1 - self._least_gain) * max(shards_s) < min(shards_s)
+        are_alike &= gain(costs, even, split(costs, even), rest_s) < ALIKE * self._least_gain
+        self._alike = self._alike + 1 if are_alike else 0
         if self._alike < SUSTAINED_ALIKE:
             return None
-        return Proposal(even, 0.0, slowest_s(costs, shares) + exchange_s(paces))
-
-    def _are_alike(self, costs: Mapping[str, float]) -> bool:
-        return max(costs.values()) < self._alike_ratio * min(costs.values())
+        return Proposal(even, 0.0, slowest_s(costs, shares) + rest_s)
 
 
 def exchange_s(paces: Mapping[str, Pace]) -> float:
-    """What a step takes besides its shards, whoever has them: the last one to come waits for nobody."""
-    return min(pace.wait_s + pace.optimizer_s for pace in paces.values())
+    """What a step takes besides the work of its ranks: the last one to come waits for nobody."""
+    return min(pace.wait_s for pace in paces.values())
 
 
 def _is_uneven(shares: Mapping[str, int]) -> bool:

@@ -20,14 +20,14 @@ _SAMPLES_MAX = 256
 @dataclass(frozen=True, slots=True)
 class Pace:
     """What a rank needs, in seconds: for one shard ``compute_s`` and ``input_s``; for one step ``wait_s`` in the
-    reduction and ``optimizer_s``. ``starved_s``: of a shard, time without a CPU; more than that, where steps are waited
-    for with a busy thread.
+    reduction and ``other_s`` for the rest. ``starved_s``: of a shard, time without a CPU; more than that, where steps
+    are waited for with a busy thread.
     """
 
     compute_s: float
     input_s: float
     wait_s: float = 0.0
-    optimizer_s: float = 0.0
+    other_s: float = 0.0
     starved_s: float = 0.0
 
     @property
@@ -64,10 +64,10 @@ class _Window:
         self._effort = effort
         compute_s, input_s = (effort.compute_ms - before.compute_ms) / 1e3, (effort.input_ms - before.input_ms) / 1e3
         wait_s = (effort.wait_ms - before.wait_ms) / 1e3
-        optimizer_s = (effort.optimizer_ms - before.optimizer_ms) / 1e3
+        other_s = (effort.other_ms - before.other_ms) / 1e3
         starved_s = max(0.0, effort.starved_ms - before.starved_ms) / 1e3
-        pace = Pace(compute_s / shards, input_s / shards, wait_s / steps, optimizer_s / steps, starved_s / shards)
-        self._samples.append(_Sample(pace, compute_s + input_s + wait_s + optimizer_s))
+        pace = Pace(compute_s / shards, input_s / shards, wait_s / steps, other_s / steps, starved_s / shards)
+        self._samples.append(_Sample(pace, compute_s + input_s + wait_s + other_s))
         self.is_fresh = True
         while len(self._samples) > WINDOW_SAMPLES and self._covered_s - self._samples[0].took_s >= WINDOW_S:
             self._samples.popleft()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Literal, NamedTuple
 
-from chaoskit.control.balance import exchange_s, slowest_s
+from chaoskit.control.balance import Cost, exchange_s, slowest_s
 from chaoskit.control.pace import Pace, Round
 
 Kind = Literal["compute", "input", "network"]
@@ -47,7 +47,7 @@ def diagnose(
     """
     found = [one for worker in paces if (one := _compare(worker, paces)) is not None]
     exchanged_s = exchange_s(paces)
-    busy_s = slowest_s({worker: pace.shard_s for worker, pace in paces.items()}, shares)
+    busy_s = slowest_s({worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, shares)
     if not found and exchanged_s > max(busy_s, NETWORK_SCORE * best_exchange_s, NETWORK_S):
         score = exchanged_s / best_exchange_s
         usual = f"{_ms(best_exchange_s)} at best"

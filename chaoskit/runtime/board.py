@@ -59,7 +59,7 @@ class Spent(NamedTuple):
     compute_ns: int
     input_ns: int
     wait_ns: int
-    optimizer_ns: int
+    other_ns: int
 
 
 class Board:

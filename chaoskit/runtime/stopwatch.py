@@ -16,7 +16,7 @@ class Lap(IntEnum):
     COMPUTE = 2
     INPUT = 3
     WAIT = 4
-    OPTIMIZER = 5
+    OTHER = 5
 
 
 class Stopwatch:
@@ -31,6 +31,7 @@ class Stopwatch:
         self._total = [0] * len(Spent._fields)
         self._laps = [0] * len(Spent._fields)
         self._since_ns = 0
+        self._stepped_ns, self._accounted_ns = 0, 0  # when the last step was committed, and laps until then
 
     def start(self) -> None:
         """Begin a shard, or what follows after the last one."""
@@ -58,11 +59,15 @@ class Stopwatch:
             self._count()
 
     def count_step(self) -> None:
-        """The step is committed; what came after its reduction was the optimizer's."""
-        self.lap(Lap.OPTIMIZER)
-        self._laps[0] += 1
+        """The step is committed. What has passed since the one before, and was no lap, went elsewhere."""
         self._count()
-        self._board.spend(self._total)
+        now_ns, total = time.monotonic_ns(), self._total
+        accounted_ns = sum(total[Lap.COMPUTE : Lap.OTHER])
+        if self._stepped_ns:
+            total[Lap.OTHER] += max(0, now_ns - self._stepped_ns - (accounted_ns - self._accounted_ns))
+        self._stepped_ns, self._accounted_ns = now_ns, accounted_ns
+        total[0] += 1
+        self._board.spend(total)
 
     def _count(self) -> None:
         for place, spent in enumerate(self._laps):
