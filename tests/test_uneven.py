@@ -105,6 +105,6 @@ def test_a_slow_network_is_told_and_the_node_that_is_slow_to_reach(chaos: Chaos)
         pytest.skip(reason)
     outcome = run(chaos, fault, options={"shard_s": 0.004}, steps=60, slow_limit=2.0)
     told = journal(outcome, Event.STRAGGLER)
-    assert [record["kind"] for record in told] == ["network", "network"]
-    assert told[1]["detail"].startswith("node2 is slow to reach")
+    assert {record["kind"] for record in told} == {"network"}
+    assert any(record["detail"].startswith("node2 is slow to reach") for record in told)
     assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []
