@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 
 #: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
@@ -76,7 +77,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         nodes: failure domains, one worker each: the full world.
         spares: warm workers kept beside them, over all nodes.
         min_world: smallest world that trains; below it the run waits for spares.
-        shards: fixed slices of the global batch (V), at least ``nodes``. 0 means ``nodes``.
+        shards: fixed slices of the global batch (V), at least ``nodes``, or the largest size that ``elastic`` allows. 0
+            means that.
         seed: of weights, data order and all randomness in the job.
         device: ``cpu`` (gloo) or ``cuda`` (NCCL).
         reduction: ``exact`` (same bits at every world size) or ``fast`` (plain all-reduce).
@@ -112,6 +114,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
         disk: where the state is stored for the case that every node is lost; None stores nothing.
+        elastic: between which sizes the world may move on request; None: it is of ``nodes``, as far as they are there.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
     """
@@ -151,6 +154,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replacement_s: float = 30.0
     rack_nodes: int = 0
     fork: bool = True
+    elastic: ElasticPolicy | None = None
     disk: Tier | None = None
     remote: Tier | None = None
     resume: bool = False
@@ -158,7 +162,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def shard_count(self) -> int:
         """V, the number of shards."""
-        return self.shards or self.nodes
+        return self.shards or self.nodes_max
+
+    @property
+    def least_world(self) -> int:
+        """Ranks without which nobody trains."""
+        return self.elastic.min_replicas if self.elastic is not None else self.min_world
+
+    @property
+    def nodes_max(self) -> int:
+        """Nodes that the world may ever have."""
+        return self.elastic.max_replicas if self.elastic is not None else self.nodes
 
     def rack(self, node: str) -> str:
         """The label of the rack in which a node stands: equal for nodes that may be lost together."""
@@ -212,8 +226,11 @@ def validate(config: RunConfig) -> None:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
-    if config.shards and config.shards < config.nodes:
-        raise BadInput("shards", config.shards, f"use at least nodes={config.nodes}: every rank needs a shard")
+    if config.elastic is not None:
+        _validate_elastic(config.elastic, config)
+    if config.shards and config.shards < config.nodes_max:
+        field = "nodes" if config.elastic is None else "maxReplicas"
+        raise BadInput("shards", config.shards, f"use at least {field}={config.nodes_max}: every rank needs a shard")
     if not config.balance_gain < 1:
         raise BadInput("balance_gain", config.balance_gain, "use less than 1: it is a share of the step time")
     if 0 < config.slow_limit < SLOW_LIMIT_MIN:
@@ -228,6 +245,16 @@ def validate(config: RunConfig) -> None:
         remedy = "leave it out, and use chaoskit.checkpoint.Saver in the script: no agent sees a replica on a device"
         raise BadInput("disk", config.disk.target, remedy)
     _validate_job(config.job)
+
+
+def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
+    validate_policy(policy)
+    if config.min_world > policy.min_replicas:
+        raise BadInput("min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it")
+    if config.nodes not in policy.sizes:
+        raise BadInput(
+            "nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}"
+        )
 
 
 def _validate_tier(field: str, tier: Tier | None) -> None:

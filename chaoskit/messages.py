@@ -73,13 +73,15 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(Message, frozen=True):
     """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary.
 
-    ``restore``: where the state can be read when no member has it, the newest first.
+    ``restore``: where the state can be read when no member has it, the newest first. ``leavers``: workers of the
+    generation before that go at the step boundary.
     """
 
     generation: int
     members: tuple[Member, ...]  # by rank
     abort: bool
     restore: tuple[Snapshot, ...] = ()
+    leavers: tuple[str, ...] = ()
 
     def member(self, worker: str) -> Member | None:
         """The place of ``worker`` in this membership, if it has one."""
@@ -429,6 +431,63 @@ class GroupBroken(Message, frozen=True):
     detail: str
 
 
+# -- how large the world shall be; from whoever may observe -------------------------------------------------------
+
+
+class ScaleTo(Message, frozen=True):
+    """Train on ``size`` nodes from now on, as far as there are as many. Answered by :class:`Answered`.
+
+    ``request``: a name that nobody used before; what comes twice under it is done once.
+    """
+
+    request: str
+    size: int
+    asked_by: str = ""
+
+
+class SpotNotice(Message, frozen=True):
+    """``node`` will be taken away in ``grace_s``."""
+
+    node: str
+    grace_s: float
+
+
+class LendNodes(Message, frozen=True):
+    """A job of higher priority wants so many nodes within ``grace_s``. Answered by :class:`Answered`."""
+
+    request: str
+    job: str
+    nodes: int
+    grace_s: float
+
+
+class ReturnNodes(Message, frozen=True):
+    """A job of higher priority needs its nodes no more."""
+
+    job: str
+
+
+class Answered(Message, frozen=True):
+    """To who asked. ``nodes``: which a job of higher priority may have, once they have left."""
+
+    request: str
+    accepted: bool
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+class WorldSize(Message, frozen=True):
+    """The size at which the run aims, and the nodes that it will be of; said when either changes.
+
+    ``wanted``: the size that was asked for last, 0 for none. Whoever can start nodes should, if there are fewer.
+    """
+
+    size: int
+    wanted: int
+    nodes: tuple[str, ...]
+    reason: str
+
+
 class StartWorker(Message, frozen=True):
     worker: str
 
@@ -546,6 +605,12 @@ AnyMessage = (
     | Sealed
     | SourceFailed
     | GroupBroken
+    | ScaleTo
+    | SpotNotice
+    | LendNodes
+    | ReturnNodes
+    | Answered
+    | WorldSize
     | StartWorker
     | StopWorker
     | Ping

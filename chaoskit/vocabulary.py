@@ -58,6 +58,7 @@ class Event(StrEnum):
     NONFINITE = "nonfinite"  # step, shards, owner
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
     CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
+    LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
     FINISHED = "finished"  # step, weights_digest, state_digest, sources: path -> digest of the user's code
@@ -84,6 +85,9 @@ class Event(StrEnum):
     RETURNED = "returned"  # nodes: they reach everybody again
     REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
     STRAGGLER = "straggler"  # worker and rank (of a network: none), kind: compute, input or network; score, detail
+    ASKED = "asked"  # for another size: request, what, accepted, reason, nodes
+    RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
+    EVICTED = "evicted"  # a node has not left in time: node, detail
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
@@ -110,6 +114,7 @@ LOSS_CAUSES = ENDED_CAUSES | {
     "slow",
     "node lost",
     "unreachable",
+    "evicted",
     "nonfinite",
     "corrupt",
     "differs",

@@ -22,6 +22,7 @@ from faults.numeric import NaN
 from faults.poison import PoisonSnapshot
 from faults.raising import Raise
 from faults.remote import RemoteOutage
+from faults.resize import Demand, Scale, TakeSpot
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
@@ -76,6 +77,9 @@ CATALOGUE: tuple[type[Fault], ...] = (
     CorruptReplica,
     LosePeerCopy,
     PoisonSnapshot,
+    Scale,
+    TakeSpot,
+    Demand,
 )
 
 __all__ = [
@@ -92,6 +96,7 @@ __all__ = [
     "DataStall",
     "Deadlock",
     "Delay",
+    "Demand",
     "DiskError",
     "DiskFull",
     "Duplicate",
@@ -124,8 +129,10 @@ __all__ = [
     "Reorder",
     "ReplaceNode",
     "Reset",
+    "Scale",
     "SlowDisk",
     "Straggle",
+    "TakeSpot",
     "Target",
     "TornWrite",
     "at_rate",

@@ -35,6 +35,7 @@ FAMILIES = {
     "disk": "A disk goes wrong",
     "checkpoint": "A checkpoint goes wrong",
     "control": "The control plane goes wrong",
+    "elastic": "The world changes its size",
 }
 
 #: Roles that are drawn when a run is planned, with the number of ranks that they stand for.

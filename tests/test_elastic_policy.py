@@ -117,7 +117,7 @@ def test_a_request_to_grow_skips_the_scaling_timeout_but_not_the_snooze() -> Non
 def test_a_size_that_is_not_allowed_is_refused_with_those_that_are() -> None:
     world = started(8)
     decisions = world.handle(Scale("r", 6), 1)
-    assert answer(decisions) == Answer("r", False, "6 is no allowed size: use one of 2, 4, 8")
+    assert answer(decisions) == Answer("r", False, "6 is no allowed size: use 2, 4, 8")
     assert not resizes(decisions)
 
 

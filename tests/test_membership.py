@@ -894,6 +894,7 @@ def test_shares_are_taken_up_between_two_steps_by_the_same_members() -> None:
     }
     assert cluster.tell(Rebalanced(UNEVEN)) == [], "not while a membership is taken up"
     cluster.build()
+    cluster.heal()
     assert cluster.tell(Rebalanced(UNEVEN)) == [], "it is so already"
     cluster.tell(Rebalanced(dict.fromkeys(UNEVEN, 4)))
     assert set(loads(cluster).values()) == {4}
@@ -903,9 +904,11 @@ def test_the_shares_of_the_living_hold_after_a_loss() -> None:
     cluster = running(shards=16, spares=1)
     cluster.tell(Rebalanced(UNEVEN))
     cluster.build()
+    cluster.heal()
     cluster.lose("d.0")
     assert loads(cluster) == {"a.0": 6, "b.0": 2, "c.0": 4, "a.1": 4}
     cluster.build()
+    cluster.heal()
     cluster.lose("b.0")
     assert loads(cluster) == {"a.0": 6, "c.0": 5, "a.1": 5}, "a.1 has the mean of the two others"
 
@@ -914,9 +917,11 @@ def test_nothing_is_moved_while_a_replacement_is_awaited_or_the_end_is_near() ->
     cluster = running(nodes=3, spares=0, shards=12)
     cluster.lose("c.0")
     cluster.build()
+    cluster.heal()
     assert cluster.tell(Rebalanced({"a.0": 9, "b.0": 3})) == [], "it grows soon"
     cluster.become_ready()
     cluster.build()
+    cluster.heal()
     plans = len(cluster.plans)
     cluster.advance()
     for _ in range(LAST_STEP):

@@ -628,6 +628,7 @@ class Uneven:
         plan = self.bench.plane.membership.plan
         assert plan is not None
         self.bench.hear(*(Formed(member.worker, plan.generation) for member in plan.members))
+        self.bench.hear(*(Healed(member.worker, plan.generation) for member in plan.members))
 
     def train(self, steps: int, **shard_ms: float) -> list[Any]:
         """All ranks take ``steps`` steps, and beat after each; ``shard_ms`` by node, 20 for the others."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from chaoskit.elastic import events as elastic
 from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
 
 # -- what happens -------------------------------------------------------------------------------------------------
@@ -144,6 +145,27 @@ class Rebalanced(Event, frozen=True):
     shares: dict[str, int]
 
 
+class Resized(Event, frozen=True):
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
+
+    size: int
+    idle: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Evicted(Event, frozen=True):
+    """The workers of a node have not left in time: they are given up."""
+
+    node: str
+    detail: str = ""
+
+
+class Elastic(Event, frozen=True):
+    """What the size of the world follows from. No business of the membership: see :class:`Resized`."""
+
+    what: elastic.Event
+
+
 class Armed(Event, frozen=True):
     """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
 
@@ -169,6 +191,9 @@ AnyEvent = (
     | LeftOut
     | Returned
     | Rebalanced
+    | Resized
+    | Evicted
+    | Elastic
     | Armed
 )
 

@@ -16,6 +16,9 @@ def lost_workers(event: events.AnyEvent, membership: Membership, now_s: float) -
         case events.NodeLost(node, detail):
             workers = sorted(membership.workers_on(node))
             lost = [WorkerLost(worker, node, "node lost", detail, int(now_s * 1e9)) for worker in workers]
+        case events.Evicted(node, detail):
+            workers = sorted(membership.workers_on(node))
+            lost = [WorkerLost(worker, node, "evicted", detail, int(now_s * 1e9)) for worker in workers]
         case events.LeftOut(nodes, detail):
             places = [(worker, node) for node in nodes for worker in sorted(membership.workers_on(node))]
             lost = [WorkerLost(worker, node, "unreachable", detail, int(now_s * 1e9)) for worker, node in places]

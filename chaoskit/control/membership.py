@@ -12,6 +12,9 @@ When a node has seen a generation of which nothing is known, the record of the r
 who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
 has started more workers than are known, the record has lost its end.
 
+A world that is resized moves at a step boundary: who leaves it is a member until then, and is lost only once all others
+have met without it.
+
 The state of a sharded job is in pieces, one a rank. Then all members together hold it, or nobody does: with one rank
 the state is lost, and every generation but the first begins with sealed copies of all pieces.
 """
@@ -25,6 +28,7 @@ from chaoskit.control.assignment import fit, name_order, reassign, seat
 from chaoskit.control.events import (
     Action,
     AnyEvent,
+    Evicted,
     Finish,
     GenerationSeen,
     Healed,
@@ -35,6 +39,7 @@ from chaoskit.control.events import (
     Publish,
     Rebalanced,
     Recall,
+    Resized,
     Resumes,
     Returned,
     Sealed,
@@ -67,6 +72,8 @@ class Membership:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._size = config.nodes  # of the full world
+        self._idle: set[str] = set()  # nodes that are to have no workers
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
@@ -77,6 +84,7 @@ class Membership:
         self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
+        self._entered: set[str] = set()  # members that stand in the last generation
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
         self._base: Plan | None = None
@@ -128,10 +136,31 @@ class Membership:
         return tuple(member.worker for member in members if member.worker in self._hosts)
 
     @property
+    def crew(self) -> tuple[str, ...]:
+        """The members, and those who leave at a step boundary that not all are known to have passed."""
+        leavers = self._plan.leavers if self._plan and not self._settled else ()
+        return (*self.members, *(worker for worker in leavers if worker in self._hosts))
+
+    @property
+    def _crew_size(self) -> int:
+        """How many the crew were when the last plan was published."""
+        return self.world + (len(self._plan.leavers) if self._plan and not self._settled else 0)
+
+    @property
+    def size(self) -> int:
+        """Ranks that the world shall have."""
+        return self._size
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Nodes that are to have no workers."""
+        return frozenset(self._idle)
+
+    @property
     def spares(self) -> tuple[str, ...]:
         """Ready workers without a rank, by name."""
-        members = self.members
-        return tuple(sorted((worker for worker in self._ready if worker not in members), key=name_order))
+        crew = self.crew
+        return tuple(sorted((worker for worker in self._ready if worker not in crew), key=name_order))
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -149,7 +178,7 @@ class Membership:
 
         Without any it is every node: each may have a copy of it.
         """
-        workers = self._holders or self.members
+        workers = self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
@@ -158,6 +187,11 @@ class Membership:
     def fingerprint(self) -> str:
         """What the numbers of this run depend on; "" while no worker was ready."""
         return self._fingerprint
+
+    @property
+    def worked(self) -> int:
+        """Number of the last generation in which all members have met, or of the first one."""
+        return self._base.generation if self._base else 0
 
     @property
     def settled(self) -> bool:
@@ -173,7 +207,7 @@ class Membership:
     def revives(self) -> bool:
         """Whether nobody has the state, and enough workers are ready to begin again with copies of it."""
         config = self._config
-        enough = config.nodes if config.replacement_s else config.min_world
+        enough = self._size if config.replacement_s else config.least_world
         return self._revival.active and len(self._ready) >= enough
 
     @property
@@ -189,13 +223,16 @@ class Membership:
     @property
     def may_rebalance(self) -> bool:
         """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
-        starting = len(self.members) < self._config.nodes and bool(self._begun_s)
         stable = self._settled and self._is_complete and not self._done and not self._revival.active
-        return stable and not starting and not self._config.job.sharded and not self._finished
+        entered = self.generation == 1 or self._entered.issuperset(self.members)  # else see _may_move
+        starting = len(self.members) < self._size and bool(self._begun_s)
+        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
+        moving = starting or leaving or self._may_move()
+        return stable and entered and not moving and not self._config.job.sharded and not self._finished
 
     def has_substitute(self, worker: str) -> bool:
         """Whether a spare on another node, that is not set aside, could take the rank of ``worker``."""
-        nodes = {self._hosts[spare] for spare in self.spares} - {self._hosts[worker]}
+        nodes = {self._hosts[spare] for spare in self.spares} - {self._hosts[worker]} - self._idle
         return bool(nodes.intersection(self._strikes.trusted(self._nodes)))
 
     def started_on(self, node: str) -> int | None:
@@ -264,6 +301,7 @@ class Membership:
                 if silent:  # its agent ends when its own lease is over
                     self._silent[node] = now_s + self._config.coordinator_outage_s
                 self._left_out.discard(node)
+                self._idle.discard(node)
                 self._revival.lose_node(node, now_s)
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._losses += sum(self._costs(worker) for worker in workers)
@@ -278,6 +316,13 @@ class Membership:
             case Returned(nodes):
                 self._left_out.difference_update(nodes)
                 return self._start_missing([], now_s)
+            case Resized(size, idle):
+                self._size, self._idle = size, set(idle)
+                return self._vacate(now_s)
+            case Evicted(node):
+                workers = [worker for worker, host in self._hosts.items() if host == node]
+                self._doubt(workers)
+                return self._lose(workers, "evicted", now_s)
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 if cause == "slow":
@@ -294,10 +339,13 @@ class Membership:
             case Settled(generation) if self._plan and generation == self._plan.generation:
                 if not self._trained and not self._plan.restore:
                     self._holders.update(self.members)
+                leavers = self.crew[len(self.members) :]
                 self._trained = self._settled = True
                 self._base = self._plan
+                return self._lose(list(leavers), "left", now_s)
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 (self._healed if self._config.job.sharded else self._holders).add(worker)
+                self._entered.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
             case Sealed(node, snapshots, number, committed):
                 self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
@@ -375,13 +423,25 @@ class Membership:
             if not self._config.job.sharded:
                 self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
 
+    def _vacate(self, now_s: float) -> list[Action]:
+        """End what is on nodes that are to idle, but for members: these leave at a step boundary.
+
+        Members of a sharded job cannot: what they hold is restored from its copies.
+        """
+        sharded, crew = self._config.job.sharded, set(self.crew)
+        there = [worker for worker, node in self._hosts.items() if node in self._idle]
+        leaving = [worker for worker in there if sharded or worker not in crew]
+        if sharded:
+            self._doubt(leaving)
+        return self._lose(leaving, "left", now_s)
+
     def _look_at_pieces(self) -> None:
         """Of a sharded state, whether all members hold it together. If not, all of them must begin anew."""
         members = set(self.members)
         if not self._trained or self._plan is None:
             return
         over = not self._is_complete or self._stalled_generation == self.generation
-        if self._growing and not over and not self.spares:  # who was to come is lost: all train on
+        if self._growing and not over and not self._is_wanting:  # who was to come is lost, or not wanted: all train on
             self._growing, self._may_train, self._holders = False, True, members
         elif over or self._growing or self._may_grow():
             self._growing = not over
@@ -398,8 +458,51 @@ class Membership:
 
     def _may_grow(self) -> bool:
         """Whether the world is not full, though it could be, and no member is at its end."""
-        short = len(self.members) < self._config.nodes
-        return self._settled and not self._done and short and bool(self.spares) and not self._revival.active
+        return self._settled and not self._done and self._is_wanting and not self._revival.active
+
+    @property
+    def _is_wanting(self) -> bool:
+        """Whether there are fewer members than there should be, and somebody who could be one."""
+        return len(self.members) < self._size and bool(self.spares)
+
+    def _may_move(self) -> bool:
+        """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
+        if not self._settled or self._done or self._revival.active:
+            return False
+        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
+        if leaving and self.generation > 1 and not self._entered.issuperset(self.members):
+            return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
+        next_world = self._next_world(abort=False)
+        return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
+
+    def _next_world(self, *, abort: bool) -> list[str]:
+        """Who has a rank in the next generation.
+
+        Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
+        stays if nobody else has the state, until somebody has taken it over.
+        """
+        crew = self.crew
+        going = [worker for worker in crew if self._hosts[worker] in self._idle]
+        kept = [worker for worker in crew if worker not in going]
+        if abort:
+            kept, needed = [*crew], going
+        elif self._holders.isdisjoint(kept):
+            needed = [worker for worker in going if worker in self._holders][:1]
+            kept += needed
+        else:
+            needed = []
+        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        spares = self._willing(room)
+        seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
+        members = {worker: self._hosts[worker] for worker in kept}
+        return seat(seats, members, spares, len(kept) + max(0, room))
+
+    def _willing(self, wanted: int) -> dict[str, str]:
+        """Spare -> its node; those on nodes that are set aside only where there are not enough others."""
+        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        trusted = self._strikes.trusted(self._nodes)
+        good = {worker: node for worker, node in spares.items() if node in trusted}
+        return good if len(good) >= wanted else spares
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
@@ -413,10 +516,10 @@ class Membership:
     def _start_missing(self, lost_on: list[str], now_s: float) -> list[Action]:
         """Start what is missing from the target, each worker where the fewest live, rather where one was lost."""
         starts: list[Action] = []
-        trusted = self._strikes.trusted([node for node in self._nodes if node not in self._left_out])
+        trusted = self._strikes.trusted([node for node in self._nodes if node not in self._left_out | self._idle])
         if now_s < self._start_after_s:
             return starts
-        target = self._config.nodes + self._config.spares if self._launched and trusted else 0
+        target = self._size + self._config.spares if self._launched and trusted else 0
         for index in range(target - len(self._hosts)):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
@@ -444,16 +547,16 @@ class Membership:
             return self._begin(now_s)
         if not self._trained and not self._nodes and now_s >= self._deadline_s:  # all were lost in the first regroup
             return Finish(False, self._late())
-        if self._failed_starts >= STARTS_MAX and len(members) < self._config.min_world:
+        if self._failed_starts >= STARTS_MAX and len(members) < self._config.least_world:
             return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
         if self._revival.active:
             return self._revive(now_s)
         if not self._plan:  # nobody is there who could be asked for copies
             late = now_s >= self._deadline_s
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
-        if len(members) < self.world or self._stalled_generation == self.generation:
+        if len(self.crew) < self._crew_size or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if self._may_grow() and not self._config.job.sharded:  # there all begin anew, once it is known with what
+        if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
         if self.may_rebalance and self._wants_other_shares():
             return self._regroup(abort=False)
@@ -467,15 +570,15 @@ class Membership:
         return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
 
     def _left(self) -> str:
-        return f"{len(self.members)} ranks are left, min_world={self._config.min_world}"
+        return f"{len(self.members)} ranks are left, min_world={self._config.least_world}"
 
     def _begin(self, now_s: float) -> Publish | Finish | None:
         config, ready = self._config, sorted(self._ready, key=name_order)
         hosts = [self._hosts[worker] for worker in ready]
-        full = len(ready) >= config.nodes and len(set(hosts)) >= min(config.nodes, len(set(self._hosts.values())))
+        full = len(ready) >= self._size and len(set(hosts)) >= min(self._size, len(set(self._hosts.values())))
         if not full and now_s < self._deadline_s:
             return None
-        if len(ready) < config.min_world:
+        if len(ready) < config.least_world:
             return Finish(False, self._late())
         return self._publish(self._first_world(), abort=True)
 
@@ -489,7 +592,7 @@ class Membership:
         hosts = [self._hosts[worker] for worker in ready]
         order = {worker: self._nodes.index(host) for worker, host in zip(ready, hosts, strict=True)}
         turns = {worker: index - hosts.index(hosts[index]) for index, worker in enumerate(ready)}
-        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._config.nodes]
+        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._size]
         return sorted(chosen, key=lambda worker: order[worker])
 
     def _recall(self, now_s: float) -> list[Action]:
@@ -581,9 +684,9 @@ class Membership:
 
     def _awaits_workers(self, now_s: float) -> bool:
         """Whether a world that begins with copies should be larger than the workers that are ready allow."""
-        if len(self._ready) < self._config.min_world:
+        if len(self._ready) < self._config.least_world:
             return True
-        missing = min(self._config.nodes, len(self._hosts)) - len(self._ready)
+        missing = min(self._size, len(self._hosts)) - len(self._ready)
         patience_s = self._config.replacement_s if self._config.job.sharded else 0.0
         if self._resumes and not self._plan:
             patience_s = self._config.startup_s / 2  # all of them start just now
@@ -597,22 +700,15 @@ class Membership:
         return self._revival.serves(plan) if plan.restore else self._may_train
 
     def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
-        members = {worker: self._hosts[worker] for worker in self.members}
-        spares = {worker: self._hosts[worker] for worker in self._willing(self._config.nodes - len(members))}
-        if min(self._config.nodes, len(members) + len(spares)) < self._config.min_world:
+        workers = self._next_world(abort=abort) if self._base else self._first_world()
+        if len(workers) < self._config.least_world:
             return None
-        if not self._base:
-            return self._publish(self._first_world(), abort=abort, restore=restore)
-        seats = [(member.worker, member.node) for member in self._base.members]
-        return self._publish(seat(seats, members, spares, self._config.nodes), abort=abort, restore=restore)
+        leavers = () if abort else tuple(worker for worker in self.crew if worker not in workers)
+        return self._publish(workers, abort=abort, restore=restore, leavers=leavers)
 
-    def _willing(self, wanted: int) -> list[str]:
-        """Ready workers without a rank; those on nodes that are set aside only where there are not enough others."""
-        trusted = self._strikes.trusted(self._nodes)
-        good = [worker for worker in self.spares if self._hosts[worker] in trusted]
-        return good if len(good) >= wanted else list(self.spares)
-
-    def _publish(self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish:
+    def _publish(
+        self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
+    ) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
         shares = fit(self._shares, workers, self._config.shard_count)
         shards = reassign(previous, workers, self._config.shard_count, shares)
@@ -624,9 +720,10 @@ class Membership:
             ),
             abort=abort,
             restore=restore,
+            leavers=leavers,
         )
         self._base = self._base or self._plan
-        self._settled = False
+        self._settled, self._entered = False, set()
         if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
             self._healed, self._done = set(), set()
             self._may_train, self._growing = True, False

@@ -19,6 +19,7 @@ from chaoskit.control import events
 from chaoskit.control.attendance import Attendance
 from chaoskit.control.contact import Contact
 from chaoskit.control.deferral import Deferral
+from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.facts import Facts
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
@@ -31,10 +32,13 @@ from chaoskit.control.results import Results
 from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
+from chaoskit.elastic import events as happenings
+from chaoskit.elastic.events import Answer, Evict
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
     AgentHello,
+    Answered,
     Arm,
     EndJob,
     Formed,
@@ -43,6 +47,7 @@ from chaoskit.messages import (
     Heard,
     Heartbeat,
     HookReached,
+    LendNodes,
     LeverPulled,
     LinksMeasured,
     LinksTested,
@@ -52,8 +57,11 @@ from chaoskit.messages import (
     PullNode,
     Recall,
     Release,
+    ReturnNodes,
+    ScaleTo,
     Sealed,
     SourceFailed,
+    SpotNotice,
     StartWorker,
     StopWorker,
     Store,
@@ -62,6 +70,7 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerLost,
     WorkerReady,
+    WorldSize,
 )
 from chaoskit.vocabulary import Event
 
@@ -87,6 +96,7 @@ class ControlPlane:
     def __init__(self, config: RunConfig, memory: Sequence[Remember] = (), now_s: float = 0.0) -> None:
         self._config = config
         self._membership = Membership(config)
+        self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
         self._watch = Watch(config)
         self._workload = Workload(config)
         self._link_speeds = LinkSpeeds()
@@ -140,6 +150,8 @@ class ControlPlane:
                     self._hosts[action.worker] = action.node
                 elif isinstance(action, events.Finish):
                     self._end = EndJob(action.ok, action.reason)
+            if self._elasticity is not None:  # what follows from it comes next in the record, or is wanted still
+                self._elasticity.take_in(entry.event, self._membership, entry.now_s - entry.lag_s)
         if self._membership.nodes or self._membership.plan is not None:
             self._attendance.begin()
         for node in self._membership.nodes:
@@ -173,6 +185,8 @@ class ControlPlane:
         told: list[messages.Message] = [*self._facts.tell()]
         if plan is not None:
             told.append(plan)
+        if self._elasticity is not None:
+            told.append(self._world_size(""))
         if self._end is not None:
             told.append(self._end)
         return told
@@ -336,6 +350,8 @@ class ControlPlane:
                 return [Send(node, message)]
             case Arm(node, worker, trigger):
                 return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
+            case ScaleTo() | LendNodes() | SpotNotice() | ReturnNodes():
+                return self._ask_for(message, now_s)
             case EndJob(reason=reason):
                 return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
             case HookReached() | LeverPulled() | Pong():
@@ -466,7 +482,12 @@ class ControlPlane:
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         guilty, stalled = self._watch.look(
-            plan, self._membership.members, arrived, now_s, over=self._membership.is_gathering
+            plan,
+            self._membership.crew,
+            arrived,
+            now_s,
+            worked=self._membership.worked,
+            over=self._membership.is_gathering,
         )
         outputs: list[Output] = []
         for worker, detail in guilty.items():
@@ -527,6 +548,8 @@ class ControlPlane:
             self._inherited_until_s = None
             if self._inherited and not self._membership.settled:
                 outputs += self._stall(self._inherited, "its coordinator ended while it was formed", now_s)
+        if self._elasticity is not None and now_s - self._lag_s >= self._elasticity.next_s():
+            outputs += self._advance(events.Elastic(happenings.Tick()), now_s)
         if (step := self._timetable.due(now_s)) is not None:
             outputs += [Send(node, Store(step)) for node in sorted(self._membership.nodes)]
         return outputs + self._advance(events.Tick(), now_s)
@@ -561,21 +584,83 @@ class ControlPlane:
                     if not self._membership.revives:
                         outputs += self._start(self._deferral.release())  # no step is repeated without replacements
                 case events.StopWorker(worker, cause):
-                    outputs.append(Send(self._hosts.get(worker, ""), StopWorker(worker, cause)))
+                    stop = StopWorker(worker, cause)
+                    outputs.append(Send(self._hosts.get(worker, ""), stop))
+                    if cause == "left":
+                        self._facts.note(stop)
+                        self._watch.forget(worker)
                 case events.SetAside(node):
                     outputs.append(Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max}))
                 case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
         if self._membership.is_short and not self._membership.revives:
             outputs += self._start(self._deferral.release())  # no step is repeated without replacements
-        return outputs
+        return outputs + self._resize(event, now_s)
+
+    # -- the size of the world ------------------------------------------------------------------------------------
+
+    def _ask_for(self, message: ScaleTo | LendNodes | SpotNotice | ReturnNodes, now_s: float) -> list[Output]:
+        """Somebody wants another size."""
+        if isinstance(message, LendNodes) and (message.nodes < 1 or not message.grace_s >= 0):
+            return self._answer(Answer(message.request, False, "ask for 1 node or more, and a grace of 0 s or more"))
+        match message:
+            case ScaleTo(request, size, asked_by):
+                happening: happenings.Event = happenings.Scale(request, size, asked_by)
+            case LendNodes(request, job, nodes, grace_s):
+                happening = happenings.Demand(request, job, nodes, grace_s)
+            case SpotNotice(node, grace_s):
+                happening = happenings.Notice(node, now_s - self._lag_s + max(0.0, grace_s))
+            case ReturnNodes(job):
+                happening = happenings.Returned(job)
+        if self._elasticity is None:
+            request = getattr(message, "request", "")
+            return self._answer(Answer(request, False, "the run has no elastic policy: start it with one"))
+        return self._advance(events.Elastic(happening), now_s)
+
+    def _answer(self, answer: Answer) -> list[Output]:
+        fields = msgspec.structs.asdict(said := Answered(answer.request, answer.accepted, answer.reason, answer.nodes))
+        return [Note(Event.ASKED, fields), Show(said)]
+
+    def _resize(self, event: events.AnyEvent, now_s: float) -> list[Output]:
+        """What the elastic policy makes of an event that the membership has taken in."""
+        if self._elasticity is None:
+            return []
+        outputs: list[Output] = []
+        for decision in self._elasticity.take_in(event, self._membership, now_s - self._lag_s):
+            if isinstance(decision, Answer):
+                outputs += [*self._answer(decision), Show(self._world_size(""))]
+            elif isinstance(decision, Evict):
+                outputs += self._evict(decision, now_s)
+        wish = self._elasticity.wish(self._membership)
+        if wish is None or self._membership.finished:
+            return outputs
+        remembered, *rest = self._advance(wish, now_s)
+        said = self._world_size(wish.reason)
+        return [*outputs, remembered, Note(Event.RESIZED, msgspec.structs.asdict(said)), Show(said), *rest]
+
+    def _world_size(self, reason: str) -> WorldSize:
+        assert self._elasticity is not None
+        membership = self._membership
+        nodes = tuple(node for node in membership.nodes if node not in membership.idle)
+        return WorldSize(membership.size, self._elasticity.wanted, nodes, reason)
+
+    def _evict(self, decision: Evict, now_s: float) -> list[Output]:
+        if not (workers := self._membership.workers_on(decision.node)):
+            return []
+        if self._membership.keepers <= {decision.node}:  # nobody could go on without it
+            return []
+        event = events.Evicted(decision.node, decision.reason)
+        told = [Note(Event.EVICTED, msgspec.structs.asdict(event)), *self._tell_loss(event, now_s)]
+        for worker in workers:
+            self._watch.forget(worker)
+        return told + self._advance(event, now_s)
 
     def _start(self, workers: list[str]) -> list[Output]:
         alive = [worker for worker in workers if self._membership.host_of(worker) is not None]
         return [Send(self._hosts[worker], StartWorker(worker)) for worker in alive]
 
     def _publish(self, plan: Plan, now_s: float) -> list[Output]:
-        if plan.abort:
+        if plan.abort or plan.leavers:
             self._deferral.recover(plan.generation, len(plan.members), now_s)
         self._formed.clear()
         self._broken = None
@@ -585,11 +670,13 @@ class ControlPlane:
             "generation": plan.generation,
             "abort": plan.abort,
             "members": [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members],
+            "leavers": plan.leavers,
         }
+        nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
         return [
             Note(Event.PLAN, fields),  # before anybody acts on it: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
-            *(Send(node, plan) for node in dict.fromkeys(member.node for member in plan.members)),
+            *(Send(node, plan) for node in dict.fromkeys(nodes)),
             Show(plan),
         ]
 

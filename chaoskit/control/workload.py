@@ -56,11 +56,11 @@ class Workload:
     def look(self, membership: Membership) -> list[Decision]:
         """What is to be told and done, if all ranks have taken a step since the last time."""
         plan = membership.plan
-        if plan is None or not membership.may_rebalance:
+        if plan is None:
             return []
         shares = {member.worker: len(member.shards) for member in plan.members}
         round_ = self._paces.round(shares)
-        if round_ is None:
+        if round_ is None or not membership.may_rebalance:
             return []
         ranks = {member.worker: member.rank for member in plan.members}
         found = self._stragglers.look(round_, shares)

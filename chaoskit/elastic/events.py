@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 # -- what happens -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class _Happening(msgspec.Struct, frozen=True, tag=True):
+    """Can be written down: a world is what the replay of its events gives."""
+
+
+class Scale(_Happening, frozen=True):
     """Somebody wants a world of so many nodes, from now on as far as there are as many."""
 
     request: str
@@ -16,38 +21,33 @@ class Scale:
     asked_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(_Happening, frozen=True):
     """A node can be used. ``cost``: what its leaving would cost; the least costly leave first."""
 
     node: str
     cost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(_Happening, frozen=True):
     """A node is gone, whether it was asked to leave or not."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(_Happening, frozen=True):
     """A node's workers have left the world, as they were asked to. The node is still there."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(_Happening, frozen=True):
     """A node will be taken away at ``deadline_s``."""
 
     node: str
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(_Happening, frozen=True):
     """A job of higher priority wants so many nodes within ``grace_s``."""
 
     request: str
@@ -56,15 +56,13 @@ class Demand:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(_Happening, frozen=True):
     """A job of higher priority needs its nodes no more."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(_Happening, frozen=True):
     """Time has passed."""
 
 

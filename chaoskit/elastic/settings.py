@@ -50,6 +50,15 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return tuple(sorted(self.replica_discrete_values))
         return tuple(range(self.min_replicas, self.max_replicas + 1, self.replica_increment_step or 1))
 
+    @property
+    def sizes_in_words(self) -> str:
+        """The allowed sizes, for people."""
+        sizes = self.sizes
+        if len(sizes) > 8 and not self.replica_discrete_values:
+            step = self.replica_increment_step
+            return f"{sizes[0]} to {sizes[-1]}" + (f" in steps of {step}" if step > 1 else "")
+        return ", ".join(map(str, sizes))
+
     def fit(self, nodes: int) -> int:
         """The largest allowed size for so many nodes; 0 if they are too few to train."""
         return max((size for size in self.sizes if size <= nodes), default=0)

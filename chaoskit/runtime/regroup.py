@@ -25,7 +25,10 @@ _STANDING = struct.Struct("!q?")
 
 @dataclass(slots=True)
 class Formation:
-    """A membership as this worker lives it. ``standings`` and ``group`` are None until they are known."""
+    """A membership as this worker lives it. ``standings`` and ``group`` are None until they are known.
+
+    ``me``: of one that this worker has left, its place in the membership before.
+    """
 
     plan: Plan
     me: Member
@@ -109,10 +112,12 @@ class Regrouper:
                 self._changed.notify_all()
 
     def _begin(self, plan: Plan) -> None:
-        """Leave the current generation and form a new one. The lock is held."""
+        """Leave the current generation and form a new one, or none where this worker is to go. The lock is held."""
         me = plan.member(self._worker)
-        assert me is not None, "a plan without this worker ends it before it comes here"
-        previous, self._current = self._current, Formation(plan, me)
+        previous = self._current
+        last = me or (previous.me if previous is not None else None)
+        assert last is not None, "a plan without this worker ends it before it comes here"
+        self._current = Formation(plan, last)
         self._soft = None
         if previous is not None:
             previous.broken = True
@@ -123,8 +128,9 @@ class Regrouper:
             for leave in previous.leavers:
                 leave()
             self._retired.append(previous)
-        name = f"form-{plan.generation}"
-        threading.Thread(target=self._form, args=(self._current,), name=name, daemon=True).start()
+        if me is not None:
+            name = f"form-{plan.generation}"
+            threading.Thread(target=self._form, args=(self._current,), name=name, daemon=True).start()
         self._changed.notify_all()
 
     # -- forming threads ----------------------------------------------------------------------------------------
@@ -172,6 +178,13 @@ class Regrouper:
         with self._changed:
             current = self._current
             return current if current is not None and current.standings is not None else None
+
+    @property
+    def left(self) -> Formation | None:
+        """The newest formation, if this worker is to go: it waits for its end, or for a newer one with it."""
+        with self._changed:
+            current = self._current
+            return current if current is not None and self._worker in current.plan.leavers else None
 
     def membership(self) -> Formation:
         """The newest formation, once the steps of its members are known."""

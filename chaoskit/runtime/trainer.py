@@ -244,6 +244,7 @@ class Trainer:
             formation = regrouper.membership_now()
             if formation is None:
                 board.enter(Phase.REGROUP)
+                self._take_leave()
                 formation = regrouper.membership()
             if formation is self._formation:
                 return formation
@@ -256,6 +257,12 @@ class Trainer:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             return formation
+
+    def _take_leave(self) -> None:
+        """Where the world goes on without this worker: its agent ends it, unless it is needed once more."""
+        if (formation := self._worker.regrouper.left) is not None:
+            place = {"generation": formation.plan.generation, "rank": formation.me.rank}
+            self._worker.journal.write(Event.LEFT, step=self.step, **place)
 
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""

@@ -109,7 +109,7 @@ class Control:
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Plan):
-            if message.member(self.spec.worker) is None:
+            if message.member(self.spec.worker) is None and self.spec.worker not in message.leavers:
                 os._exit(1)  # fenced: the others go on without this worker
             self.regrouper.offer(message)
         elif isinstance(message, Release):

@@ -85,6 +85,9 @@ class Cluster(Protocol):
         """Start a new agent under the name of a node that was lost: another incarnation, with empty memory, on a
         network that works again. Raises HarnessError if something of the node still lives."""
 
+    def provide(self, count: int) -> None:
+        """See to it that as many nodes were started, the lost ones among them. Raises HarnessError if it cannot."""
+
     def freeze(self, node: str) -> Freeze:
         """Have all processes of a node stand still, and those that they start. What undoes it is written ahead.
 

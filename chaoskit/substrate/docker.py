@@ -125,7 +125,7 @@ class DockerSubstrate(LocalSubstrate):
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
-        self._stand_ready([COORDINATOR, *node_names(config.nodes), *_STANDBYS])
+        self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS])
         return super().launch(config, triggers, run_directory, port=port)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

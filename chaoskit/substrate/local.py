@@ -180,7 +180,7 @@ class LocalSubstrate:
         """
         self.warm_up()
         nodes = node_names(config.nodes)
-        network = self._network(nodes, port)
+        network = self._network(node_names(config.nodes_max), port)
         token = secrets.token_hex(16)
         coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
         with network.listeners[0] as first, network.listeners[1] as second:
@@ -348,6 +348,12 @@ class LocalCluster(Levers):
     def coordinator(self) -> Process:
         """The process that decides membership now."""
         return identify(self.coordinator_pid)
+
+    def provide(self, count: int) -> None:
+        for node in node_names(count)[len(self.nodes) :]:
+            agent = self._substrate.start_agent(self._network, node, self.token, self._run_directory)
+            self._pids.append(agent)
+            self.nodes = (*self.nodes, node)
 
     def replace(self, node: str) -> None:
         self.mend(node)

@@ -140,7 +140,12 @@ class Coordinator(Process):
 
     def stop_run(self, reason: str) -> None:
         """An observer ends the job."""
-        self.carry_out(self.plane.hear(messages.EndJob(False, reason), self.engine.now_s))
+        self.hear(messages.EndJob(False, reason))
+
+    def hear(self, message: messages.Message) -> None:
+        """An observer says something."""
+        if self._holds():
+            self.carry_out(self.plane.hear(message, self.engine.now_s))
 
     def rebalance(self, fast: int) -> None:
         """``ControlPlane._look_at_workload``: of the ranks, the one that ``fast`` picks is to have most shards."""

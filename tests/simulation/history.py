@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from chaoskit.messages import EndJob
 from simulation.faults import Faults
 from simulation.laws import Violation
+from simulation.resizes import Resizes
 from simulation.world import World
 
 
@@ -39,6 +40,7 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
         world.engine.trace = []
     faults = Faults(world)
     faults.schedule()
+    Resizes(world, seed, faults).schedule()
     broken = ""
     try:
         finished = world.engine.run(world.over, faults.last_s + world.patience_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.control import events
-from chaoskit.messages import EndJob, Plan, StartWorker
+from chaoskit.messages import EndJob, Plan, StartWorker, StopWorker
 from chaoskit.vocabulary import Event
 from simulation.network import COORDINATOR
 from simulation.worker import GENESIS, advance, gradient
@@ -94,6 +94,13 @@ class Laws:
                     self._require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
                 case events.Settled(generation) if generation in self.plans and not self.keepers:
                     self.keepers.update(member.node for member in self.plans[generation].members)
+                case events.Resized(_, idle) if self._world.haven in idle:
+                    self._world.haven = ""  # nothing is kept there any more
+                case events.Evicted(node):
+                    self.gave_up(node)
+                    for name in self.ordered:
+                        if name.rpartition(".")[0] == node:
+                            self.lost_s.setdefault(name, self._world.engine.now_s)
                 case events.NodeLost(node):
                     if self._world.engine.now_s > self._world.agents[node].lease_until_s:
                         self.gave_up(node)
@@ -117,6 +124,11 @@ class Laws:
         elif isinstance(message, StartWorker):
             self.ordered.add(message.worker)
             self._require(self.end is None, f"{message.worker} was started after the end")
+        elif isinstance(message, StopWorker) and message.cause == "left":
+            rank = self.plans[max(self.settled)].member(message.worker) if self.settled else None
+            self._require(rank is None or self._world.sharded, f"{message.worker} was sent away, and others need it")
+            if message.worker in self._world.workers:
+                self.lost_s.setdefault(message.worker, self._world.engine.now_s)
         elif isinstance(message, EndJob):
             self._require(self.end in (None, message), f"the job ended twice: {self.end}, {message}")
             if self.end is None:

@@ -184,8 +184,8 @@ class Agent(Process):
                     self._acknowledge(sent_ns / 1e9)
             case Plan(generation):
                 self.generation = max(self.generation, generation)
-                for member in message.members:
-                    self._pass_on(member.worker, message)
+                for worker in (*(member.worker for member in message.members), *message.leavers):
+                    self._pass_on(worker, message)
                 if self.world.sharded:
                     self.kept.follow(message)
             case TestLinks(number, targets):

@@ -66,9 +66,10 @@ class Regrouper:
             self._worker.notify()
 
     def _begin(self, plan: Plan) -> None:
-        me = plan.member(self._worker.name)
-        assert me is not None
-        previous, self.current = self.current, Formation(plan, me)
+        me, previous = plan.member(self._worker.name), self.current
+        last = me or (previous.me if previous is not None else None)
+        assert last is not None
+        self.current = Formation(plan, last)
         self._soft = None
         if previous is not None:
             previous.broken = True
@@ -76,7 +77,8 @@ class Regrouper:
                 previous.line.close(CLIENT)
             if previous.mesh is not None:
                 previous.mesh.leave(previous.me.rank)
-        self._worker.begin(self._form(self.current))
+        if me is not None:
+            self._worker.begin(self._form(self.current))
         self._worker.notify()
 
     # -- forming threads ------------------------------------------------------------------------------------------

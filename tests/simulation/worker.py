@@ -79,7 +79,7 @@ class Worker(Process):
     def hear(self, message: Any) -> None:
         """``Control._handle``."""
         if isinstance(message, Plan):
-            if message.member(self.name) is None:
+            if message.member(self.name) is None and self.name not in message.leavers:
                 self.kill()  # fenced: the others go on without this worker
             else:
                 self.regrouper.offer(message)

@@ -1,0 +1,113 @@
+"""How large the world of a run shall be: feeds its elastic policy with what happens to the run. A pure state machine.
+
+It sees every event that the membership takes in, and after that one. What it wants is compared with what the membership
+has: so whatever was lost on the way, as with a coordinator, is wanted again.
+"""
+
+from __future__ import annotations
+
+from chaoskit.control import events
+from chaoskit.control.membership import Membership
+from chaoskit.elastic import events as happenings
+from chaoskit.elastic.events import Answer, Decision, Resize
+from chaoskit.elastic.policy import World
+from chaoskit.elastic.settings import ElasticPolicy
+
+
+class Elasticity:
+    """The policy's world begins once the first ranks train; what happens before is taken in then."""
+
+    def __init__(self, policy: ElasticPolicy) -> None:
+        self._policy = policy
+        self._world: World | None = None
+        self._nodes: dict[str, None] = {}  # that there were when the world began
+        self._early: list[happenings.Event] = []
+        self._leaving: set[str] = set()
+        self._answers: dict[str, Answer] = {}
+        self._wanted = 0
+        self._reason = ""  # of the last resize
+
+    @property
+    def wanted(self) -> int:
+        """The size that somebody has asked for last; 0 while nobody has."""
+        return self._wanted
+
+    def next_s(self) -> float:
+        """When to take in a :class:`chaoskit.elastic.events.Tick`; infinity for never."""
+        return self._world.next_s() if self._world is not None else float("inf")
+
+    def take_in(self, event: events.AnyEvent, membership: Membership, now_s: float) -> list[Decision]:
+        """What the policy says to an event that ``membership`` has taken in.
+
+        ``now_s``: of the membership, for which no time passes between coordinators.
+        """
+        if self._world is None and isinstance(event, events.Settled):
+            return self._begin(now_s)
+        decisions: list[Decision] = []
+        for happening in self._translate(event):
+            decisions += self._tell(happening, now_s)
+        for node in sorted(self._leaving):
+            if not membership.workers_on(node):
+                self._leaving.discard(node)
+                decisions += self._tell(happenings.Left(node), now_s)
+        return decisions
+
+    def wish(self, membership: Membership) -> events.Resized | None:
+        """What the membership should be told, if that is not what it knows."""
+        if self._world is None:
+            return None
+        members = self._world.members
+        size = max(len(members), self._policy.sizes[0])
+        idle = frozenset(membership.nodes).difference(members) if self._world.size else frozenset[str]()
+        if (size, idle) == (membership.size, membership.idle):
+            return None
+        return events.Resized(size, tuple(sorted(idle)), self._reason)
+
+    def _begin(self, now_s: float) -> list[Decision]:
+        self._world = World(self._policy, self._nodes)
+        decisions = self._tell(happenings.Tick(), now_s)
+        for happening in self._early:
+            decisions += self._tell(happening, now_s)
+        return decisions
+
+    def _translate(self, event: events.AnyEvent) -> list[happenings.Event]:
+        match event:
+            case events.NodeJoined(node):
+                return [happenings.Arrived(node)]
+            case events.NodeLost(node):
+                return [happenings.Lost(node)]
+            case events.LeftOut(nodes):
+                return [happenings.Lost(node) for node in nodes]
+            case events.Returned(nodes):
+                return [happenings.Arrived(node) for node in nodes]
+            case events.Elastic(what):
+                return [what]
+        return []
+
+    def _tell(self, happening: happenings.Event, now_s: float) -> list[Decision]:
+        if self._world is None:
+            self._collect(happening)
+            return []
+        request = getattr(happening, "request", "")
+        if request in self._answers:  # asked again, as a coordinator has ended meanwhile
+            return [self._answers[request]]
+        decisions = self._world.handle(happening, now_s)
+        for decision in decisions:
+            if isinstance(decision, Resize):
+                self._leaving.update(leave.node for leave in decision.leaves)
+                self._leaving.difference_update(decision.members)
+                self._reason = decision.reason
+            elif isinstance(decision, Answer):
+                self._answers[decision.request] = decision
+                if isinstance(happening, happenings.Scale) and decision.accepted:
+                    self._wanted = happening.size
+        return decisions
+
+    def _collect(self, happening: happenings.Event) -> None:
+        match happening:
+            case happenings.Arrived(node):
+                self._nodes[node] = None
+            case happenings.Lost(node):
+                self._nodes.pop(node, None)
+            case _:
+                self._early.append(happening)
