@@ -46,8 +46,8 @@ def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> N
     outcome = run(chaos, half_speed(100), reduction=reduction, buckets=2)
     first, second, *_ = loads(outcome)
     assert first == [4, 4, 4, 4]
-    assert second[1] in (2, 3)
-    assert max(second) <= 5
+    assert second[1] <= 3, "two, where nothing else needs the CPUs"
+    assert min(second[0], second[2], second[3]) >= 4
     moved = [record["step"] for record in journal(outcome, Event.COMMIT) if record["generation"] == 2]
     assert AT < min(moved) <= AT + 15, "ten on a quiet machine"
     assert outcome.false_alarms == 0
@@ -56,14 +56,14 @@ def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> N
 
 def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
     outcome = run(chaos, half_speed(16), steps=60)
-    assert loads(outcome)[1][1] in (2, 3)
+    assert loads(outcome)[1][1] <= 3
     assert loads(outcome)[-1] == [4, 4, 4, 4]
 
 
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     """The world shrinks in the middle of it, and grows again."""
     outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), steps=50)
-    assert loads(outcome)[1][1] in (2, 3)
+    assert loads(outcome)[1][1] <= 3
     (shrunk,) = [counts for counts in loads(outcome) if len(counts) == 3][:1]
     assert shrunk[1] < min(shrunk[0], shrunk[2])
     assert len(loads(outcome)[-1]) == 4

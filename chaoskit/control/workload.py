@@ -113,5 +113,6 @@ def _shown(pace: Pace) -> dict[str, float]:
         "compute_ms": round(pace.compute_s * 1e3, 3),
         "input_ms": round(pace.input_s * 1e3, 3),
         "wait_ms": round(pace.wait_s * 1e3, 3),
+        "other_ms": round(pace.other_s * 1e3, 3),
         "starved_ms": round(pace.starved_s * 1e3, 3),
     }
