@@ -88,6 +88,10 @@ def launch(
         str,
         typer.Option(metavar="MIN..MAX|FILE", help="Sizes that `chaoskit scale` may give it, or a policy file."),
     ] = "",
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Log rules, as HyperPod has them: what each rank must print, and how often."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
     control_port: Annotated[int, typer.Option(help="Where requests are taken, on loopback; 0 for any.")] = 0,
     substrate: Annotated[
@@ -103,6 +107,8 @@ def launch(
     compute NaN are replaced; the others go on without losing a step.
     With [bold]--checkpoints[/] the state is stored, too: the same command, given again
     after everything was lost, goes on from there.
+    With [bold]--rules[/] (a list of them, or the YAML with logMonitoringConfiguration)
+    the log of every rank is watched, and a rank of which a rule says so is replaced.
     Ctrl-C ends everything.
 
     Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
@@ -127,6 +133,8 @@ def launch(
     if remote:
         often = {"every_steps": remote_every, "every_s": remote_every_s}
         settings["remote"] = {"target": remote, "keep_last": keep, **often}
+    if rules is not None:
+        settings["rules"] = rules
     console = _console(machine)
     result = face.launch(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)

@@ -14,6 +14,7 @@ import msgspec
 
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
+from chaoskit.logrule import Rule
 
 #: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
 SLOW_LIMIT_MIN = 2.0
@@ -117,6 +118,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         elastic: between which sizes the world may move on request; None: it is of ``nodes``, as far as they are there.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
+        rules: what the logs of the ranks must show, and what is done if they do not; see :mod:`chaoskit.rules`.
     """
 
     job: JobSpec
@@ -158,6 +160,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     disk: Tier | None = None
     remote: Tier | None = None
     resume: bool = False
+    rules: tuple[Rule, ...] = ()
 
     @property
     def shard_count(self) -> int:

@@ -358,6 +358,37 @@ class Accuse(Message, frozen=True):
     detail: str
 
 
+class LinesMatched(Message, frozen=True):
+    """Log rules of which ``worker`` has printed a matching line since it had its first rank: all of them so far."""
+
+    worker: str
+    rules: tuple[str, ...]
+
+
+class RuleFired(Message, frozen=True):
+    """A log rule fired for a worker that has a rank.
+
+    It was seen in one of the steps ``since_step`` to ``step``. ``verdict`` and ``reason``: of
+    :class:`chaoskit.rules.Fired`. ``value``, ``limit``: what was seen, and what the rule allows. ``matched``: whether
+    the worker has ever printed a line that matches. ``line``: the newest that was read.
+    """
+
+    worker: str
+    node: str
+    rank: int
+    generation: int
+    since_step: int
+    step: int
+    rule: str
+    verdict: str
+    action: str
+    reason: str
+    value: str = ""
+    limit: float | None = None
+    matched: bool = False
+    line: str = ""
+
+
 class WorkerDone(Message, frozen=True):
     """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again."""
 
@@ -597,6 +628,8 @@ AnyMessage = (
     | PullNode
     | LeverPulled
     | Accuse
+    | LinesMatched
+    | RuleFired
     | WorkerDone
     | WorkerFailed
     | Formed

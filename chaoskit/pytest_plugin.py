@@ -217,10 +217,15 @@ def rules_fire(request: pytest.FixtureRequest) -> Callable[..., list[Fired]]:
     from chaoskit.rules import check_rules
 
     def locate(file: Any) -> Any:
-        beside = request.path.parent / file if isinstance(file, (str, Path)) else None
-        return beside if beside is not None and beside.is_file() else file
+        return _beside(request.path, file) if isinstance(file, (str, Path)) else file
 
     return lambda rules, log, **options: check_rules(locate(rules), locate(log), **options)
+
+
+def _beside(test: Path, file: str | Path) -> str | Path:
+    """``file`` beside the test, if it is there."""
+    beside = test.parent / file
+    return beside if beside.is_file() else file
 
 
 @dataclass
@@ -253,7 +258,7 @@ class Chaos:
                 neither for nor against the recovery probability of the report.
             plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``
                 and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``, ``nodes``,
-                ``ranks``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``, ``twin``.
+                ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``, ``twin``.
 
         Raises:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
@@ -267,6 +272,8 @@ class Chaos:
         settings = {"name": f"{self.item.name}{number}", **self.defaults, **plan}
         if job is not None:
             job = self._locate(job)
+        if isinstance(settings.get("rules"), (str, Path)):
+            settings["rules"] = _beside(self.item.path, settings["rules"])
         if command is not None:
             command = [self._locate(argument) for argument in require_command(command)]
         outcome = self.harness.run(job, command=command, faults=faults, **settings)

@@ -72,6 +72,7 @@ class Event(StrEnum):
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
     SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
+    RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command
     COMMAND_EXITED = "command_exited"  # pid, how, status
@@ -88,7 +89,8 @@ class Event(StrEnum):
     ASKED = "asked"  # for another size: request, what, accepted, reason, nodes
     RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
     EVICTED = "evicted"  # a node has not left in time: node, detail
-    SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers
+    SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers; detail: of a log rule, which asked for it
+    RULE_EXCUSED = "rule_excused"  # rule, worker, verdict, detail: it asked for an act, and there is none
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
     JOB_ENDED = "job_ended"
@@ -103,14 +105,18 @@ class Event(StrEnum):
 #: Causes of a loss that say no more than that the process is gone; which one depends on who notices first.
 ENDED_CAUSES = frozenset({"ended", "exited", "killed", "dumped"})
 
+#: A log rule of the user's asked for it: :mod:`chaoskit.control.rulings`.
+LOG_RULE = "log rule"
+
+#: Causes of the loss of a rank that does not go on: which one depends on who loses patience first.
+HUNG_CAUSES = frozenset({"hung", LOG_RULE})
+
 #: Causes of the loss of a rank whose code fails: whatever catches the exception may also end it, or hang.
-FAILED_CAUSES = ENDED_CAUSES | {"raised", "hung"}
+FAILED_CAUSES = ENDED_CAUSES | HUNG_CAUSES | {"raised"}
 
 #: All causes for which a worker is given up.
-LOSS_CAUSES = ENDED_CAUSES | {
-    "raised",
+LOSS_CAUSES = FAILED_CAUSES | {
     "stopped",
-    "hung",
     "slow",
     "node lost",
     "unreachable",

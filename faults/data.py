@@ -10,6 +10,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, Lever, Trigger
+from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -50,7 +51,7 @@ class DataStall(_DataFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung"})
+        return HUNG_CAUSES
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -93,7 +94,7 @@ class BadBatch(_DataFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"nonfinite"})
+        return frozenset({"nonfinite", LOG_RULE})  # what is printed of it a rule may take for the rank's fault
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
-from chaoskit.vocabulary import Phase
+from chaoskit.vocabulary import HUNG_CAUSES, Phase
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -44,7 +44,7 @@ class Deadlock(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung"})
+        return HUNG_CAUSES
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

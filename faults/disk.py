@@ -13,7 +13,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
-from chaoskit.vocabulary import FAILED_CAUSES
+from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
@@ -179,7 +179,7 @@ class SlowDisk(DiskFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung", "slow"})
+        return HUNG_CAUSES | {"slow"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
+from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -53,7 +54,7 @@ class Hang(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"stopped", "hung"} if self.how == "stop" else {"hung"})
+        return HUNG_CAUSES | ({"stopped"} if self.how == "stop" else set())
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

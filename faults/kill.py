@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import signal_name
-from chaoskit.vocabulary import ENDED_CAUSES, FAILED_CAUSES
+from chaoskit.vocabulary import ENDED_CAUSES, FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -42,7 +42,7 @@ class Kill(Fault):
         if self.signum == signal.SIGKILL:
             return ENDED_CAUSES
         if self.signum == signal.SIGSTOP:
-            return frozenset({"stopped", "hung"})
+            return HUNG_CAUSES | {"stopped"}
         return FAILED_CAUSES | ({"stopped"} if self.signum in _STOPPING else set())  # the job may have a handler for it
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from chaoskit.errors import BadInput
 from chaoskit.substrate import cgroup
 from chaoskit.substrate.base import Limit, Resource
-from chaoskit.vocabulary import FAILED_CAUSES
+from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Target, require_seconds
 from faults.incidents import Incident
@@ -41,7 +41,7 @@ class NodeLimit(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung", "node lost", "slow", "unreachable"})
+        return HUNG_CAUSES | {"node lost", "slow", "unreachable"}
 
     @property
     def amount(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
+from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
@@ -71,7 +72,7 @@ class NetworkFault(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"node lost", "unreachable", "hung"})
+        return HUNG_CAUSES | {"node lost", "unreachable"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

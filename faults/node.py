@@ -13,7 +13,7 @@ from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.base import Freeze, Process
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.vocabulary import ENDED_CAUSES
+from chaoskit.vocabulary import ENDED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
@@ -159,7 +159,7 @@ class FreezeNode(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return super().leads_to | {"stopped", "hung"}
+        return super().leads_to | HUNG_CAUSES | {"stopped"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

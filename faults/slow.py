@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
+from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -54,7 +55,7 @@ class Straggle(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"hung", "slow"})
+        return HUNG_CAUSES | {"slow"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

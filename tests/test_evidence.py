@@ -447,6 +447,9 @@ STALL, POISON = DataStall(rank=1, at_step=8, stall_ms=5.0), NaN(rank=1, at_step=
     ("fault", "explained", "not_explained"),
     [
         (Straggle(rank=1, at_step=8), "hung", "ended"),
+        (Straggle(rank=1, at_step=8), "log rule", "nonfinite"),
+        (BadBatch(at_step=8), "log rule", "hung"),
+        (Exit(rank=1, at_step=8), "exited", "log rule"),
         (STALL, "hung", "node lost"),
         (Hang(rank=1, at_step=8), "stopped", "killed"),
         (HOLDS_GIL, "hung", "stopped"),
@@ -477,41 +480,42 @@ def test_a_fault_explains_only_what_it_leads_to(
 
 
 ENDED = {"ended", "exited", "killed", "dumped"}
-FAILED = ENDED | {"raised", "hung"}
+HUNG = {"hung", "log rule"}
+FAILED = ENDED | HUNG | {"raised"}
 MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (Kill, {}, ENDED),
     (Kill, {"signum": signal.SIGTERM}, FAILED),  # the job may have a handler
     (Kill, {"signum": signal.SIGUSR1}, FAILED),
-    (Kill, {"signum": signal.SIGSTOP}, {"stopped", "hung"}),
+    (Kill, {"signum": signal.SIGSTOP}, HUNG | {"stopped"}),
     (Kill, {"signum": signal.SIGTSTP}, FAILED | {"stopped"}),
     (Raise, {}, FAILED),  # the job may catch it, and wait
     (Exit, {}, ENDED),
     (OutOfMemory, {"how": "error"}, FAILED),
     (OutOfMemory, {"how": "cgroup"}, FAILED),
-    (Hang, {"how": "stop"}, {"stopped", "hung"}),
-    (Hang, {"how": "gil"}, {"hung"}),
-    (Hang, {"how": "spin"}, {"hung"}),
-    (Deadlock, {"how": "lock"}, {"hung"}),
-    (Deadlock, {"how": "skip"}, {"hung"}),
-    (Straggle, {}, {"hung", "slow"}),
-    (DataStall, {}, {"hung"}),
+    (Hang, {"how": "stop"}, HUNG | {"stopped"}),
+    (Hang, {"how": "gil"}, HUNG),
+    (Hang, {"how": "spin"}, HUNG),
+    (Deadlock, {"how": "lock"}, HUNG),
+    (Deadlock, {"how": "skip"}, HUNG),
+    (Straggle, {}, HUNG | {"slow"}),
+    (DataStall, {}, HUNG),
     (ClockJump, {}, set()),
     (NaN, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
     (BitFlip, {}, FAILED | {"nonfinite", "corrupt"}),
-    (BadBatch, {}, {"nonfinite"}),
+    (BadBatch, {}, {"nonfinite", "log rule"}),
     (KillAgent, {}, ENDED | {"node lost"}),
     (KillNode, {}, ENDED | {"node lost"}),
     (Preempt, {}, ENDED | {"node lost"}),  # its agent ends first: nobody is left to tell more
-    (FreezeNode, {}, ENDED | {"node lost", "stopped", "hung"}),
+    (FreezeNode, {}, ENDED | HUNG | {"node lost", "stopped"}),
     (KillCoordinator, {}, set()),
     *((kind, {}, ENDED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
-    *((kind, {}, {"node lost", "unreachable", "hung", "slow"}) for kind in (LimitCpu, LimitIo)),
-    *((kind, {}, FAILED | {"node lost", "unreachable"}) for kind in (LimitMemory, LimitPids)),
+    *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
+    *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),
     (CrashLoop, {}, ENDED),
     (FailLoad, {}, ENDED | {"raised"}),  # outside of the job's code
-    *((kind, {}, {"node lost", "unreachable", "hung"}) for kind in CATALOGUE if kind.family == "network"),
+    *((kind, {}, HUNG | {"node lost", "unreachable"}) for kind in CATALOGUE if kind.family == "network"),
     *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
-    (SlowDisk, {}, {"hung", "slow"}),
+    (SlowDisk, {}, HUNG | {"slow"}),
     (TornWrite, {}, ENDED | {"node lost"}),
     *((kind, {}, set()) for kind in (CorruptFile, RemoteOutage)),
     (CorruptReplica, {}, set()),

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
+from chaoskit.rules.follow import Splitter
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
-from chaoskit.stacks.log import Line, LogReader, Splitter
+from chaoskit.stacks.log import Line, LogReader
 
 PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -47,7 +47,7 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(_values, items))
     if origin is Literal:
         return st.sampled_from(arguments)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, Union):
         return st.one_of(*map(_values, arguments))
     if origin is dict:
         leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()

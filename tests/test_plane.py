@@ -32,6 +32,7 @@ from chaoskit.messages import (
     Heard,
     Heartbeat,
     Plan,
+    RuleFired,
     Sealed,
     Snapshot,
     StartWorker,
@@ -122,6 +123,50 @@ def told(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
     """Losses, as the journal has them."""
     fields = [(one.fields, one.t_ns) for one in outputs if isinstance(one, Note) and one.event == Event.DETECTED]
     return [(one["worker"], one["rank"], one["cause"], t_ns) for one, t_ns in fields]
+
+
+def rule_fired(worker: str, **changes: Any) -> RuleFired:
+    values: dict[str, Any] = {"rank": 0, "generation": 1, "since_step": 3, "step": 3, "rule": "loss"}
+    values |= {"verdict": "hanging", "action": "restart-process", "reason": "no match for 9 s", "matched": True}
+    return RuleFired(worker=worker, node=worker[0], **(values | changes))
+
+
+def test_a_log_rule_gives_a_rank_up_once() -> None:
+    bench = Bench().begin()
+    sent = bench.hear(rule_fired("b.0"), rule_fired("b.0"), rule_fired("a.0"))
+    assert (told(bench.outputs), plans(sent)) == ([("b.0", 1, "log rule", 0)], [2])
+    assert ("b", StopWorker("b.0", "log rule")) in sent
+    notes = [one.fields["worker"] for one in bench.outputs if isinstance(one, Note) and one.event == Event.RULE_EXCUSED]
+    assert notes == ["b.0", "a.0"]
+
+
+def test_an_alert_is_shown_to_who_watches_also_to_who_comes_later() -> None:
+    bench = Bench().begin()
+    alert = rule_fired("b.0", action="alert")
+    assert bench.hear(alert) == []
+    assert [one.message for one in bench.outputs if isinstance(one, Show)][-1] == alert
+    assert alert in bench.plane.picture()
+
+
+def test_a_node_that_a_rule_replaces_gets_no_more_workers() -> None:
+    """Nor after the coordinator has ended; its spare is not to take the rank."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
+    bench.hear(ready("a.1"))
+    sent = bench.hear(rule_fired("a.0", action="replace-node"))
+    assert [worker for worker, *_ in told(bench.outputs)] == ["a.1", "a.0"]
+    for one in (bench, bench.successor()):
+        started = {message.worker for _, message in sent if isinstance(message, StartWorker)}
+        assert all(worker.startswith("b.") for worker in started)
+        assert one.plane.membership.workers_on("a") == frozenset()
+        assert one.plane.membership.workers_on("b") == {"b.0", "b.1", "b.2"}
+
+
+def test_the_last_node_is_not_set_aside() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=1, spares=1))
+    bench.attach(hello("a"))
+    bench.hear(ready("a.0"), ready("a.1"), Formed("a.0", 1), Healed("a.0", 1))
+    bench.hear(rule_fired("a.0", action="replace-node"))
+    assert told(bench.outputs) == [("a.0", 0, "log rule", 0)]
 
 
 def test_a_loss_that_was_written_down_and_not_told_is_told_by_the_next() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from chaoskit.config import JobSpec, RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.rules.lint import ORDERS, Finding, in_order, lint
+from chaoskit.rules import parse_rules
+from chaoskit.rules.lint import ORDERS, Finding, in_order, lint, lint_config
 from chaoskit.rules.settings import KNOWN, Setting, Settings, read_settings
 
 HYPERPOD = """
@@ -111,9 +113,19 @@ def test_a_script_in_python(tmp_path: Path) -> None:
 
 def test_files_are_read_together(tmp_path: Path) -> None:
     rules = "[{name: a, logPattern: x, expectedStartCutOffInSeconds: 60, expectedRecurringFrequencyInSeconds: 30}]"
-    findings = found(tmp_path, rules_yaml=rules, run_toml="startup_s = 100\noutside_limit_s = 20")
-    assert ids(findings) == ["LR02"]
-    assert findings[0].settings == ("a: expectedStartCutOffInSeconds=60", "startup_s=100")
+    findings = found(tmp_path, rules_yaml=rules, run_toml="outside_limit_s = 40")
+    assert ids(findings) == ["LR01"]
+    assert findings[0].settings == ("a: expectedRecurringFrequencyInSeconds=30", "outside_limit_s=40")
+
+
+def test_the_rules_of_a_run_of_our_own() -> None:
+    rule = {"name": "a", "logPattern": "x", "expectedStartCutOffInSeconds": 60}
+    frequent = rule | {"expectedRecurringFrequencyInSeconds": 30}
+    rules, often = (tuple(parse_rules([one])) for one in (rule, frequent))
+    assert lint_config(RunConfig(job=JobSpec("job.py"), rules=rules)) == []
+    assert ids(lint_config(RunConfig(job=JobSpec("job.py"), rules=often))) == ["LR01"]
+    assert ids(lint_config(RunConfig(job=JobSpec("job.py"), rules=often, outside_limit_s=20.0))) == []
+    assert ids(lint_config(RunConfig(job=JobSpec("job.py"), heartbeat_ms=30_000, lease_beats=5))) == ["CK01", "CK04"]
 
 
 def test_a_rule_that_only_alerts_may_be_early(tmp_path: Path) -> None:

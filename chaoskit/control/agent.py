@@ -29,6 +29,7 @@ from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.link_speed import answer_probe, probe
+from chaoskit.control.logwatch import LogWatcher
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
 from chaoskit.journal import Journal
@@ -49,6 +50,7 @@ from chaoskit.messages import (
     PullNode,
     Recall,
     Release,
+    RuleFired,
     SpotNotice,
     StartWorker,
     StopWorker,
@@ -145,6 +147,10 @@ class Agent:
         self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
+        if self._config.rules:
+            logs = Path(self._spec.run_directory) / "log"
+            watcher = LogWatcher(self._spec.node, self._config.rules, logs, self._watched, self._tell_of_log)
+            self._spawn(watcher.run())
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
@@ -443,6 +449,16 @@ class Agent:
             rehearsal_ms=board.rehearsal_ms,
             effort=_effort(board, starved),
         )
+
+    def _watched(self) -> list[tuple[str, Board]]:
+        return [(charge.name, charge.board) for charge in self._charges.values() if charge.pid and not charge.lost]
+
+    def _tell_of_log(self, message: messages.Message) -> None:
+        if isinstance(message, RuleFired):
+            fields = msgspec.structs.asdict(message)
+            del fields["node"], fields["matched"]
+            self._journal.write(Event.RULE_FIRED, **fields)
+        self._tell(message)
 
     # -- the end --------------------------------------------------------------------------------------------------
 

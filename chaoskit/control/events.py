@@ -50,12 +50,16 @@ class WorkerReady(Event, frozen=True):
 
 
 class WorkerLost(Event, frozen=True):
-    """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them."""
+    """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them.
+
+    But ``aside`` is: nothing is started on its node any more, if there is another one.
+    """
 
     worker: str
     cause: str = ""
     detail: str = ""
     detected_ns: int = 0
+    aside: bool = False
 
 
 class Settled(Event, frozen=True):

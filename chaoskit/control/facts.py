@@ -13,7 +13,9 @@ from chaoskit.messages import (
     Healed,
     HookReached,
     LeverPulled,
+    LinesMatched,
     Release,
+    RuleFired,
     Snapshot,
     SourceFailed,
     StartWorker,
@@ -25,7 +27,19 @@ from chaoskit.messages import (
 )
 
 #: A worker says each of these once; the last of a kind is what counts.
-_STANDING = (WorkerReady, Formed, SourceFailed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, WorkerDone)
+_STANDING = (
+    WorkerReady,
+    Formed,
+    SourceFailed,
+    Healed,
+    GroupBroken,
+    Accuse,
+    LinesMatched,
+    RuleFired,
+    HookReached,
+    LeverPulled,
+    WorkerDone,
+)
 #: A worker may report several copies that it cannot restore.
 _Kind = tuple[type[messages.Message], Snapshot | None]
 

@@ -326,9 +326,11 @@ class Membership:
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._count_loss(worker, now_s)
                 if cause == "slow":
-                    self._strikes.shun(self._hosts[worker])
+                    self._strikes.condemn(self._hosts[worker])
                 if self._config.job.sharded:
                     self._doubt([worker])
+                if event.aside:
+                    self._strikes.condemn(self._hosts[worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
                 self._ready.setdefault(worker, endpoint)

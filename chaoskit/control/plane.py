@@ -29,6 +29,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.rendezvous import Client, RendezvousBoard
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
+from chaoskit.control.rulings import Excused, Hopeless, Rulings
 from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
@@ -49,6 +50,7 @@ from chaoskit.messages import (
     HookReached,
     LendNodes,
     LeverPulled,
+    LinesMatched,
     LinksMeasured,
     LinksTested,
     Ping,
@@ -58,6 +60,7 @@ from chaoskit.messages import (
     Recall,
     Release,
     ReturnNodes,
+    RuleFired,
     ScaleTo,
     Sealed,
     SourceFailed,
@@ -72,7 +75,7 @@ from chaoskit.messages import (
     WorkerReady,
     WorldSize,
 )
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import LOG_RULE, Event
 
 STALLS_MAX = 20
 #: A lost rank is usually known sooner than the broken collectives it leaves behind.
@@ -104,6 +107,7 @@ class ControlPlane:
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
         self._stalls = Repeats(limit=STALLS_MAX)
+        self._rulings = Rulings(config.nodes, config.strike_window_s)
         self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
         self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
         self._links = Links()
@@ -344,6 +348,11 @@ class ControlPlane:
             case Accuse(_, accused, _, _, cause, detail):
                 guilty = [name for name in accused if name in self._membership.members]
                 return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
+            case LinesMatched(worker, rules):
+                self._rulings.note_matches(worker, rules)
+                return []
+            case RuleFired():
+                return shown + self._follow_rule(message, now_s)
             case Release(worker=worker) | Ping(worker=worker):
                 return [Send(self._hosts.get(worker, ""), message)]
             case PullNode(node):
@@ -470,9 +479,28 @@ class ControlPlane:
         self._watch.forget(lost.worker)
         return told + self._advance(lost, now_s)
 
-    def _stop_and_lose(self, worker: str, cause: str, detail: str, now_s: float) -> list[Output]:
-        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9))
+    def _stop_and_lose(
+        self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
+    ) -> list[Output]:
+        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
         return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
+
+    def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
+        """Do what a log rule asks for, if that can help."""
+        membership = self._membership
+        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s)
+        if isinstance(ruling, Hopeless):
+            return self._advance(events.JobFailed(ruling.reason), now_s)
+        if isinstance(ruling, Excused):
+            said = {"rule": fired.rule, "worker": fired.worker, "verdict": fired.verdict, "detail": ruling.why}
+            return [Note(Event.RULE_EXCUSED, said)] if ruling.why else []
+        if not ruling.whole_node or len(membership.nodes) == 1:
+            return self._stop_and_lose(fired.worker, LOG_RULE, ruling.detail, now_s)
+        outputs: list[Output] = [Note(Event.SET_ASIDE, {"node": fired.node, "strikes": 0, "detail": ruling.detail})]
+        # its spares first: none of them is to take the rank
+        for worker in sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker):
+            outputs += self._stop_and_lose(worker, LOG_RULE, ruling.detail, now_s, aside=True)
+        return outputs
 
     def _look_for_hangs(self, now_s: float) -> list[Output]:
         plan = self._membership.plan

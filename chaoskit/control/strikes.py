@@ -29,8 +29,8 @@ class Strikes:
         self._aside.add(node)
         return True
 
-    def shun(self, node: str) -> None:
-        """Set a node aside without any strike."""
+    def condemn(self, node: str) -> None:
+        """Set ``node`` aside, whatever its strikes."""
         self._aside.add(node)
 
     def trusted(self, nodes: list[str]) -> list[str]:

@@ -6,6 +6,8 @@ not for judging.
 
 from __future__ import annotations
 
+from chaoskit.vocabulary import LOG_RULE
+
 _NOTICE_S = {"stopped": 0.0003, "ended": 0.0003, "killed": 0.0003, "raised": 0.0003, "exited": 0.0003}
 _ABORT_S = 0.0015  # shutting down a gloo group's sockets until every rank is out
 _GROUP_S = 0.0035  # building a bare gloo group of four ranks
@@ -18,6 +20,8 @@ def detected(cause: str, step_s: float) -> tuple[float, str]:
         return _NOTICE_S[cause], "the kernel wakes a waiting futex or parent"
     if cause == "hung":
         return step_s, "only a missed step tells a hang from a slow step"
+    if cause == LOG_RULE:
+        return 0.0, "a rule may fire at once, and needs as long as it was given"
     if cause in ("nonfinite", "corrupt"):
         return 0.0, "the check rides in the reduction of the same step"
     return 0.0, "a closed connection is noticed at once"

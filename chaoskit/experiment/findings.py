@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 
-from chaoskit.experiment.outcome import Check, Evidence, FaultRecord
+import msgspec
+
+from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, RuleRecord
 from chaoskit.experiment.strike import Strike
-from chaoskit.vocabulary import Verdict
+from chaoskit.journal import Record
+from chaoskit.vocabulary import Event, Verdict
 from faults.base import Target
 
 
@@ -19,6 +22,21 @@ def check(name: str, problems: list[str], fine: str) -> Check:
         return Check(name=name, verdict=Verdict.PASSED, detail=fine)
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
     return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
+
+
+def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
+    """The log rules that fired, in the order of time, and what came of them."""
+    fired: list[RuleRecord] = []
+    for record in records:
+        if record.event == Event.RULE_FIRED:
+            fields = {name: record[name] for name in ("rule", "verdict", "rank", "step", "reason", "action")}
+            fired.append(RuleRecord(where=record["worker"], at_s=(record.t_ns - started_ns) / 1e9, **fields))
+        elif record.event == Event.RULE_EXCUSED:
+            told = (record["rule"], record["verdict"], record["worker"])
+            of = [place for place, one in enumerate(fired) if (one.rule, one.verdict, one.where) == told]
+            if of:
+                fired[of[-1]] = msgspec.structs.replace(fired[of[-1]], excused=record["detail"])
+    return fired
 
 
 def environment() -> dict[str, str]:

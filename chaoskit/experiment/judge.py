@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
@@ -67,6 +67,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         false_alarms=len(alarms),
         weights_digest=min(digests, default=None),
         twin_weights_digest=twin.weights_digest if twin else None,
+        rules_fired=rules_fired(run.records, run.started_ns),
         environment=environment(),
         directory=str(run.directory),
         settings=_settings(run.experiment),

@@ -95,6 +95,25 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
+class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A log rule fired. ``where``: the worker, of a command the node. ``action``: what it asked for."""
+
+    rule: str
+    verdict: str  # slow, hanging, not-a-number, faulted, stopped
+    where: str
+    rank: int | None
+    step: int | None
+    at_s: float
+    reason: str
+    action: str
+    excused: str = ""  # why nothing was done, where something was asked for
+
+    def __str__(self) -> str:
+        who = self.where if self.rank is None else f"rank {self.rank}"
+        act = "" if self.action in ("none", "alert") else f" -> {self.action}"
+        return f"{self.rule}, {who}: {self.verdict}, {self.reason}{f'; {self.excused}' if self.excused else act}"
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """Sample accounting: every sample of every committed step, exactly once."""
 
@@ -130,6 +149,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     faults: list[FaultRecord] = []
     recoveries: list[Recovery] = []
     exposures: list[Exposure] = []
+    rules_fired: list[RuleRecord] = []
     checks: list[Check] = []
     ledger: Ledger | None
     lost_steps: int

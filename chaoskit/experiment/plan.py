@@ -12,6 +12,7 @@ import msgspec
 from chaoskit.config import RunConfig, resolve_job, validate
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Trigger
+from chaoskit.rules import load_rules
 from faults.base import Fault
 
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
@@ -45,8 +46,8 @@ class Experiment:
         return tuple(trigger for trigger in planned if trigger is not None)
 
     def unbroken(self) -> Experiment:
-        """The twin: the same job and seed, without faults and spares."""
-        config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False)
+        """The twin: the same job and seed, without faults and spares, and without rules that could break it."""
+        config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())
         return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
 
 
@@ -76,7 +77,8 @@ def plan_experiment(
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
         max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
             Default: 0; for a sharded job one for each fault, as it goes back to the last step that all have copied.
-        settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``.
+        settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``; ``rules`` may
+            be a file.
 
     Raises:
         BadInput: naming field, value and remedy. Nothing was started.
@@ -90,6 +92,8 @@ def plan_experiment(
     if unknown := sorted(set(settings) - known):
         raise BadInput(unknown[0], settings[unknown[0]], f"use one of {', '.join(sorted(known))}")
     spec = resolve_job(job, options)
+    if "rules" in settings:
+        settings["rules"] = msgspec.to_builtins(load_rules(settings["rules"]))
     try:
         config = msgspec.convert({"job": msgspec.to_builtins(spec), **settings}, RunConfig)
     except msgspec.ValidationError as error:

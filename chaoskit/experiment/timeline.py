@@ -12,7 +12,7 @@ from chaoskit.experiment.redundancy import restored_ns, windows
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
-from chaoskit.vocabulary import RECOVERY_PHASES, Event
+from chaoskit.vocabulary import LOG_RULE, RECOVERY_PHASES, Event
 from faults.base import Target
 
 _OVERLAP_NS = 2_000_000_000
@@ -74,11 +74,13 @@ class Timeline:
     def _striker(self, worker: str, record: Record) -> tuple[Strike, int] | None:
         for strike in self._run.strikes:
             target = strike.target
-            if target is None or strike.missed or (strike.fault.blameless and record.event == Event.DETECTED):
-                continue
-            if _cause(record) not in strike.fault.leads_to:
+            if target is None or strike.missed or _cause(record) not in strike.fault.leads_to:
                 continue
             acted_ns = target.claims.get(worker)
+            if strike.fault.blameless and record.event == Event.DETECTED:
+                if record["cause"] != LOG_RULE:
+                    continue
+                acted_ns = target.injected_ns  # whoever reads what is bad may print it
             if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
                 acted_ns = target.injected_ns
             if acted_ns is not None and record.t_ns >= acted_ns:

@@ -22,9 +22,11 @@ from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
 from chaoskit.faces.door import listening
 from chaoskit.faces.progress import Progress
+from chaoskit.faces.rules import print_findings
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
 from chaoskit.report.summary import duration, number, plural
+from chaoskit.rules.lint import lint_config
 from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
@@ -143,6 +145,8 @@ def launch(
     config = experiment.config
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
     view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
+    if config.rules:
+        print_findings(lint_config(config), console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
     place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:

@@ -15,6 +15,7 @@ from chaoskit.messages import (
     Heartbeat,
     HookReached,
     Plan,
+    RuleFired,
     Welcome,
     WorkerDone,
     WorkerFailed,
@@ -149,6 +150,8 @@ class Progress:
                 return self._heartbeat(beats, now_s)
             case Plan():
                 return self._regroup(message, now_s)
+            case RuleFired():
+                return self._rule(message)
             case WorkerLost():
                 return self._lose(message, now_s)
             case WorkerFailed(worker, error):
@@ -225,6 +228,11 @@ class Progress:
         who = f"rank {member.rank} ({lost.worker})" if member else f"{lost.worker}"
         again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
         return [("bad", f"{who} lost: {_reason(lost)}{again}")]
+
+    def _rule(self, fired: RuleFired) -> list[tuple[str, str]]:
+        kind = "info" if fired.action == "none" else "bad"
+        act = "" if fired.action in ("none", "alert") else f" -> {fired.action}"
+        return [(kind, f"log rule {fired.rule}, rank {fired.rank}: {fired.verdict}, {fired.reason}{act}")]
 
     def _heartbeat(self, beats: Sequence[Beat], now_s: float) -> list[tuple[str, str]]:
         self.beats.update((beat.worker, beat) for beat in beats)

@@ -11,8 +11,9 @@ from chaoskit.errors import BadInput
 from chaoskit.faces.ending import print_json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
+    from chaoskit.rules.lint import Finding
     from chaoskit.rules.replay import Replay
 
 app = typer.Typer(
@@ -115,16 +116,22 @@ def lint(
         print_json({"ok": not failed, "findings": [msgspec.to_builtins(one) for one in findings]})
         return int(failed)
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False)
+    print_findings(findings, console)
+    if not findings:
+        console.print("no contradictions")
+    return int(failed)
+
+
+def print_findings(findings: list[Finding], console: Console) -> None:
+    """For people: what contradicts what, why, and what to write instead."""
+    from rich.text import Text
+
     for one in findings:
         console.print(Text(f"{one.severity} {one.id}", "red" if one.severity == "error" else "yellow"), end="  ")
         console.print("  |  ".join(one.settings), markup=False)
         console.print(f"    {one.reason}\n    {one.remedy}", markup=False)
-    if not findings:
-        console.print("no contradictions")
-    return int(failed)
 
 
 def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:

@@ -17,6 +17,8 @@ from chaoskit.vocabulary import Verdict
 
 _SCALE = 1.25  # of the time to the first good step
 
+_RULES_SHOWN = 8
+
 VERDICT_STYLES = {
     Verdict.PASSED: "bold green",
     Verdict.FAILED: "bold red",
@@ -226,6 +228,9 @@ def _details(outcome: Outcome) -> list[RenderableType]:
     blocks: list[RenderableType] = []
     if outcome.verdict is not Verdict.PASSED:
         blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.reasons or ["no reason was given"]]
+    blocks += [_indented(Text(f"log rule {fired}"), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
+    if len(outcome.rules_fired) > _RULES_SHOWN:
+        blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
     for recovery in outcome.recoveries:
         blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
     if not blocks:

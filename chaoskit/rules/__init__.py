@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from chaoskit.logrule import Rule
 from chaoskit.rules.engine import Fired, Verdict, Watch
 from chaoskit.rules.replay import Replay, check_rules, replay_log
-from chaoskit.rules.rules import Rule, parse_rules, read_rules
+from chaoskit.rules.rules import load_rules, parse_rules, read_rules
 
-__all__ = ["Fired", "Replay", "Rule", "Verdict", "Watch", "check_rules", "parse_rules", "read_rules", "replay_log"]
+__all__ = [
+    "Fired",
+    "Replay",
+    "Rule",
+    "Verdict",
+    "Watch",
+    "check_rules",
+    "load_rules",
+    "parse_rules",
+    "read_rules",
+    "replay_log",
+]

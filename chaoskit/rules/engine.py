@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from chaoskit.logrule import Action, Rule
 from chaoskit.rules.patterns import non_finite, outer_groups
-from chaoskit.rules.rules import Action, Rule
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     "gt": operator.gt,
@@ -41,6 +41,8 @@ class Fired:
         rule: name of the rule.
         time_s: when it became true, on the clock of the lines.
         reason: in words, with the numbers.
+        value: the metric as it was printed, or the seconds without a match; "" where there is none.
+        limit: what the rule allows.
     """
 
     rule: str
@@ -48,6 +50,8 @@ class Fired:
     time_s: float
     action: Action
     reason: str
+    value: str = ""
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,30 @@ class Watch:
         self._deadline_s = math.inf if rule.start_cutoff_s is None else start_s + rule.start_cutoff_s
         self._waits_s = rule.start_cutoff_s
         self._bad_in_row = 0
-        self._not_a_number = self._faulted = False
+        self._matched = self._not_a_number = self._faulted = False
+
+    @property
+    def matched(self) -> bool:
+        """Whether a line has matched since the watch began."""
+        return self._matched
+
+    @property
+    def ongoing(self) -> bool:
+        """Whether the last metric was one of an episode that was told of: NaN, or bad often enough."""
+        return self._not_a_number or self._bad_in_row >= self.rule.data_points
 
     @property
     def deadline_s(self) -> float:
         """After this moment the rule says ``hanging``, unless a match comes; infinity for never."""
         return self._deadline_s
+
+    def restart(self, time_s: float) -> None:
+        """What was watched was interrupted, and begins anew: the wait for the next match, and every episode."""
+        self._now_s = max(self._now_s, time_s)
+        if not self.stopped:
+            self._deadline_s = math.inf if self._waits_s is None else self._now_s + self._waits_s
+        self._bad_in_row = 0
+        self._not_a_number = self._faulted = False
 
     def feed(self, time_s: float, line: str) -> list[Fired]:
         """A line was logged. Returns the verdicts that are new, in the order of their times."""
@@ -145,11 +167,14 @@ class Watch:
     def _silence(self) -> list[Fired]:
         if not self._now_s > self._deadline_s:
             return []
-        found = self._fire(Verdict.HANGING, f"no match for {self._waits_s:g} s", self._deadline_s)
+        waited = f"{self._waits_s:g}"
+        reason = f"no match for {waited} s"
+        found = self._fire(Verdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s)
         self._deadline_s = math.inf
         return [found]
 
     def _rearm(self) -> None:
+        self._matched = True
         self._waits_s = self.rule.frequency_s
         self._deadline_s = math.inf if self._waits_s is None else self._now_s + self._waits_s
 
@@ -157,7 +182,9 @@ class Watch:
         was_not_a_number, self._not_a_number = self._not_a_number, not math.isfinite(value)
         if self._not_a_number:
             self._bad_in_row = 0
-            return [] if was_not_a_number else [self._fire(Verdict.NOT_A_NUMBER, f"the metric is {text!r}")]
+            if was_not_a_number:
+                return []
+            return [self._fire(Verdict.NOT_A_NUMBER, f"the metric is {text!r}", text, self.rule.threshold)]
         rule = self.rule
         if rule.threshold is None or rule.operator is None:
             return []
@@ -165,7 +192,11 @@ class Watch:
         if self._bad_in_row != rule.data_points:
             return []
         times = f", {rule.data_points} times in a row" if rule.data_points > 1 else ""
-        return [self._fire(Verdict.SLOW, f"{value:g} {_SIGNS[rule.operator]} {rule.threshold:g}{times}")]
+        reason = f"{value:g} {_SIGNS[rule.operator]} {rule.threshold:g}{times}"
+        return [self._fire(Verdict.SLOW, reason, text, rule.threshold)]
 
-    def _fire(self, verdict: Verdict, reason: str, time_s: float | None = None) -> Fired:
-        return Fired(self.rule.name, verdict, self._now_s if time_s is None else time_s, self.rule.action, reason)
+    def _fire(
+        self, verdict: Verdict, reason: str, value: str = "", limit: float | None = None, *, time_s: float | None = None
+    ) -> Fired:
+        at_s = self._now_s if time_s is None else time_s
+        return Fired(self.rule.name, verdict, at_s, self.rule.action, reason, value, limit)

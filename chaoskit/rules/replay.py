@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaoskit.errors import BadInput
+from chaoskit.logrule import Rule
 from chaoskit.rules.engine import Fired, Reading, Verdict, Watch
-from chaoskit.rules.rules import Rule, read_rules
+from chaoskit.rules.rules import read_rules
 from chaoskit.rules.timestamps import read_time_s
 
 #: A limit of twice the longest healthy wait leaves room for one that is as long again; ten times that finds hangs late.

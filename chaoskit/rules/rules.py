@@ -1,67 +1,22 @@
-"""Rules as HyperPod's ``logMonitoringConfiguration`` has them, with additions of ours.
-
-Names, types and meaning are those of the training operator, as its documentation and its agent have them:
-https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-usage.html and the class ``LogEvaluator`` of
-``hyperpod-elastic-agent``: a pattern is matched from the start of a line, and the first group is the number.
-"""
+"""Rules from files and plain values: what is wrong in one is refused with its name and field."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.logrule import NAMES, Rule
 from chaoskit.rules.files import read_documents
 from chaoskit.rules.patterns import outer_groups
 
-Operator = Literal["gt", "gteq", "lt", "lteq", "eq"]
-Action = Literal["restart-process", "replace-node", "alert"]
-
 #: Where HyperPod has the list: in the YAML of a job, and in requests to its agent.
 LIST_KEYS = ("logMonitoringConfiguration", "log_monitoring_configuration")
-
-_NAMES = {
-    "pattern": "logPattern",
-    "start_cutoff_s": "expectedStartCutOffInSeconds",
-    "frequency_s": "expectedRecurringFrequencyInSeconds",
-    "threshold": "metricThreshold",
-    "data_points": "metricEvaluationDataPoints",
-    "stop_pattern": "stopPattern",
-    "fault_on_match": "faultOnMatch",
-}
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=_NAMES):
-    """What one kind of line must look like, and how often it must come. In files the names are HyperPod's.
-
-    Args:
-        name: under which verdicts are reported; unique in a list.
-        pattern: ``logPattern``, a regular expression, matched from the start of the line. Its one group that lies in
-            no other one is the metric.
-        start_cutoff_s: ``expectedStartCutOffInSeconds``: no match for longer than this after the start is ``hanging``.
-        frequency_s: ``expectedRecurringFrequencyInSeconds``: no match for longer than this after one is ``hanging``.
-        threshold, operator: ``metricThreshold``: a metric of which ``metric operator threshold`` is true is too slow
-            (or too high, too low). HyperPod takes whole numbers, we any.
-        data_points: ``metricEvaluationDataPoints``: so many of them in a row are ``slow``.
-        stop_pattern: ``stopPattern``: a line that ends the watch.
-        fault_on_match: ``faultOnMatch``: the first match is ``faulted``.
-        action: ours: what is to be done when the rule fires.
-    """
-
-    name: str
-    pattern: str
-    start_cutoff_s: float | None = None
-    frequency_s: float | None = None
-    threshold: float | None = None
-    operator: Operator | None = None
-    data_points: int = 1
-    stop_pattern: str = ""
-    fault_on_match: bool = False
-    action: Action = "restart-process"
 
 
 def read_rules(path: str | Path) -> list[Rule]:
@@ -74,6 +29,18 @@ def read_rules(path: str | Path) -> list[Rule]:
     if not lists:
         raise BadInput("rules", str(path), "write a list of rules, or one below logMonitoringConfiguration")
     return parse_rules([entry for found in lists for entry in found])
+
+
+def load_rules(given: str | Path | Sequence[Any] | None) -> tuple[Rule, ...]:
+    """Rules as users give them to a run: a file, or a list of rules and of plain values; () for none.
+
+    Raises:
+        BadInput: naming the rule and its field.
+    """
+    if isinstance(given, (str, Path)):
+        return tuple(read_rules(given))
+    entries = [msgspec.to_builtins(one) if isinstance(one, Rule) else one for one in given or ()]
+    return tuple(parse_rules(entries)) if entries else ()
 
 
 def find_lists(document: Any) -> list[list[Any]]:
@@ -146,7 +113,7 @@ def _validate(said: str, rule: Rule) -> None:
     for attribute in ("start_cutoff_s", "frequency_s"):
         value = getattr(rule, attribute)
         if value is not None and not (value > 0 and math.isfinite(value)):
-            raise BadInput(f"{said}: {_NAMES[attribute]}", value, "use more than 0 seconds, or leave it out")
+            raise BadInput(f"{said}: {NAMES[attribute]}", value, "use more than 0 seconds, or leave it out")
     if rule.data_points < 1:
         raise BadInput(f"{said}: metricEvaluationDataPoints", rule.data_points, "use 1 or more")
     if (rule.threshold is None) != (rule.operator is None):

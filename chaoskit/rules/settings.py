@@ -27,8 +27,9 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.logrule import Rule
 from chaoskit.rules.files import read_documents, read_text
-from chaoskit.rules.rules import LIST_KEYS, Rule, find_lists, parse_rules
+from chaoskit.rules.rules import LIST_KEYS, find_lists, parse_rules
 
 _MS = 0.001
 
@@ -165,6 +166,17 @@ class Settings:
         if known.system not in self.systems or known.default is None:
             return None
         return Setting(known, known.default * known.unit_s, "")
+
+
+def settings_of(config: RunConfig) -> Settings:
+    """The settings and log rules of a run of our own."""
+    numbers = {one.key: one for one in KNOWN if one.system == "chaoskit"}
+    given = {}
+    for known in numbers.values():
+        value = float(getattr(config, known.name))
+        if value != known.default:
+            given[known.key] = Setting(known, value * known.unit_s, "RunConfig")
+    return Settings(given, {"chaoskit"}, [(rule, "RunConfig") for rule in config.rules])
 
 
 def read_settings(paths: Iterable[Path]) -> Settings:

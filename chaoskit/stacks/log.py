@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
+from chaoskit.rules.follow import Splitter
 from chaoskit.stacks.patterns import LogPatterns
-
-_CHUNK_BYTES = 1 << 20
-_LINE_BYTES_MAX = 1 << 16
-_ENDS = re.compile(rb"[\r\n]")  # progress bars draw a line over with \r
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +16,6 @@ class Line:
     node: str
     step: int | None
     loss: str | None
-
-
-class Splitter:
-    """Makes lines of bytes. A line without an end waits for it: a number that was torn is another number."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` ends, without those that are empty. The middle of an endless line is left out."""
-        *lines, self._rest = _ENDS.split(self._rest + data)
-        if len(self._rest) > _LINE_BYTES_MAX:
-            self._rest = self._rest[:_LINE_BYTES_MAX]
-        return [line.decode(errors="replace") for line in lines if line]
 
 
 class LogReader:
@@ -74,26 +54,3 @@ class LogReader:
             self.first_ns = self.first_ns or t_ns
             self.highest = found.step if self.highest is None else max(self.highest, found.step)
         return None if found.step is None and found.loss is None else Line(t_ns, node, found.step, found.loss)
-
-
-class LogFile:
-    """A file that grows; it may not be there yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._at = path, -1, 0
-
-    def read(self) -> bytes:
-        """What was written since the last call, or a first part of it."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return b""
-        data = os.pread(self._fd, _CHUNK_BYTES, self._at)
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
+from chaoskit.experiment.blackbox.rules import NodeLogs
 from chaoskit.experiment.strike import GONE, Strike, Striker
 from chaoskit.journal import Journal, read_journals
 from chaoskit.osprocess import describe_status, ended_by, is_ending, start_ticks
-from chaoskit.stacks.log import LogFile, LogReader
+from chaoskit.rules.follow import LogFile
+from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.undo import UndoLog
@@ -67,6 +69,7 @@ class CommandConductor(Striker):
         self._cluster, self._directory, self._undo, self._watch = cluster, directory, undo, watch
         self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
         self.reader = LogReader(experiment.watch)
+        self._rules = NodeLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
         self.exits: dict[str, Exit] = {}
         self._roots: dict[int, Exit] = {}  # the same by pid
         self._loss: float | None = None
@@ -117,11 +120,14 @@ class CommandConductor(Striker):
         """A part of each; all of it when nobody writes any more. Who never stops must not keep us from the deadline."""
         for node, log in self._logs.items():
             while data := log.read():
+                self._rules.feed(node, data, time.monotonic(), self.reader.highest)
                 for line in self.reader.feed(node, data, time.monotonic_ns()):
                     self._loss = self._loss if line.loss is None else float(line.loss)
                     self._journal.write(Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss)
                 if not to_the_end:
                     break
+        running = [node for node in self._cluster.nodes if node not in self.exits]
+        self._rules.tick(running, time.monotonic(), self.reader.highest)
 
     def _tell(self) -> None:
         now_s = time.monotonic()

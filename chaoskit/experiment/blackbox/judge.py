@@ -10,7 +10,7 @@ from chaoskit.experiment.blackbox.conduct import DONE
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.experiment.strike import Strike
 from chaoskit.stacks.course import Course, Usual, differs
@@ -57,6 +57,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         ledger=None,
         lost_steps=course.lost_steps(),
         false_alarms=None,
+        rules_fired=rules_fired(run.records, run.started_ns),
         environment=environment(),
         directory=str(run.directory),
         settings=_settings(run),
@@ -72,6 +73,7 @@ def _settings(run: CommandRun) -> dict[str, Any]:
         "tolerance": experiment.watch.tolerance,
         "ranks": experiment.ranks,
         "max_lost_steps": experiment.max_lost_steps,
+        "rules": experiment.rules,
     }
     return {name: value for name, value in chosen.items() if value}
 

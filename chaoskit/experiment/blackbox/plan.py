@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 
 from chaoskit.errors import BadInput
+from chaoskit.logrule import Rule
+from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
 from faults.base import LIVE_ROLES, Fault
@@ -19,7 +21,18 @@ from faults.network import NetworkFault
 
 _DEADLINE_S = 300.0
 _NAME_LENGTH = 40
-_SETTINGS = ("command", "watch", "nodes", "ranks", "seed", "working_directory", "deadline_s", "max_lost_steps", "name")
+_SETTINGS = (
+    "command",
+    "watch",
+    "nodes",
+    "ranks",
+    "seed",
+    "working_directory",
+    "deadline_s",
+    "max_lost_steps",
+    "name",
+    "rules",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,7 @@ class CommandExperiment:
         working_directory: in which the command is started.
         deadline_s: the run is ended, and has failed, when it takes longer.
         max_lost_steps: steps that its faults may cost.
+        rules: log rules that are told of when they fire.
     """
 
     name: str
@@ -46,6 +60,7 @@ class CommandExperiment:
     working_directory: str
     deadline_s: float
     max_lost_steps: int = 0
+    rules: tuple[Rule, ...] = ()
 
     @property
     def job(self) -> str:
@@ -59,7 +74,7 @@ class CommandExperiment:
 
     def unbroken(self) -> CommandExperiment:
         """The twin: the same command without faults."""
-        return replace(self, name=f"{self.name} (twin)", faults=())
+        return replace(self, name=f"{self.name} (twin)", faults=(), rules=())
 
 
 def plan_command(
@@ -74,6 +89,7 @@ def plan_command(
     working_directory: str | Path = "",
     deadline_s: float | None = None,
     max_lost_steps: int = 0,
+    rules: str | Path | Sequence[Any] | None = None,
     **unknown: Any,
 ) -> CommandExperiment:
     """Check and assemble an experiment with a command.
@@ -87,6 +103,7 @@ def plan_command(
         working_directory: "" for the current one.
         deadline_s: default: five minutes.
         max_lost_steps: steps that may be shown again after a fault.
+        rules: log rules, or a file of them; when one fires the outcome tells of it, and nothing is done.
 
     Raises:
         BadInput: naming field, value and remedy. Nothing was started.
@@ -117,6 +134,7 @@ def plan_command(
         working_directory=str(directory),
         deadline_s=_DEADLINE_S if deadline_s is None else deadline_s,
         max_lost_steps=max_lost_steps,
+        rules=load_rules(rules),
     )
 
 

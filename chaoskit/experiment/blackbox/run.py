@@ -12,7 +12,7 @@ from typing import Any
 from chaoskit.experiment.blackbox.conduct import CommandConductor, Exit
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Journal, read_journals
+from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
@@ -45,12 +45,16 @@ class CommandRun:
     odd: str
 
     @cached_property
+    def records(self) -> list[Record]:
+        """Every journal record, by time."""
+        return read_journals(self.directory / "journal")
+
+    @cached_property
     def lines(self) -> list[Line]:
         """What the logs show, from the harness's journal, in the order in which it was read."""
-        records = read_journals(self.directory / "journal")
         return [
             Line(record.t_ns, record["node"], record["step"], record["loss"])
-            for record in records
+            for record in self.records
             if record.event == Event.LOGGED
         ]
 

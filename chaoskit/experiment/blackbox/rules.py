@@ -1,0 +1,47 @@
+"""Log rules on the logs of a command's nodes. They are told of, and nothing is done: its launcher is under test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chaoskit.journal import Journal
+from chaoskit.logrule import Rule
+from chaoskit.rules import Fired, Verdict, Watch
+from chaoskit.rules.follow import Splitter
+from chaoskit.vocabulary import Event
+
+_LINE_CHARS_MAX = 4096
+_SHOWN_CHARS = 200
+
+
+class NodeLogs:
+    """Watches one log a node, in which all its ranks write.
+
+    Args:
+        now_s: on the monotonic clock: the nodes start.
+    """
+
+    def __init__(self, rules: Sequence[Rule], nodes: Iterable[str], journal: Journal, now_s: float) -> None:
+        self._journal = journal
+        self._watches = {node: [Watch(rule, now_s) for rule in rules] for node in nodes} if rules else {}
+        self._splitters = {node: Splitter() for node in self._watches}
+
+    def feed(self, node: str, data: bytes, now_s: float, step: int | None) -> None:
+        """What ``node`` has written. ``step``: that any log has shown."""
+        for line in self._splitters[node].feed(data) if self._watches else ():
+            for watch in self._watches[node]:
+                self._tell(node, watch.feed(now_s, line[:_LINE_CHARS_MAX]), step, line)
+
+    def tick(self, running: Iterable[str], now_s: float, step: int | None) -> None:
+        """These nodes still run, and all that they wrote was fed."""
+        for node in running if self._watches else ():
+            for watch in self._watches[node]:
+                self._tell(node, watch.tick(now_s), step)
+
+    def _tell(self, node: str, found: list[Fired], step: int | None, line: str = "") -> None:
+        for fired in found:
+            fields: dict[str, Any] = {"rule": fired.rule, "verdict": fired.verdict, "reason": fired.reason}
+            fields |= {"value": fired.value, "limit": fired.limit, "line": line[:_SHOWN_CHARS]}
+            action = "none" if fired.verdict == Verdict.STOPPED else "alert"
+            self._journal.write(Event.RULE_FIRED, worker=node, rank=None, step=step, action=action, **fields)

@@ -1,0 +1,49 @@
+"""A job whose ranks print what they do, as log rules want to read it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+
+def train(
+    trainer: Any,
+    *,
+    steps: int,
+    step_s: float = 0.04,
+    printers: list[int] | None = None,
+    nan_from: int | None = None,
+    stop_at: int | None = None,
+) -> None:
+    """Each rank prints the loss of each of its shards, and how long that took it without the others.
+
+    Args:
+        step_s: how long a shard takes, at least.
+        printers: ranks that print; all, if None.
+        nan_from: from this step on the printed loss is NaN, on every rank. Nothing else is.
+        stop_at: in this step every rank prints that it is about to stop.
+    """
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    trainer.register(model=model, optimizer=optimizer)
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=24):
+                begun_s = time.monotonic()
+                time.sleep(step_s)
+                loss = model(shard.batch).square().mean()
+                step.backward(loss)
+                if printers is not None and trainer.rank not in printers:
+                    continue
+                shown = math.nan if nan_from is not None and trainer.step >= nan_from else loss.item()
+                took_ms = (time.monotonic() - begun_s) * 1000
+                print(f"step {trainer.step} loss {shown:.6f} took {took_ms:.1f} ms")
+                if trainer.step == stop_at:
+                    print("the last lines are coming")

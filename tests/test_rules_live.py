@@ -1,0 +1,189 @@
+"""Log rules on real runs: who goes quiet, slow or NaN is replaced, and nobody else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record, read_journals
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.stacks import LogPatterns
+from chaoskit.vocabulary import Event, Verdict
+from faults import BadBatch, Hang, Kill, Straggle
+
+JOB = "jobs/printing.py"
+#: As if there were no other detector: what a rule does not find is not found.
+BLIND: dict[str, Any] = {"hang_steps": 1e6, "hang_floor_ms": 10_000_000}
+OFTEN_S, MARGIN_S = 1.0, 1.0
+LINE = r"step \d+ loss (\S+) took (?:\S+) ms"
+QUIET = {"name": "quiet", "logPattern": LINE, "expectedRecurringFrequencyInSeconds": OFTEN_S}
+ALERT = {"action": "alert"}
+SLOW = {
+    "name": "slow",
+    "logPattern": r"step \d+ loss \S+ took (\S+) ms",
+    "metricThreshold": 200,
+    "operator": "gt",
+    "metricEvaluationDataPoints": 3,
+}
+
+
+def run(chaos: Chaos, *rules: dict[str, Any], **plan: Any) -> Outcome:
+    return chaos.run(JOB, rules=list(rules), **({"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 90.0} | plan))
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+
+
+def lost(outcome: Outcome) -> list[tuple[int, str]]:
+    return [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)]
+
+
+def fired(outcome: Outcome) -> list[tuple[str, str, int]]:
+    return [(record["rule"], record["verdict"], record["rank"]) for record in journal(outcome, Event.RULE_FIRED)]
+
+
+def test_a_rank_that_goes_quiet_is_replaced_in_time(chaos: Chaos) -> None:
+    """The others are as quiet, as they wait for it; nobody but it is given up, and the weights are the twin's."""
+    outcome = run(chaos, QUIET, faults=[Hang(rank=1, at_step=8, how="spin")], **BLIND)
+    assert lost(outcome) == [(1, "log rule")]
+    assert fired(outcome) == [("quiet", "hanging", 1)]
+    (record,) = journal(outcome, Event.RULE_FIRED)
+    assert (record["limit"], record["reason"], record["action"]) == (OFTEN_S, "no match for 1 s", "restart-process")
+    (recovery,) = outcome.recoveries
+    assert OFTEN_S * 0.8 < recovery.spans[0].seconds < OFTEN_S + MARGIN_S
+    assert "quiet: hanging, no match for 1 s" in recovery.cause
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
+    fault = Straggle(rank=2, at_step=8, delay_ms=400.0, steps=30)
+    outcome = run(chaos, SLOW, faults=[fault], **BLIND)
+    assert lost(outcome) == [(2, "log rule")]
+    assert fired(outcome) == [("slow", "slow", 2)]
+    assert str(outcome.rules_fired[0]).startswith("slow, rank 2: slow, ")
+    assert str(outcome.rules_fired[0]).endswith(" > 200, 3 times in a row -> restart-process")
+    (record,) = journal(outcome, Event.RULE_FIRED)
+    assert float(record["value"]) > record["limit"] == 200
+    assert record["line"].startswith("step 10 loss "), "three in a row, from step 8 on"
+
+
+def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
+    fault = Straggle(rank=2, at_step=8, delay_ms=400.0, steps=4)
+    outcome = run(chaos, SLOW | {"action": "alert"}, faults=[fault], spares=0, steps=16, **BLIND)
+    assert lost(outcome) == []
+    assert fired(outcome) == [("slow", "slow", 2)]
+
+
+def test_a_bad_batch_that_is_printed_is_no_false_alarm(chaos: Chaos) -> None:
+    outcome = run(chaos, QUIET, faults=[BadBatch(at_step=8)], twin=False)
+    (rank, cause), *others = lost(outcome)
+    assert (cause, others) == ("log rule", [])
+    assert fired(outcome)[0] == ("quiet", "not-a-number", rank)
+    assert {record["since_step"] for record in journal(outcome, Event.RULE_FIRED)} <= {7, 8}
+
+
+def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> None:
+    """All print NaN from a step on: one restart a generation, and an end when restarts do not help."""
+    outcome = run(chaos, QUIET, nodes=2, options={"nan_from": 8}, check=False, steps=1000, twin=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert outcome.reasons[0].startswith("training completed: log rule quiet: the metric is 'nan', again after 2 ")
+    plans = [record["generation"] for record in journal(outcome, Event.PLAN)]
+    assert {cause for _, cause in lost(outcome)} == {"log rule"}
+    assert len(lost(outcome)) == outcome.false_alarms == 2
+    assert max(plans) <= 2 * 2 + 1, "not more than one loss and one return for each restart"
+    excused = journal(outcome, Event.RULE_EXCUSED)
+    assert excused
+    assert {record["rule"] for record in excused} == {"quiet"}
+
+
+def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
+    stops = SLOW | {"stopPattern": "the last lines"}
+    fault = Straggle(rank=2, at_step=12, delay_ms=400.0, steps=4)
+    outcome = run(chaos, stops, faults=[fault], options={"stop_at": 6}, spares=0, steps=20, **BLIND)
+    assert lost(outcome) == []
+    assert sorted(fired(outcome)) == [("slow", "stopped", rank) for rank in range(3)]
+
+
+def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
+    """The limits are a few steps, and the replacement takes longer than that: without a spare, before it is warm."""
+    tight = QUIET | {"expectedRecurringFrequencyInSeconds": 0.8, "expectedStartCutOffInSeconds": 0.8}
+    faults = [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)]
+    outcome = run(chaos, tight, faults=faults, spares=0)
+    assert {cause for _, cause in lost(outcome)} <= {"ended", "killed"}
+    assert fired(outcome) == []
+
+
+def test_who_never_prints_is_not_hanging_while_somebody_does(chaos: Chaos) -> None:
+    start = QUIET | {"expectedStartCutOffInSeconds": 0.5}
+    fault = Hang(rank=0, at_step=40, how="spin")
+    outcome = run(chaos, start, steps=60, options={"printers": [0]}, faults=[fault], **BLIND)
+    assert lost(outcome) == [(0, "log rule")]
+    assert {record["worker"] for record in journal(outcome, Event.RULE_EXCUSED)} == {"node1.0", "node2.0"}
+    assert "node0.0 prints" in journal(outcome, Event.RULE_EXCUSED)[0]["detail"]
+
+
+def test_a_node_can_be_replaced(chaos: Chaos) -> None:
+    """Its spare goes with it, and it gets no more workers."""
+    fault = Hang(rank=0, at_step=8, how="spin")
+    outcome = run(chaos, QUIET | {"action": "replace-node"}, faults=[fault], check=False, **BLIND)
+    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert [check.name for check in problems] in ([], ["no false alarm"]), problems
+    assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node0"]
+    started = {record["worker"] for record in journal(outcome, Event.WORKER_STARTED)}
+    assert {name for name in started if name.startswith("node0.")} == {"node0.0", "node0.1"}
+    assert {member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]} == {"node1", "node2"}
+    outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize("action", ["restart-process", "alert"])
+def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -> None:
+    rules = [QUIET | {"action": action, "expectedStartCutOffInSeconds": 5}, SLOW | {"action": action}]
+    outcome = run(chaos, *rules, steps=12, spares=0)
+    assert (fired(outcome), lost(outcome)) == ([], [])
+
+
+# -- commands, and the ways in which rules are given --------------------------------------------------------------
+
+
+def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
+    """Its launcher is under test: nothing is done."""
+    script = "for i in 1 2 3 4; do echo step $i loss $i; sleep 0.1; done; sleep 1; echo step 5 loss nan"
+    rules = [{"name": "loss", "logPattern": r"step \d+ loss (\S+)", "expectedRecurringFrequencyInSeconds": 0.5}]
+    watch = LogPatterns(step=r"step (\d+)")
+    outcome = chaos.run(command=["sh", "-c", script], watch=watch, rules=rules, twin=False, deadline_s=60.0)
+    said = [(one.verdict, one.where, one.step, one.action) for one in outcome.rules_fired]
+    assert said == [("hanging", "node0", 4, "alert"), ("not-a-number", "node0", 4, "alert")]
+
+
+@pytest.mark.parametrize("command", [None, ["true"]])
+def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, command: list[str] | None) -> None:
+    bad = [{"name": "a", "logPattern": "(", "expectedRecurringFrequencyInSeconds": 1}]
+    started: dict[str, Any] = (
+        {"job": JOB, "steps": 1} if command is None else {"command": command, "watch": LogPatterns(step=r"(\d+)")}
+    )
+    with pytest.raises(BadInput, match="mend the regular expression"):
+        chaos.run(**started, rules=bad)
+
+
+def test_a_launch_warns_of_contradictions_and_tells_what_fires(tmp_path: Path) -> None:
+    rules = [SLOW | ALERT | {"metricThreshold": 1}, QUIET | {"expectedRecurringFrequencyInSeconds": 90}]
+    (tmp_path / "job.yaml").write_text(f"spec:\n  logMonitoringConfiguration: {json.dumps(rules)}")
+    script = Path(__file__).parent / JOB
+    command = [sys.executable, "-m", "chaoskit.cli", "launch", str(script), "--set", "steps=6", "--nodes", "2"]
+    options = ["--rules", str(tmp_path / "job.yaml"), "--report", str(tmp_path / "run"), "--json"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 6
+    warned, _, told = done.stderr.partition("worker output: ")
+    assert "warning LR01  quiet: expectedRecurringFrequencyInSeconds=90  |  outside_limit_s=120 (default)" in warned
+    assert "log rule slow, rank 0: slow, " in told
