@@ -64,13 +64,20 @@ class Lab:
         return 1 if self.smoke else count
 
     def run(
-        self, *faults: Fault, steps: int, job: str = "gpt", size: str = "", twin: bool = False, **settings: Any
+        self,
+        *faults: Fault,
+        steps: int,
+        job: str = "gpt",
+        size: str = "",
+        options: dict[str, Any] | None = None,
+        twin: bool = False,
+        **settings: Any,
     ) -> Outcome:
-        """One experiment; its journals stay at least until the lab is closed."""
+        """One experiment; its journals stay at least until the lab is closed. ``options``: of a job without sizes."""
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
-        options = {"size": size or self.size}
-        outcome = self._harness.run(job, faults=faults, twin=twin, steps=steps, options=options, **settings)
+        given = {"size": size or self.size} if options is None else options
+        outcome = self._harness.run(job, faults=faults, twin=twin, steps=steps, options=given, **settings)
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
 

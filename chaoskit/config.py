@@ -16,6 +16,9 @@ from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.logrule import Rule
 
+#: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
+SLOW_LIMIT_MIN = 2.0
+
 Reduction = Literal["exact", "fast"]
 NonFinitePolicy = Literal["skip", "stop", "retry"]
 
@@ -95,6 +98,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         hang_steps: a phase is a hang when it is this many times longer than the recent step time.
         hang_floor_ms: no phase is called a hang before this age.
         outside_limit_s: limit for the user's own code between two transactions.
+        balance: give slow ranks fewer shards. Without more shards than ranks there is nothing to move.
+        balance_gain: share of the step time that this must promise, again and again, before shards are moved.
+        slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is
+            replaced if a spare is ready on another node. 0: never.
+        slow_steps: for so many steps on end; where they are shorter than a heartbeat, for so many of these.
         coordinator_outage_s: agents keep their workers training for so long without a coordinator.
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
         collective_timeout_s: gloo's and NCCL's own last resort.
@@ -139,6 +147,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hang_steps: float = 3.0
     hang_floor_ms: int = 500
     outside_limit_s: float = 120.0
+    balance: bool = True
+    balance_gain: float = 0.15
+    slow_limit: float = 0.0
+    slow_steps: int = 20
     coordinator_outage_s: float = 60.0
     startup_s: float = 120.0
     collective_timeout_s: float = 120.0
@@ -203,6 +215,9 @@ def validate(config: RunConfig) -> None:
         ("max_failures", 0),
         ("strikes_max", 0),
         ("strike_window_s", 0.001),
+        ("balance_gain", 0.05),
+        ("slow_limit", 0),
+        ("slow_steps", 10),
         ("coordinator_outage_s", 0),
         ("heartbeat_ms", 1),
         ("lease_beats", 2),
@@ -228,6 +243,10 @@ def validate(config: RunConfig) -> None:
     if config.shards and config.shards < config.nodes_max:
         field = "nodes" if config.elastic is None else "maxReplicas"
         raise BadInput("shards", config.shards, f"use at least {field}={config.nodes_max}: every rank needs a shard")
+    if not config.balance_gain < 1:
+        raise BadInput("balance_gain", config.balance_gain, "use less than 1: it is a share of the step time")
+    if 0 < config.slow_limit < SLOW_LIMIT_MIN:
+        raise BadInput("slow_limit", config.slow_limit, f"use {SLOW_LIMIT_MIN:g} or more: below it shards are moved")
     if config.device == "cuda":
         _require_cuda(config.nodes)
     for field in ("disk", "remote"):

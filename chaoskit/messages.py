@@ -186,10 +186,28 @@ class Welcome(Message, frozen=True):
     pid: int
 
 
+class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the time of a worker went in all the steps that it has committed itself: sums, never reset.
+
+    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards, ``wait_ms`` in reductions,
+    ``other_ms`` on the rest: optimizers, and the user's code between the steps. ``starved_ms``: for how long its main
+    thread has waited for a CPU since it was started, in a step or not.
+    """
+
+    steps: int = 0
+    shards: int = 0
+    compute_ms: float = 0.0
+    input_ms: float = 0.0
+    wait_ms: float = 0.0
+    other_ms: float = 0.0
+    starved_ms: float = 0.0
+
+
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
 
-    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known.
+    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known. ``effort``:
+    None where it cannot be read, or is not measured.
     """
 
     worker: str
@@ -202,6 +220,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commits: int
     loss: float
     rehearsal_ms: float = 0.0
+    effort: Effort | None = None
 
 
 class Heartbeat(Message, frozen=True):
@@ -231,6 +250,29 @@ class LinksTested(Message, frozen=True):
     node: str
     number: int
     unreachable: tuple[str, ...]
+
+
+class MeasureLinks(Message, frozen=True):
+    """Asks an agent how fast its links to other nodes are: node, host and port of each."""
+
+    number: int
+    targets: tuple[tuple[str, str, int], ...]
+
+
+class LinkSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The link to ``node``: until an authenticated connection, and what came over it then; 0 if that did not come."""
+
+    node: str
+    connect_ms: float
+    mb_s: float
+
+
+class LinksMeasured(Message, frozen=True):
+    """Answers :class:`MeasureLinks`."""
+
+    node: str
+    number: int
+    links: tuple[LinkSpeed, ...]
 
 
 class WorkerReady(Message, frozen=True):
@@ -267,7 +309,7 @@ class KeepWarm(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, nonfinite, corrupt, node lost. ``detail`` is for people."""
+    """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people."""
 
     worker: str
     node: str
@@ -601,6 +643,8 @@ AnyMessage = (
     | TestLinks
     | LinksTested
     | HealthReport
+    | MeasureLinks
+    | LinksMeasured
     | WorkerReady
     | Holding
     | KeepWarm

@@ -85,6 +85,8 @@ class Event(StrEnum):
     NODE_LOST = "node_lost"  # node, detail: with all its workers, whether they had ranks or not
     LEFT_OUT = "left_out"  # nodes, detail: they cannot reach others, and are given no workers until they can
     RETURNED = "returned"  # nodes: they reach everybody again
+    REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
+    STRAGGLER = "straggler"  # worker and rank (of a network: none), kind: compute, input or network; score, detail
     ASKED = "asked"  # for another size: request, what, accepted, reason, nodes
     RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
     EVICTED = "evicted"  # a node has not left in time: node, detail
@@ -120,6 +122,7 @@ FAILED_CAUSES = ENDED_CAUSES | HUNG_CAUSES | {"raised"}
 #: All causes for which a worker is given up.
 LOSS_CAUSES = FAILED_CAUSES | {
     "stopped",
+    "slow",
     "node lost",
     "unreachable",
     "evicted",

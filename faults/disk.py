@@ -179,7 +179,7 @@ class SlowDisk(DiskFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES
+        return HUNG_CAUSES | {"slow"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

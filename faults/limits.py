@@ -41,7 +41,7 @@ class NodeLimit(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES | {"node lost", "unreachable"}
+        return HUNG_CAUSES | {"node lost", "slow", "unreachable"}
 
     @property
     def amount(self) -> float:

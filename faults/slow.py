@@ -55,7 +55,7 @@ class Straggle(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES
+        return HUNG_CAUSES | {"slow"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

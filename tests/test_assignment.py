@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chaoskit.control.assignment import reassign, seat
+from chaoskit.control.assignment import fit, reassign, seat
 
 Assignment = dict[str, tuple[int, ...]]
 
@@ -111,6 +111,82 @@ def test_replacing_workers_one_to_one_moves_only_their_shards(
     after = reassign(before, ["new" if member == dead else member for member in worlds[-1]], shard_count)
     if len(worlds[-1]) > 1:
         assert after == {"new" if member == dead else member: shards for member, shards in before.items()}
+
+
+def test_shares_are_kept_as_far_as_they_go() -> None:
+    before = {"a": (0, 1, 2, 3), "b": (4, 5, 6, 7), "c": (8, 9, 10, 11)}
+    after = reassign(before, ["a", "b", "c"], 12, {"a": 5, "b": 2, "c": 5})
+    assert after == {"a": (0, 1, 2, 3, 6), "b": (4, 5), "c": (7, 8, 9, 10, 11)}
+    assert reassign({}, ["a", "b", "c"], 12, {"a": 5, "b": 2, "c": 5})["b"] == (5, 6)
+
+
+def test_newcomers_get_the_mean_of_those_who_stay() -> None:
+    shares = {"a": 2, "b": 5, "c": 5, "d": 4}
+    assert fit(shares, ["a", "b", "c", "d"], 16) == shares
+    assert fit(shares, ["a", "b", "c"], 24) == {"a": 4, "b": 10, "c": 10}
+    assert fit(shares, ["a", "b", "new", "d"], 16) == {"a": 2, "b": 6, "new": 4, "d": 4}
+    assert fit(shares, ["new", "b", "c"], 16) is None, "those who are left were alike"
+    assert fit(shares, ["x", "y"], 16) is None
+    assert fit({}, ["a"], 16) is None
+    assert fit({"a": 1, "b": 9}, ["a", "b", *"cdefghij"], 10) == dict.fromkeys(["a", "b", *"cdefghij"], 1)
+    assert fit({"a": 1, "b": 9}, ["a", "b", "c"], 2) is None, "not everybody can have a shard"
+
+
+@settings(max_examples=600, deadline=None, database=None)
+@given(histories(), st.data())
+def test_shares_are_honoured_and_survivors_keep_what_they_allow(
+    history: tuple[int, list[list[str]]], data: st.DataObject
+) -> None:
+    shard_count, worlds = history
+    before: Assignment = {}
+    known: dict[str, int] = {}
+    for members in worlds:
+        if data.draw(st.booleans()):
+            cuts = (
+                sorted(
+                    data.draw(
+                        st.sets(st.integers(1, shard_count - 1), min_size=len(members) - 1, max_size=len(members) - 1)
+                    )
+                )
+                if len(members) > 1
+                else []
+            )
+            edges = [0, *cuts, shard_count]
+            known = {member: edges[rank + 1] - edges[rank] for rank, member in enumerate(members)}
+        shares = fit(known, members, shard_count)
+        after = reassign(before, members, shard_count, shares)
+        assert everything(after) == list(range(shard_count))
+        assert list(after) == members
+        assert min(map(len, after.values())) >= 1
+        if shares is not None:
+            assert {member: len(shards) for member, shards in after.items()} == shares
+            if set(known) == set(members):
+                assert shares == known
+            for member in members:
+                held = set(before.get(member, ()))
+                assert len(held & set(after[member])) == min(len(held), shares[member]) or not any(
+                    before.get(one) for one in members
+                )
+        before = after
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 30), min_size=1), st.integers(0, 40), st.data())
+def test_fitted_shares_are_complete_and_in_proportion(shares: dict[str, int], more: int, data: st.DataObject) -> None:
+    members = data.draw(st.lists(st.sampled_from("abcdefghijkl"), min_size=1, unique=True))
+    shard_count = len(members) + more
+    fitted = fit(shares, members, shard_count)
+    known = [shares[member] for member in members if member in shares]
+    assert (fitted is None) == (len(set(known)) < 2)
+    if fitted is None:
+        return
+    assert sum(fitted.values()) == shard_count
+    assert min(fitted.values()) >= 1
+    mean = sum(known) / len(known)
+    weights = {member: shares.get(member, mean) for member in members}
+    part = shard_count / sum(weights.values())
+    if min(weights.values()) * part >= 1:  # else some must give what the least take
+        assert all(abs(fitted[member] - weight * part) < 1 for member, weight in weights.items())
 
 
 @settings(max_examples=300, deadline=None, database=None)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import pytest
 
 from chaoskit import osprocess
-from chaoskit.runtime.board import Board
+from chaoskit.runtime.board import Board, Spent
 from chaoskit.vocabulary import Phase
 
 WAIT_S = 30.0
@@ -139,6 +139,28 @@ def test_another_process_sees_phase_place_and_progress() -> None:
         assert (board.step, board.commits, board.loss) == (20, 2, -math.pi), "adopted steps are not its own commits"
         worker.act()
         assert (board.phase, board.generation, board.rank, board.step) == (Phase.DONE, 7, 3, 20)
+
+
+def test_where_the_time_went_is_seen_whole_or_not_at_all() -> None:
+    """Six numbers that belong together, under a writer at full speed."""
+
+    def write(mine: Board) -> None:
+        number = 0
+        while True:
+            number += 1
+            mine.spend([number] * len(Spent._fields))
+
+    board = Board.create()
+    assert board.spent is None, "nothing was measured yet"
+    with child(board, sign_on, write) as worker:
+        worker.act()
+        os.write(worker._order, b".")
+        deadline_s = time.monotonic() + WAIT_S
+        seen: set[Spent] = set()
+        while len(seen) < 1000 and time.monotonic() < deadline_s:
+            seen |= {spent for spent in [board.spent] if spent is not None}
+        assert len(seen) == 1000
+        assert {len(set(spent)) for spent in seen} == {1}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -0.0, 5e-324, 1.7976931348623157e308])

@@ -23,6 +23,7 @@ from chaoskit.control.events import (
     NodeJoined,
     NodeLost,
     Publish,
+    Rebalanced,
     Recall,
     Sealed,
     SetAside,
@@ -957,6 +958,80 @@ def test_losses_end_in_the_same_place_whatever_their_order(data: st.DataObject) 
         assert len(cluster.plans) == 2
 
 
+# -- uneven work --------------------------------------------------------------------------------------------------
+
+UNEVEN = {"a.0": 5, "b.0": 2, "c.0": 4, "d.0": 5}
+
+
+def loads(cluster: Cluster) -> dict[str, int]:
+    return {worker: len(shards) for worker, (_, shards) in cluster.ranks().items()}
+
+
+def test_shares_are_taken_up_between_two_steps_by_the_same_members() -> None:
+    cluster = running(shards=16)
+    before = cluster.ranks()
+    cluster.tell(Rebalanced(UNEVEN))
+    assert loads(cluster) == UNEVEN
+    assert not cluster.plans[-1].abort
+    assert {worker: rank for worker, (rank, _) in cluster.ranks().items()} == {
+        worker: rank for worker, (rank, _) in before.items()
+    }
+    assert cluster.tell(Rebalanced(UNEVEN)) == [], "not while a membership is taken up"
+    cluster.build()
+    cluster.heal()
+    assert cluster.tell(Rebalanced(UNEVEN)) == [], "it is so already"
+    cluster.tell(Rebalanced(dict.fromkeys(UNEVEN, 4)))
+    assert set(loads(cluster).values()) == {4}
+
+
+def test_the_shares_of_the_living_hold_after_a_loss() -> None:
+    cluster = running(shards=16, spares=1)
+    cluster.tell(Rebalanced(UNEVEN))
+    cluster.build()
+    cluster.heal()
+    cluster.lose("d.0")
+    assert loads(cluster) == {"a.0": 6, "b.0": 2, "c.0": 4, "a.1": 4}
+    cluster.build()
+    cluster.heal()
+    cluster.lose("b.0")
+    assert loads(cluster) == {"a.0": 6, "c.0": 5, "a.1": 5}, "a.1 has the mean of the two others"
+
+
+def test_nothing_is_moved_while_a_replacement_is_awaited_or_the_end_is_near() -> None:
+    cluster = running(nodes=3, spares=0, shards=12)
+    cluster.lose("c.0")
+    cluster.build()
+    cluster.heal()
+    assert cluster.tell(Rebalanced({"a.0": 9, "b.0": 3})) == [], "it grows soon"
+    cluster.become_ready()
+    cluster.build()
+    cluster.heal()
+    plans = len(cluster.plans)
+    cluster.advance()
+    for _ in range(LAST_STEP):
+        cluster.advance()
+    cluster.report_done("a.0")
+    cluster.tell(Rebalanced({worker: 10 if worker == "a.0" else 1 for worker in cluster.members()}))
+    assert len(cluster.plans) == plans
+
+
+def test_a_slow_rank_goes_to_another_node_and_its_own_gets_none_any_more() -> None:
+    cluster = running(nodes=3, spares=3)
+    assert sorted(cluster.machine.spares) == ["a.1", "b.1", "c.1"]
+    assert cluster.machine.has_substitute("b.0")
+    cluster.processes["b.0"].reported = True
+    started = cluster.tell(WorkerLost("b.0", "slow"))
+    assert cluster.members() == ["a.0", "a.1", "c.0"], "not b.1, though it is on the node that lost a rank"
+    assert [action.node for action in started if isinstance(action, StartWorker)] != ["b"]
+
+
+def test_without_a_spare_elsewhere_there_is_no_substitute() -> None:
+    cluster = running(nodes=2, spares=1)
+    assert cluster.machine.spares == ("a.1",)
+    assert cluster.machine.has_substitute("b.0")
+    assert not cluster.machine.has_substitute("a.0")
+
+
 Pick = st.integers(0, 59)
 
 
@@ -1075,6 +1150,24 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.cluster.now_s += seconds
         self.cluster.tell(Tick())
+
+    @rule(data=st.data())
+    def rebalance(self, data: st.DataObject) -> None:
+        """Somebody is slow. Shares are taken up between two steps, or not at all."""
+        cluster, members = self.cluster, self.cluster.members()
+        if not members or len(members) > cluster.config.shard_count:
+            return
+        more = [data.draw(st.integers(0, len(members) - 1)) for _ in range(cluster.config.shard_count - len(members))]
+        shares = {member: 1 + more.count(rank) for rank, member in enumerate(members)}
+        may, plans = cluster.machine.may_rebalance, len(cluster.plans)
+        cluster.tell(Rebalanced(shares))
+        if not may:
+            assert len(cluster.plans) == plans, "moved shards while another membership was to come"
+        for plan in cluster.plans[plans:]:
+            assert not plan.abort
+            assert [member.worker for member in plan.members] == members
+        if may and len(set(shares.values())) > 1:
+            assert {name: len(shards) for name, (_, shards) in cluster.ranks().items()} == shares
 
     @rule()
     def repeat(self) -> None:

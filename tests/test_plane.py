@@ -743,3 +743,108 @@ def test_when_all_nodes_are_lost_whose_ranks_have_met_nobody_begins_anew() -> No
     assert bench.plane.ended
     (end,) = [message for message in bench.plane.picture() if isinstance(message, EndJob)]
     assert end.reason.startswith("every replica was lost")
+
+
+# -- uneven work --------------------------------------------------------------------------------------------------
+
+
+class Uneven:
+    """Three nodes that train, and a spare on the first; how long a shard takes each rank is up to the test."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = RunConfig(job=JobSpec("job.py"), **({"nodes": 3, "spares": 1, "shards": 12} | settings))
+        self.bench = Bench(config)
+        self.bench.attach(*map(hello, "abc"))
+        self.bench.hear(*map(ready, ["a.0", "b.0", "c.0", "a.1"]))
+        self.settle()
+        self.spent: dict[str, messages.Effort] = {}
+
+    def settle(self) -> None:
+        plan = self.bench.plane.membership.plan
+        assert plan is not None
+        self.bench.hear(*(Formed(member.worker, plan.generation) for member in plan.members))
+        self.bench.hear(*(Healed(member.worker, plan.generation) for member in plan.members))
+
+    def train(self, steps: int, **shard_ms: float) -> list[Any]:
+        """All ranks take ``steps`` steps, and beat after each; ``shard_ms`` by node, 20 for the others."""
+        sent: list[Any] = []
+        for _ in range(steps):
+            plan = self.bench.plane.membership.plan
+            assert plan is not None
+            for member in plan.members:
+                before, shards = self.spent.get(member.worker, messages.Effort()), len(member.shards)
+                took_ms = shards * shard_ms.get(member.node, 20.0)
+                effort = messages.Effort(before.steps + 1, before.shards + shards, before.compute_ms + took_ms)
+                self.spent[member.worker] = effort
+                beat = messages.Beat(
+                    member.worker, plan.generation, member.rank, 3, Phase.FORWARD, 1.0, 0.0, 3, 0.0, effort=effort
+                )
+                sent += self.bench.hear(Heartbeat(member.node, (beat,)))
+        return sent
+
+    @property
+    def loads(self) -> list[int]:
+        plan = self.bench.plane.membership.plan
+        assert plan is not None
+        return [len(member.shards) for member in plan.members]
+
+    def notes(self, event: Event) -> list[dict[str, Any]]:
+        return [one.fields for one in self.bench.outputs if isinstance(one, Note) and one.event == event]
+
+
+def test_a_slow_rank_gets_fewer_shards_and_as_many_as_before_when_it_recovers() -> None:
+    uneven = Uneven()
+    assert plans(uneven.train(20)) == []
+    assert plans(uneven.train(10, b=40.0)) == [2]
+    assert uneven.loads == [5, 2, 5]
+    (told,) = uneven.notes(Event.REBALANCED)
+    assert told["shares"] == {"a.0": 5, "b.0": 2, "c.0": 5}
+    assert told["gain"] > 0.3
+    assert told["paces"]["b.0"]["compute_ms"] == pytest.approx(40.0)
+    (straggler,) = uneven.notes(Event.STRAGGLER)
+    assert (straggler["worker"], straggler["rank"], straggler["kind"]) == ("b.0", 1, "compute")
+    assert uneven.train(20, b=40.0) == [], "not before all stand in the new generation"
+    uneven.settle()
+    assert plans(uneven.train(60)) == [3]
+    assert uneven.loads == [4, 4, 4]
+
+
+def test_the_next_coordinator_knows_the_shares() -> None:
+    uneven = Uneven()
+    uneven.train(10, b=40.0)
+    plan = uneven.bench.plane.membership.plan
+    assert plan is not None
+    heir = uneven.bench.successor()
+    assert heir.plane.membership.plan == plan
+    assert not heir.plane.membership.settled
+
+
+@pytest.mark.parametrize("settings", [{"balance": False}, {"shards": 3}], ids=str)
+def test_shards_stay_where_that_is_wanted_or_none_can_be_moved(settings: dict[str, Any]) -> None:
+    uneven = Uneven(**settings)
+    assert plans(uneven.train(50, b=80.0)) == []
+    assert uneven.notes(Event.REBALANCED) == []
+    (straggler,) = uneven.notes(Event.STRAGGLER)
+    assert ("no shard can be moved: shards=3 for 3 ranks" in straggler["detail"]) == ("shards" in settings)
+
+
+def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None:
+    uneven = Uneven(slow_limit=4.0, slow_steps=10, shards=3)
+    assert uneven.train(30, b=70.0) == [], "not over the limit"
+    sent = uneven.train(20, b=90.0)
+    assert ("b", StopWorker("b.0", "slow")) in sent
+    plan = uneven.bench.plane.membership.plan
+    assert plan is not None
+    assert [member.worker for member in plan.members] == ["a.0", "a.1", "c.0"]
+    assert [(worker, cause) for worker, _, cause, _ in told(uneven.bench.outputs)] == [("b.0", "slow")]
+
+
+@pytest.mark.parametrize("settings", [{}, {"slow_limit": 4.0, "slow_steps": 10, "spares": 0}], ids=str)
+def test_without_a_limit_or_a_spare_nobody_is_given_up(settings: dict[str, Any]) -> None:
+    uneven = Uneven(**settings, balance=False)
+    assert uneven.train(100, b=900.0) == []
+
+
+def test_a_rank_on_the_node_of_the_only_spare_is_kept() -> None:
+    uneven = Uneven(slow_limit=4.0, slow_steps=10, balance=False)
+    assert uneven.train(50, a=900.0) == []

@@ -29,6 +29,7 @@ from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
+from chaoskit.control.link_speed import answer_probe, probe
 from chaoskit.control.logwatch import LogWatcher
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
@@ -37,11 +38,14 @@ from chaoskit.messages import (
     AgentHello,
     Arm,
     Beat,
+    Effort,
     EndJob,
     Heartbeat,
     Holding,
     KeepWarm,
+    LinksMeasured,
     LinksTested,
+    MeasureLinks,
     Ping,
     Plan,
     PullNode,
@@ -138,7 +142,8 @@ class Agent:
         self._loop.set_exception_handler(lambda loop, context: self._suffer(context))
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
-        await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
+        token = self._spec.token
+        await asyncio.start_server(lambda reader, writer: answer_probe(reader, writer, token), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
         if self._config.health != "off":
@@ -225,6 +230,8 @@ class Agent:
                 self._keeper.store(message)
             case TestLinks():
                 self._spawn(self._test_links(message))
+            case MeasureLinks():
+                self._spawn(self._measure_links(message))
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
@@ -255,6 +262,10 @@ class Agent:
         reached = await asyncio.gather(*(can_connect(door) for door in doors.values()))
         unreachable = tuple(node for node, well in zip(doors, reached, strict=True) if not well)
         self._tell(LinksTested(self._spec.node, order.number, unreachable))
+
+    async def _measure_links(self, order: MeasureLinks) -> None:
+        links = [await probe(node, (host, port), self._spec.token) for node, host, port in order.targets]
+        self._tell(LinksMeasured(self._spec.node, order.number, tuple(links)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)
@@ -445,6 +456,7 @@ class Agent:
             commits=board.commits,
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
+            effort=_effort(board, starved),
         )
 
     def _watched(self) -> list[tuple[str, Board]]:
@@ -474,6 +486,15 @@ class Agent:
             self._kill(charge)
         self._zygote.close()
         self._keeper.close()
+
+
+def _effort(board: Board, starved_ns: int) -> Effort | None:
+    """Where the time of a worker went, as its board shows it. ``starved_ns``: of its main thread, in all."""
+    spent = board.spent
+    if spent is None:
+        return None
+    times_ms = (spent_ns / 1e6 for spent_ns in (*spent[2:], starved_ns))
+    return Effort(spent.steps, spent.shards, *times_ms)
 
 
 def _started_before(spec: AgentSpec) -> int:

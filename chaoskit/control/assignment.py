@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 from chaoskit.runtime.tree import Subtree, maximal_subtrees, merge_above
 
 
 def reassign(
-    previous: Mapping[str, tuple[int, ...]], members: Sequence[str], shard_count: int
+    previous: Mapping[str, tuple[int, ...]],
+    members: Sequence[str],
+    shard_count: int,
+    shares: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Spread the shards over ``members``; loads differ by at most one.
+    """Spread the shards over ``members``; loads differ by at most one, or are as ``shares`` has them.
 
     A survivor keeps the shards it has as far as balance allows: it still holds their gradients. Shards without an
     owner go to a member with room that owns the sibling subtree, so that sums fold locally. One worker that replaces
@@ -21,6 +25,7 @@ def reassign(
         previous: worker -> shards, of the generation that last worked. Empty: start from scratch.
         members: workers of the next generation, by rank.
         shard_count: V, the number of shards.
+        shares: member -> how many it gets, V together; see :func:`fit`. None: all the same, as far as possible.
 
     Returns:
         worker -> its shards, sorted.
@@ -29,7 +34,13 @@ def reassign(
     held = {member: _by_subtree(previous.get(member, ()), shard_count) for member in members}
     survivors = [member for member in members if held[member]]
     if not survivors:
-        return _contiguous(members, shard_count)
+        return _contiguous(members, shard_count, shares)
+    if shares is not None:
+        for member in members:
+            del held[member][shares[member] :]
+        room = {member: shares[member] - len(held[member]) for member in members}
+        _adopt_orphans(held, room, 0, set(), shard_count)
+        return {member: tuple(sorted(shards)) for member, shards in held.items()}
     heavy = [member for member in survivors if len(held[member]) > least]
     # Newcomers come before the other survivors: else a replacement could lose a shard to a neighbour of the dead one.
     newcomers = [member for member in members if not held[member]]
@@ -43,9 +54,36 @@ def reassign(
     return {member: tuple(sorted(shards)) for member, shards in held.items()}
 
 
-def _contiguous(members: Sequence[str], shard_count: int) -> dict[str, tuple[int, ...]]:
+def fit(shares: Mapping[str, int], members: Sequence[str], shard_count: int) -> dict[str, int] | None:
+    """What ``shares`` mean for ``members``, when some of those whom they were made for are lost, and others have come.
+
+    Who goes on keeps its part relative to the others; who is new gets the mean of these. Everybody has a shard.
+
+    Returns:
+        member -> number of shards, V together; None where those that are known are alike, or there are too few shards.
+    """
+    known = [shares[member] for member in members if member in shares]
+    if len(set(known)) < 2 or len(members) > shard_count:
+        return None
+    mean = sum(known) / len(known)
+    weights = {member: shares.get(member, mean) for member in members}
+    whole = sum(weights.values())
+    exact = {member: weight * shard_count / whole for member, weight in weights.items()}
+    fitted = {member: max(1, int(part)) for member, part in exact.items()}
+    while (missing := shard_count - sum(fitted.values())) > 0:  # to whom the rounding took most, the lowest rank first
+        for member in sorted(members, key=lambda member: fitted[member] - exact[member])[:missing]:
+            fitted[member] += 1
+    while sum(fitted.values()) > shard_count:
+        fitted[max(members, key=lambda member: (fitted[member] > 1, fitted[member] - exact[member]))] -= 1
+    return fitted
+
+
+def _contiguous(
+    members: Sequence[str], shard_count: int, shares: Mapping[str, int] | None
+) -> dict[str, tuple[int, ...]]:
     least, extras = divmod(shard_count, len(members))
-    starts = [rank * least + min(rank, extras) for rank in range(len(members) + 1)]
+    counts = [shares[member] if shares else least + (rank < extras) for rank, member in enumerate(members)]
+    starts = [0, *accumulate(counts)]
     return {member: tuple(range(starts[rank], starts[rank + 1])) for rank, member in enumerate(members)}
 
 

@@ -153,6 +153,15 @@ class Fit(Event, frozen=True):
     node: str
 
 
+class Rebalanced(Event, frozen=True):
+    """Ranks are not equally fast: from the next step boundary on each has so many shards.
+
+    Whoever of them goes on into later generations keeps its part as far as the others leave it.
+    """
+
+    shares: dict[str, int]
+
+
 class Resized(Event, frozen=True):
     """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
 
@@ -200,6 +209,7 @@ AnyEvent = (
     | Returned
     | Unfit
     | Fit
+    | Rebalanced
     | Resized
     | Evicted
     | Elastic

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 
 from chaoskit.config import RunConfig
-from chaoskit.control.assignment import name_order, reassign, seat
+from chaoskit.control.assignment import fit, name_order, reassign, seat
 from chaoskit.control.events import (
     Action,
     AnyEvent,
@@ -38,6 +38,7 @@ from chaoskit.control.events import (
     NodeJoined,
     NodeLost,
     Publish,
+    Rebalanced,
     Recall,
     Resized,
     Resumes,
@@ -96,6 +97,7 @@ class Membership:
         self._settled = False
         self._stalled_generation = 0
         self._losses = 0
+        self._shares: dict[str, int] = {}  # worker -> shards, once ranks were found not to be equally fast
         self._strikes = Strikes(config.strikes_max, config.strike_window_s)
         self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
@@ -238,6 +240,21 @@ class Membership:
         """Whether the job has ended."""
         return self._finished
 
+    @property
+    def may_rebalance(self) -> bool:
+        """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
+        stable = self._settled and self._is_complete and not self._done and not self._revival.active
+        entered = self.generation == 1 or self._entered.issuperset(self.members)  # else see _may_move
+        starting = len(self.members) < self._size and bool(self._begun_s)
+        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
+        moving = starting or leaving or self._may_move()
+        return stable and entered and not moving and not self._config.job.sharded and not self._finished
+
+    def has_substitute(self, worker: str) -> bool:
+        """Whether a spare on another node, that is not set aside, could take the rank of ``worker``."""
+        nodes = {self._hosts[spare] for spare in self.spares} - {self._hosts[worker]} - self._idle
+        return bool(nodes.intersection(self._strikes.trusted(self._nodes)))
+
     def started_on(self, node: str) -> int | None:
         """Workers that ``node`` has ever started, as far as is known here; None if nothing is known of the node."""
         return self._started.get(node)
@@ -339,8 +356,10 @@ class Membership:
                 workers = [worker for worker, host in self._hosts.items() if host == node]
                 self._doubt(workers)
                 return self._lose(workers, "evicted", now_s)
-            case WorkerLost(worker) if worker in self._hosts:
+            case WorkerLost(worker, cause) if worker in self._hosts:
                 self._count_loss(worker, now_s)
+                if cause == "slow":
+                    self._strikes.condemn(self._hosts[worker])
                 if self._config.job.sharded:
                     self._doubt([worker])
                 if event.aside:
@@ -373,6 +392,8 @@ class Membership:
                     # overwritten by what is newer.
                     self._stalled_generation, self._may_train = self.generation, False
                     self._revival.ask_again()
+            case Rebalanced(shares) if self.may_rebalance:
+                self._shares = dict(shares)
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:
@@ -523,10 +544,17 @@ class Membership:
         else:
             needed = []
         room = min(self._size + len(needed), self._config.shard_count) - len(kept)
-        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        spares = self._willing(room)
         seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
         members = {worker: self._hosts[worker] for worker in kept}
         return seat(seats, members, spares, len(kept) + max(0, room))
+
+    def _willing(self, wanted: int) -> dict[str, str]:
+        """Spare -> its node; those on nodes that are set aside only where there are not enough others."""
+        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        trusted = self._strikes.trusted(self._nodes)
+        good = {worker: node for worker, node in spares.items() if node in trusted}
+        return good if len(good) >= wanted else spares
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
@@ -583,7 +611,16 @@ class Membership:
             return self._regroup(abort=True)
         if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
+        if self.may_rebalance and self._wants_other_shares():
+            return self._regroup(abort=False)
         return None
+
+    def _wants_other_shares(self) -> bool:
+        """Whether the members of the last plan have not as many shards as they should."""
+        assert self._plan is not None
+        loads = {member.worker: len(member.shards) for member in self._plan.members}
+        fitted = fit(self._shares, self.members, self._config.shard_count)
+        return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
 
     def _left(self) -> str:
         return f"{len(self.members)} ranks are left, min_world={self._config.least_world}"
@@ -728,7 +765,8 @@ class Membership:
         self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
     ) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
-        shards = reassign(previous, workers, self._config.shard_count)
+        shares = fit(self._shares, workers, self._config.shard_count)
+        shards = reassign(previous, workers, self._config.shard_count, shares)
         self._plan = Plan(
             generation=self.newest_known + 1,
             members=tuple(

@@ -22,6 +22,7 @@ from chaoskit.control.deferral import Deferral
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.facts import Facts
 from chaoskit.control.fitness import Fitness
+from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
 from chaoskit.control.losses import difference, lost_workers, news
 from chaoskit.control.membership import Membership
@@ -32,6 +33,7 @@ from chaoskit.control.results import Results
 from chaoskit.control.rulings import Excused, Hopeless, Rulings
 from chaoskit.control.timetable import Timetable
 from chaoskit.control.watch import Watch
+from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.events import Answer, Evict
 from chaoskit.errors import Refused
@@ -51,6 +53,7 @@ from chaoskit.messages import (
     LendNodes,
     LeverPulled,
     LinesMatched,
+    LinksMeasured,
     LinksTested,
     Ping,
     Plan,
@@ -100,6 +103,8 @@ class ControlPlane:
         self._membership = Membership(config)
         self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
         self._watch = Watch(config)
+        self._workload = Workload(config)
+        self._link_speeds = LinkSpeeds()
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
         self._deferral: Deferral[str] = Deferral()
         self._repeats = Repeats(limit=config.nodes)
@@ -213,6 +218,7 @@ class ControlPlane:
         if self._end is not None:
             return [Send(node, self._end)]
         self._links.introduce(hello)
+        self._link_speeds.introduce(hello)
         if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
             self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
@@ -329,6 +335,9 @@ class ControlPlane:
                 return self._look_at_links(now_s)
             case HealthReport():
                 return self._note_health(message, now_s) + shown
+            case LinksMeasured():
+                links = self._link_speeds.answer(message)
+                return [] if links is None else [tell_links(links)]
             case Formed(worker, generation):
                 return self._note_formed(worker, generation, now_s) + shown
             case Healed(worker, generation):
@@ -393,9 +402,25 @@ class ControlPlane:
         self._contact.beat(heartbeat.node, now_s)
         live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
         self._watch.hear(live, now_s)
+        self._workload.hear(live)
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
-        return [heard, *self._start(self._deferral.observe(heartbeat.beats, now_s)), *self._look_for_hangs(now_s)]
+        started = self._start(self._deferral.observe(heartbeat.beats, now_s))
+        return [heard, *started, *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
+
+    def _look_at_workload(self, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for decided in self._workload.look(self._membership):
+            match decided:
+                case Note():
+                    outputs.append(decided)
+                case GiveUp(worker, detail):
+                    outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
+                case TryLinks(nodes):
+                    outputs += self._link_speeds.order(nodes)
+                case events.Rebalanced():
+                    outputs += self._advance(decided, now_s)
+        return outputs
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint

@@ -14,8 +14,9 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from chaoskit.vocabulary import Phase
 
@@ -42,10 +43,23 @@ _PTHREAD_MUTEX_ROBUST = 1
     _PROTECTED,
     _KEPT,
     _DUE,
-) = range(16)
+    _EFFORT,  # even while the slots behind it belong together
+) = range(17)
+_SPENT = slice(_EFFORT + 1, _EFFORT + 7)  # in the order of Spent
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
+
+
+class Spent(NamedTuple):
+    """Where the time of a worker's committed steps went: sums over all of them, times in nanoseconds."""
+
+    steps: int
+    shards: int
+    compute_ns: int
+    input_ns: int
+    wait_ns: int
+    other_ns: int
 
 
 class Board:
@@ -119,6 +133,14 @@ class Board:
             self._slots[_COMMITS] += 1
             self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
 
+    def spend(self, spent: Sequence[int]) -> None:
+        """Show where the time went, in the order of :class:`Spent`."""
+        slots = self._slots
+        slots[_EFFORT] += 1
+        for slot, value in enumerate(spent, _EFFORT + 1):
+            slots[slot] = value
+        slots[_EFFORT] += 1
+
     def announce(self) -> None:
         """Tell the agent, if it makes copies, that a state is complete."""
         if self._slots[_COPYING] and self.bell >= 0:
@@ -179,6 +201,14 @@ class Board:
     def due(self, step: int) -> None:
         """The state of ``step`` steps is to be stored: for a copy of it the worker may wait longer. 0 for none."""
         self._slots[_DUE] = step
+
+    @property
+    def spent(self) -> Spent | None:
+        """Where the time went; None if that was just being written, or nothing was yet."""
+        slots = self._slots
+        before = slots[_EFFORT]
+        spent = Spent(*slots[_SPENT])
+        return spent if before and not before & 1 and slots[_EFFORT] == before else None
 
     @property
     def kept(self) -> int:

@@ -41,6 +41,7 @@ from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
 from chaoskit.runtime.sampling import fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
+from chaoskit.runtime.stopwatch import Lap, Stopwatch
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 
@@ -128,6 +129,7 @@ class Trainer:
         self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
         self._committer = Committer(self._worker, self._replica, self._work, clip_norm)
         self._compilations = Compilations(self._worker.board)
+        self._stopwatch = Stopwatch(self._worker.board, self.device)
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -184,12 +186,15 @@ class Trainer:
         sampler, work = self._work.sampler(len(dataset), batch_size), self._work
         wanted = self._wanted()
         for index in wanted:
+            self._stopwatch.start()
             self._enter_phase(Phase.FORWARD)
             samples = sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
             owed = self._counts and index in self._mine()  # else it is computed to be compared
             work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
+            self._stopwatch.lap(Lap.COMPUTE)
             batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            self._stopwatch.lap(Lap.INPUT)
             yield Shard(index, samples, batch)
             work.end(index)
             if self._inquiry.round is not None:
@@ -198,6 +203,7 @@ class Trainer:
                 self._integrity.note(index, work.contribution)
             if owed:
                 work.keep(index, samples)
+                self._stopwatch.count_shard()
 
     def _enter_phase(self, phase: Phase) -> None:
         """Show the phase, and let a fault strike that waits for it."""
@@ -341,7 +347,9 @@ class Trainer:
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
         self._stop_for_fault(Phase.REDUCE.label, formation)
+        self._stopwatch.drain()
         self._announce_contribution(formation)
+        self._stopwatch.start()
         try:
             group = worker.regrouper.group(formation)
             self._join(formation, group)
@@ -349,6 +357,7 @@ class Trainer:
             worker.hooks.rig.before_reduction(group)
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
             reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
+            self._stopwatch.lap(Lap.WAIT)
         except (GenerationSuperseded, RuntimeError) as error:
             if isinstance(error, CorruptSegment):
                 self._inquiry.received(formation, error, self._work.seals(error.sidecars))
@@ -368,6 +377,7 @@ class Trainer:
         except (GenerationSuperseded, LeaseOver) as error:
             self._leave(formation, error)
             return False
+        self._stopwatch.count_step()
         worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
         worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
         return True

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
+from chaoskit.control import events
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.rendezvous import Reply
@@ -145,6 +146,16 @@ class Coordinator(Process):
         """An observer says something."""
         if self._holds():
             self.carry_out(self.plane.hear(message, self.engine.now_s))
+
+    def rebalance(self, fast: int) -> None:
+        """``ControlPlane._look_at_workload``: of the ranks, the one that ``fast`` picks is to have most shards."""
+        membership = self.plane.membership
+        if not self._holds() or not membership.may_rebalance or membership.plan is None:
+            return
+        members = [member.worker for member in membership.plan.members]
+        shares = dict.fromkeys(members, 1)
+        shares[members[fast % len(members)]] += self.world.config.shard_count - len(members)
+        self.carry_out(self.plane._advance(events.Rebalanced(shares), self.engine.now_s))
 
     # -- decisions ------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class Faults:
         ]
         if world.sharded:
             self._kinds += [(self._corrupt, 4), (self._differ, 1)]
+        else:
+            self._kinds += [(self._rebalance, 6)]
 
     def schedule(self) -> None:
         """Draw the faults of this history."""
@@ -331,6 +333,11 @@ class Faults:
             line.latency_s = _SLOW_S
 
     # -- coordinators ---------------------------------------------------------------------------------------------
+
+    def _rebalance(self) -> None:
+        coordinator = self._world.coordinator
+        self._note("one rank is faster than the others")
+        coordinator.after(0.0, coordinator.rebalance, self._random.randrange(4))
 
     def _kill_coordinator(self) -> None:
         coordinator = self._world.coordinator

@@ -159,6 +159,9 @@ class Laws:
     def _needed(self, before: Plan, plan: Plan) -> None:
         """The end of a coordinator is no reason to regroup; nor is what was said of another generation."""
         members = {member.worker for member in before.members}
+        loads, then = ({one.worker: len(one.shards) for one in plan.members} for plan in (before, plan))
+        if loads != then and not plan.abort:
+            return  # ranks are not equally fast
         if members != {member.worker for member in plan.members} or before.generation not in self.settled:
             return
         nodes = {member.node for member in before.members}

@@ -66,7 +66,7 @@ def slow_ranks(trace: Trace) -> Finding:
         for strike in trace.confirmed("Straggle", "DataStall")
         if max(getattr(strike.fault, "delay_ms", 0.0), getattr(strike.fault, "stall_ms", 0.0)) < floor_ms / 2
     ]
-    return _kept(trace, slow, ("hung",))
+    return _kept(trace, slow, ("hung",) if trace.config.slow_limit else ("hung", "slow"))
 
 
 def wall_clock(trace: Trace) -> Finding:

@@ -1,0 +1,123 @@
+"""How fast the links between nodes are, measured when all ranks wait and nobody computes: which one is to blame.
+
+Each node fetches a little from each other one, over an authenticated connection, one after the other. No speed is too
+low by itself: a link is slow when it is much slower than the good ones of the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from chaoskit import wire
+from chaoskit.control.outputs import Send
+from chaoskit.errors import Refused
+from chaoskit.messages import AgentHello, LinksMeasured, LinkSpeed, MeasureLinks
+
+#: What is fetched: more than a socket holds, and little beside a gradient.
+PROBE_BYTES = 2**19
+#: A link that takes longer is as slow as that.
+PROBE_S = 2.0
+#: How many times slower than the good ones a link must be.
+SCORE = 3.0
+#: What is less late than this is a busy machine.
+LATE_MS = 5.0
+
+
+class SlowLink(NamedTuple):
+    """``score``: how many times slower than the good ones, in latency or in throughput."""
+
+    nodes: tuple[str, str]
+    score: float
+    speed: LinkSpeed
+
+
+async def answer_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+    """The side that is tried. Whoever only wants to know whether it can connect goes away at once."""
+    with suppress(ConnectionError, Refused, TimeoutError):
+        await wire.accept_async(reader, writer, token, PROBE_S)
+        writer.write(bytes(PROBE_BYTES))
+        await asyncio.wait_for(writer.drain(), PROBE_S)
+    writer.close()
+
+
+async def probe(node: str, door: tuple[str, int], token: str) -> LinkSpeed:
+    """Try the link to the ``door`` of another node; one that does not answer in time has no throughput."""
+    began_s = connected_s = time.monotonic()
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await wire.connect_async(door, token)
+            connected_s = time.monotonic()
+            try:
+                await reader.readexactly(PROBE_BYTES)
+            finally:
+                writer.close()
+    except (OSError, Refused, TimeoutError, asyncio.IncompleteReadError):
+        return LinkSpeed(node, (connected_s - began_s or PROBE_S) * 1e3, 0.0)
+    return LinkSpeed(node, (connected_s - began_s) * 1e3, PROBE_BYTES / 1e6 / (time.monotonic() - connected_s))
+
+
+def slow_links(measured: Mapping[tuple[str, str], LinkSpeed]) -> list[SlowLink]:
+    """The links that are much slower than the best of them, the slowest first. (node, other) -> speed.
+
+    A single bad node is in two of three links where there are three nodes: so not the median, but the quartile counts.
+    """
+    if len(measured) < 2:
+        return []
+    usual_ms = sorted(speed.connect_ms for speed in measured.values())[len(measured) // 4]
+    usual_mb_s = sorted((speed.mb_s for speed in measured.values()), reverse=True)[len(measured) // 4]
+    found = []
+    for nodes, speed in measured.items():
+        later = speed.connect_ms / max(usual_ms, LATE_MS)
+        slower = usual_mb_s / max(speed.mb_s, usual_mb_s / 1e3, 1e-9)
+        if max(later, slower) > SCORE:
+            found.append(SlowLink(nodes, max(later, slower), speed))
+    return sorted(found, key=lambda link: -link.score)
+
+
+def blame(links: Collection[SlowLink]) -> str:
+    """What these links have in common, in words; "" without any."""
+    if not links:
+        return ""
+    count, most = len(links), Counter(node for link in links for node in link.nodes).most_common(1)[0]
+    worst = max(links, key=lambda link: link.score)
+    shown = f"{'-'.join(worst.nodes)}: {worst.speed.connect_ms:.0f} ms to connect, {worst.speed.mb_s:.1f} MB/s"
+    where = f"{most[0]} is slow to reach" if most[1] == count > 1 else f"{count} slow link{'s' * (count > 1)}"
+    return f"{where} ({shown})"
+
+
+class LinkSpeeds:
+    """One measurement at a time; a later order replaces one that is not complete. Pure."""
+
+    def __init__(self) -> None:
+        self._doors: dict[str, tuple[str, int]] = {}
+        self._number = 0
+        self._asked: frozenset[str] = frozenset()
+        self._measured: dict[tuple[str, str], LinkSpeed] = {}
+
+    def introduce(self, hello: AgentHello) -> None:
+        """A node has come, perhaps again."""
+        self._doors[hello.node] = (hello.host, hello.port)
+
+    def order(self, nodes: Sequence[str]) -> list[Send]:
+        """Have these nodes try their links to each other."""
+        asked = sorted({node for node in nodes if node in self._doors})
+        if len(asked) < 2:
+            return []
+        self._number, self._asked, self._measured = self._number + 1, frozenset(asked), {}
+        doors = [(node, *self._doors[node]) for node in asked]
+        return [
+            Send(node, MeasureLinks(self._number, tuple(door for door in doors if door[0] != node))) for node in asked
+        ]
+
+    def answer(self, answer: LinksMeasured) -> list[SlowLink] | None:
+        """What a node has found; the slow links of all, once it is the last one to say so."""
+        if answer.number != self._number or answer.node not in self._asked:
+            return None
+        self._asked -= {answer.node}
+        self._measured |= {(answer.node, link.node): link for link in answer.links}
+        return None if self._asked else slow_links(self._measured)
