@@ -45,8 +45,9 @@ def calls(outcome: Outcome, hook: str) -> list[Any]:
 
 
 def next_step(lines: list[dict[str, Any]], after: dict[str, Any]) -> dict[str, Any]:
-    """The first step that the worker tells of after the line ``after``."""
-    return next(line for line in lines[lines.index(after) :] if line["what"] == "step")
+    """The first step that the worker has committed after the line ``after``. A block that was void commits none."""
+    later = lines[lines.index(after) :]
+    return next(line for line in later if line["what"] == "step" and line["at"] > after["step"])
 
 
 def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(chaos: Any) -> None:

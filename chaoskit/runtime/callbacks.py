@@ -47,7 +47,7 @@ class Preemption:
 class LostRank:
     """Somebody was lost, and this rank was not. ``step`` is attempted again, or goes on, in a world of ``world`` ranks.
 
-    ``rank``: which it had. ``cause``: one of :data:`chaoskit.vocabulary.LOSS_CAUSES`, or "" where that is not known.
+    ``rank``: which it had. ``cause``: one of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
     """
 
     rank: int
@@ -63,14 +63,13 @@ _Happening = TypeVar("_Happening", Resize, Preemption, LostRank)
 class Callbacks:
     """The hooks of one worker process, and what they have been told. :meth:`hear` is for the control thread."""
 
-    def __init__(self, worker: str, journal: Journal) -> None:
-        self._worker, self._journal = worker, journal
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.on_resize: list[Callable[[Resize], object]] = []
         self.on_preempt: list[Callable[[Preemption], object]] = []
         self.on_fault: list[Callable[[LostRank], object]] = []
         self._lock = threading.Lock()
         self._losses: dict[str, Loss] = {}  # by worker: its name is never used again
-        self._left: set[str] = set()  # workers that went because they should
         self._told: set[str] = set()  # of the lost ones
         self._plan: Plan | None = None  # the last one that was entered
 
@@ -83,13 +82,11 @@ class Callbacks:
         """Every plan tells why it was made, also one that is superseded before anybody enters it."""
         with self._lock:
             self._losses |= {loss.worker: loss for loss in plan.losses}
-            self._left.update(plan.leavers)
-            self._left.difference_update(member.worker for member in plan.members)  # needed once more
 
     def enter(self, plan: Plan, step: int) -> bool:
         """Call what is due as ``plan`` is entered at ``step``; whether anything was called."""
         before, self._plan = self._plan, plan
-        lost = self._lost_since(before, plan)
+        lost = self._news(lived=before is not None)
         world = len(plan.members)
         for loss in lost:
             self._call("on_fault", self.on_fault, LostRank(loss.rank, loss.cause, loss.detail, step, world))
@@ -99,20 +96,12 @@ class Callbacks:
             self._call("on_resize", self.on_resize, Resize(old_world, world, step, plan.reason))
         return resized or bool(lost)
 
-    def _lost_since(self, before: Plan | None, plan: Plan) -> list[Loss]:
-        """Who had a rank and is lost, and has not been told. A rank that is new has lived through none of it."""
+    def _news(self, *, lived: bool) -> list[Loss]:
+        """The losses that have not been told. A rank that is new has lived through none of them."""
         with self._lock:
-            told, self._told = self._told, self._told | {*self._losses}
-            if before is None:
-                return []
-            gone = [member for member in before.members if plan.member(member.worker) is None]
-            unexplained = [
-                Loss(member.worker, member.rank, "", "a rank was lost")
-                for member in gone
-                if member.worker not in {*self._losses, *self._left}
-            ]
-            self._told |= {loss.worker for loss in unexplained}
-            return [loss for name, loss in self._losses.items() if name not in told] + unexplained
+            news = [loss for name, loss in self._losses.items() if name not in self._told]
+            self._told.update(self._losses)
+        return news if lived else []
 
     def preempt(self, order: Dismissed, step: int) -> None:
         """This worker goes: call what it wanted to do before, once."""

@@ -84,7 +84,7 @@ class Control:
         self.spec = spec
         self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
         self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
-        self.callbacks = Callbacks(spec.worker, self.journal)
+        self.callbacks = Callbacks(self.journal)
         self.regrouper = Regrouper(
             spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
         )
