@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import read_journals
 from chaoskit.vocabulary import Event
@@ -79,12 +80,9 @@ def test_who_leaves_is_told_how_long_it_has_and_nobody_waits_for_it(chaos: Any) 
     assert lines[-3]["at"] == event["step"]
     assert (Path(outcome.directory) / "disk" / worker.partition(".")[0] / "mine.pt").exists()
     (call,) = calls(outcome, "on_preempt")
-    ended_s = (call.t_ns / 1e9) - 0.25  # the others have trained on while it was busy
-    trained = [point for point in outcome.steps if point.world == 3]
-    began_s = min(point.at_s for point in trained)
-    assert sum(point.at_s < began_s + 0.4 for point in trained) > 3
     assert call["seconds"] >= 0.5
-    assert ended_s > 0
+    began_s = min(point.at_s for point in outcome.steps if point.world == 3)
+    assert sum(point.at_s < began_s + 0.4 for point in outcome.steps if point.world == 3) > 3  # it was busy meanwhile
     outcome.assert_same_losses_as_twin()
 
 
@@ -146,18 +144,8 @@ def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str)
 
 
 def test_bad_input_in_a_hook_ends_the_run(chaos: Any) -> None:
-    outcome = chaos.harness.run(
-        JOB,
-        nodes=4,
-        spares=0,
-        steps=60,
-        elastic=POLICY,
-        options={"step_s": 0.01, "fails": "on_resize!"},
-        faults=[Scale(to=3, at_step=10)],
-        twin=False,
-    )
-    assert any("mend it" in reason for reason in outcome.reasons)
-    assert len(outcome.steps) < 60
+    with pytest.raises(BadInput, match="mend it"):
+        run(chaos, Scale(to=3, at_step=10), options={"fails": "on_resize!"}, twin=False)
 
 
 def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chaos: Any) -> None:

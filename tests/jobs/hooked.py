@@ -46,11 +46,8 @@ def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float) -> No
 
     @trainer.on_fault
     def lost(event: Any) -> None:
-        tell(
-            trainer,
-            "on_fault",
-            **{("lost" if name == "rank" else name): value for name, value in asdict(event).items()},
-        )
+        fields = asdict(event)
+        tell(trainer, "on_fault", lost=fields.pop("rank"), **fields)
 
 
 def train(
