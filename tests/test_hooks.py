@@ -76,8 +76,9 @@ def test_who_leaves_is_told_how_long_it_has_and_nobody_waits_for_it(chaos: Any) 
     assert 590 < event["seconds_left"] <= 600
     assert "asked for 3: 4 -> 3" in event["reason"]
     lines = dict(logs(outcome))[worker]
-    assert [line["what"] for line in lines[-3:]] == ["step", "on_preempt", "said goodbye"]  # and no step after it
-    assert lines[-3]["at"] == event["step"]
+    order = [line["what"] for line in lines[-4:]]
+    assert order == ["step", "on_preempt", "said goodbye", "left the function"]  # and no step after it
+    assert lines[-4]["at"] == event["step"]
     assert (Path(outcome.directory) / "disk" / worker.partition(".")[0] / "mine.pt").exists()
     (call,) = calls(outcome, "on_preempt")
     assert call["seconds"] >= 0.5
@@ -105,6 +106,8 @@ def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:
     (worker,) = told(outcome, "on_preempt")
     (exit_,) = [r for r in records if r.event == Event.WORKER_EXITED and r["worker"] == worker]
     assert (exit_["how"], exit_["status"]) == ("killed", "SIGKILL")
+    (ended,) = [r for r in records if r.event == Event.JOB_ENDED]
+    assert exit_.t_ns < ended.t_ns
     outcome.assert_same_losses_as_twin()
 
 
@@ -159,7 +162,7 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
         faults=[Scale(to=3, at_step=10)],
         twin=False,
     )
-    lasts = {worker: lines[-1] for worker, lines in logs(outcome)}
+    lasts = {worker: lines[-2] for worker, lines in logs(outcome)}
     assert len(lasts) == 4
     assert all(line["elastic"] for line in lasts.values())
     (step,) = {line["at"] for line in lasts.values()}

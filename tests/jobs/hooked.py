@@ -63,15 +63,18 @@ def train(
     model = nn.Linear(4, 4)
     name_hooks(trainer, model, fails, takes_s)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-    while trainer.step < steps:
-        with trainer.transaction() as step:
-            for shard in step.shards(DATA, batch_size=8):
-                time.sleep(step_s)
-                step.backward(model(shard.batch).square().mean())
-        tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())
-        if leaves and trainer.elastic_event_detected():
-            torch.save(model.state_dict(), Path(trainer.disk) / "left.pt")
-            return
+    try:
+        while trainer.step < steps:
+            with trainer.transaction() as step:
+                for shard in step.shards(DATA, batch_size=8):
+                    time.sleep(step_s)
+                    step.backward(model(shard.batch).square().mean())
+            tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())
+            if leaves and trainer.elastic_event_detected():
+                torch.save(model.state_dict(), Path(trainer.disk) / "left.pt")
+                return
+    finally:
+        tell(trainer, "left the function")
 
 
 def train_sharded(trainer: Any, *, steps: int = 40, fails: str = "", takes_s: float = 0.0, step_s: float = 0.0) -> None:
