@@ -103,6 +103,7 @@ class OtherNode:
         listener = socket.create_server(("127.0.0.1", 0))
         line.sendall(f"{server.address.host_id} {server.address.port} {listener.getsockname()[1]}".encode())
         connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         payload = memoryview(bytearray(os.urandom(2**20)) * 1024)
         while request := connection.recv(8):
             size_bytes = int.from_bytes(request, "little")
@@ -202,7 +203,7 @@ class Sizes:
         return {held.path: held.tensor for held in tensors}
 
     def from_peer(self) -> dict[str, list[float]]:
-        target, plain_target = make_state(self.size_bytes), memoryview(bytearray(self.size_bytes))
+        target, plain_target = make_state(self.size_bytes), memoryview(self._flat_target.numpy()).cast("B")
         there = threading.Event()
         sender = CopySender(
             self._piece,

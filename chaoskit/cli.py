@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.faces import checkpoints, rules
+from chaoskit.faces import checkpoints, resizing, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
 from chaoskit.vocabulary import Verdict
 
@@ -84,7 +84,12 @@ def launch(
         float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
     ] = 0.0,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
+    elastic: Annotated[
+        str,
+        typer.Option(metavar="MIN..MAX|FILE", help="Sizes that `chaoskit scale` may give it, or a policy file."),
+    ] = "",
     port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
+    control_port: Annotated[int, typer.Option(help="Where requests are taken, on loopback; 0 for any.")] = 0,
     substrate: Annotated[
         str,
         typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
@@ -114,7 +119,7 @@ def launch(
         "seed": seed,
     }
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
-    settings["substrate"] = substrate
+    settings |= {"substrate": substrate, "control_port": control_port, "elastic": face.parse_elastic(elastic)}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
         often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
@@ -360,6 +365,8 @@ def doctor(machine: Json = False) -> int:
 
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(rules.app, name="rules")
+for command in (resizing.scale, resizing.notice, resizing.lend, resizing.give_back):
+    app.command()(command)
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

@@ -233,7 +233,9 @@ def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
     if config.min_world > policy.min_replicas:
         raise BadInput("min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it")
     if config.nodes not in policy.sizes:
-        raise BadInput("nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}")
+        raise BadInput(
+            "nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}"
+        )
 
 
 def _validate_tier(field: str, tier: Tier | None) -> None:

@@ -450,7 +450,7 @@ class Answered(Message, frozen=True):
 class WorldSize(Message, frozen=True):
     """The size at which the run aims, and the nodes that it will be of; said when either changes.
 
-    ``wanted``: with more nodes than there are it would grow to so many.
+    ``wanted``: the size that was asked for last, 0 for none. Whoever can start nodes should, if there are fewer.
     """
 
     size: int

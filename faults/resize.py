@@ -74,7 +74,6 @@ class Scale(ResizeFault):
             raise BadInput("to", self.to, f"use a size that the elastic policy allows: {config.elastic.sizes_in_words}")
 
     def inject(self, target: Target) -> None:
-        target.cluster.provide(self.to)
         _say(target, ScaleTo(target.fault_id, self.to, "the harness"))
         target.pull("none")
 

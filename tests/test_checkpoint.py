@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import JobSpec, RunConfig, Tier
 from chaoskit.control.keeper import Keeper, keepers
 from chaoskit.control.keeping import NodeContext
 from chaoskit.journal import Journal, read_journals
@@ -354,6 +354,31 @@ def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
 
 
 # -- which nodes copy, and what is read back ----------------------------------------------------------------------
+
+
+def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on(tmp_path: Path) -> None:
+    """The keeper says which is the next: when it follows a worker, and again with each state that it has seen."""
+    owner, board, answered = Owner(), Board.create(), threading.Event()
+    config = RunConfig(job=JobSpec("job.py"), memory_copies=0, disk=Tier(target=str(tmp_path / "disk"), every_steps=3))
+    place = ("node0", "127.0.0.1", "token", config, Journal(tmp_path, "node0"))
+    keeper = Keeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
+    keeper.adopt("node0.0", Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), owner.arena.fd), board)
+    keeper.follow(plan_of(("node0.0", "node0"), generation=2))
+    keeper.recall()  # answered when all orders before it are carried out
+    assert answered.wait(PATIENCE_S)
+
+    def is_due(step: int) -> bool:
+        begun_s = time.monotonic()
+        board.await_copy(step, 0.0, 0.2)
+        return time.monotonic() - begun_s >= 0.2
+
+    assert is_due(3)
+    owner.arena.stand_in(2)
+    for _ in range(4):
+        owner.commit()
+    board.announce()
+    board.await_copy(5, PATIENCE_S, PATIENCE_S)  # it has seen step 4, and need not see what comes before step 6
+    assert is_due(6)
 
 
 def test_the_lowest_ranks_on_different_nodes_are_copied() -> None:

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from chaoskit import wire
+from chaoskit.checkpoint import peer_protocol as protocol
 from chaoskit.checkpoint import peer_sender, peer_server
 from chaoskit.checkpoint.arena import DATA_OFFSET
 from chaoskit.checkpoint.held import HeldTensor
@@ -407,6 +410,40 @@ def test_a_damaged_slot_of_the_owner_is_never_acknowledged(servers: Any, transpo
     assert sender.protected_step == -1
     assert server.holding() == ()
     sender.close()
+
+
+def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> None:
+    server, stored = servers(), threading.Event()
+    large = [HeldTensor("large", torch.ones(2**24))]  # more than the buffers of a connection take
+    snapshotter = Snapshotter(Slots.in_memory(), large)
+    snapshotter.begin(1)
+    snapshotter.close()
+    paths = snapshotter.slots.paths
+    sender = CopySender("piece", paths, [server.address], TOKEN, acknowledged=lambda node, seal: stored.set())
+    assert stored.wait(10)
+    sender.close()
+    with wire.connect((server.address.host, server.address.port), TOKEN) as connection:
+        connection.settimeout(10)
+        (copy,) = server.holding()
+        protocol.send(connection, protocol.Fetch("piece", copy.seal))
+        assert isinstance(protocol.receive(connection), protocol.Offer)
+        os.truncate(copy.place.path, DATA_OFFSET)
+        with pytest.raises(ConnectionError):
+            protocol.receive_into(connection, [memoryview(bytearray(copy.seal.size_bytes))])
+    assert copies_at(server.address, TOKEN) == (copy,), "it answers others"
+    with pytest.raises(NotHeld, match="cut off"):
+        fetch_into(server.address, TOKEN, "piece", large, transport="tcp")
+
+
+def test_a_copy_under_another_seal_is_not_sent(servers: Any, owners: Any) -> None:
+    server = servers()
+    owners([server.address]).replicate()
+    (copy,) = server.holding()
+    other = msgspec.structs.replace(copy.seal, generation=copy.seal.generation + 1)  # whose bytes may be the same
+    with wire.connect((server.address.host, server.address.port), TOKEN) as connection:
+        connection.settimeout(10)
+        protocol.send(connection, protocol.Fetch("piece", other))
+        assert isinstance(protocol.receive(connection), protocol.Declined)
 
 
 class Relay:

@@ -1,4 +1,4 @@
-"""What a keeper tells a worker of its copies: never that a step is safe which is trained again."""
+"""What a keeper tells a worker of its copies, and how the worker waits for it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Holding, Member, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id
 from chaoskit.runtime.board import Board
+from chaoskit.runtime.copies import Copies
 from chaoskit.vocabulary import Event
 
 WAIT_S = 20.0
@@ -98,3 +99,20 @@ def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int
     assert keeps not in mine
     for partner in partners:
         partner.close()
+
+
+def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_path: Path) -> None:
+    board, asked = Board.create(), list[int]()
+    copies = Copies("node0.0", board, Journal(tmp_path, "node0.0"), pytest.fail, pytest.fail)
+
+    def arrive() -> bool:
+        board.protect(1)
+        return False
+
+    def end() -> bool:
+        asked.append(2)
+        return True
+
+    assert copies.protected(1, arrive) == 1, "it looks again"
+    assert copies.protected(2, end) == 1
+    assert asked == [2], "whoever has heard of the end waits no more"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import glob
+import math
 import os
 import signal
 import socket
@@ -44,6 +45,7 @@ from chaoskit.messages import (
     PullNode,
     Recall,
     Release,
+    SpotNotice,
     StartWorker,
     StopWorker,
     Store,
@@ -69,6 +71,8 @@ from chaoskit.vocabulary import Event
 
 _FAREWELL_S = 2.0
 _STORING_S = 0.5  # the launcher's patience is not much longer than both together
+_RETIRE_LOOK_S = 0.02
+_ASK_AGAIN_S = 1.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
 
@@ -135,6 +139,8 @@ class Agent:
         await asyncio.start_server(lambda reader, writer: writer.close(), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
+        if self._config.elastic is not None:
+            self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
@@ -211,6 +217,24 @@ class Agent:
             case StopWorker(worker):
                 if worker in self._charges:
                     self._stop(self._charges[worker], message)
+
+    def _take_notice(self) -> None:
+        """SIGTERM, as a cloud or a scheduler sends it: the node is to go. The second one ends it at once."""
+        self._loop.remove_signal_handler(signal.SIGTERM)
+        self._spawn(self._retire())
+
+    async def _retire(self) -> None:
+        """Ask for leave, and end once no worker is left."""
+        assert self._config.elastic is not None
+        until_s = time.monotonic() + self._config.elastic.graceful_shutdown_timeout_s
+        asked_s = -math.inf
+        while self._charges:
+            if (now_s := time.monotonic()) > asked_s + _ASK_AGAIN_S:  # a coordinator may have ended with it
+                asked_s = now_s
+                self._tell(SpotNotice(self._spec.node, max(0.0, until_s - now_s)))
+            await asyncio.sleep(_RETIRE_LOOK_S)
+        self._end_all()
+        os._exit(0)
 
     async def _test_links(self, order: TestLinks) -> None:
         doors = {node: (host, port) for node, host, port in order.targets}

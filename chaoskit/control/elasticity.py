@@ -24,12 +24,13 @@ class Elasticity:
         self._early: list[happenings.Event] = []
         self._leaving: dict[str, tuple[float, str]] = {}  # node -> by when, and why
         self._answers: dict[str, Answer] = {}
+        self._wanted = 0
         self._reason = ""  # of the last resize
 
     @property
     def wanted(self) -> int:
-        """The size to which the world would grow, if it had the nodes."""
-        return self._world.target if self._world is not None else 0
+        """The size that somebody has asked for last; 0 while nobody has."""
+        return self._wanted
 
     def farewell(self, node: str, now_s: float) -> tuple[float, str]:
         """How many seconds the workers of a node that leaves may take for what they want to do before, and why."""
@@ -104,6 +105,8 @@ class Elasticity:
                 self._reason = decision.reason
             elif isinstance(decision, Answer):
                 self._answers[decision.request] = decision
+                if isinstance(happening, happenings.Scale) and decision.accepted:
+                    self._wanted = happening.size
         return decisions
 
     def _collect(self, happening: happenings.Event) -> None:

@@ -83,6 +83,7 @@ class Membership:
         self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
+        self._entered: set[str] = set()  # members that stand in the last generation
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
         self._base: Plan | None = None
@@ -184,6 +185,11 @@ class Membership:
     def fingerprint(self) -> str:
         """What the numbers of this run depend on; "" while no worker was ready."""
         return self._fingerprint
+
+    @property
+    def worked(self) -> int:
+        """Number of the last generation in which all members have met, or of the first one."""
+        return self._base.generation if self._base else 0
 
     @property
     def settled(self) -> bool:
@@ -320,6 +326,7 @@ class Membership:
                 return self._lose(list(leavers), "left", now_s)
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 (self._healed if self._config.job.sharded else self._holders).add(worker)
+                self._entered.add(worker)
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
             case Sealed(node, snapshots, number, committed):
                 self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
@@ -413,7 +420,7 @@ class Membership:
         if not self._trained or self._plan is None:
             return
         over = not self._is_complete or self._stalled_generation == self.generation
-        if self._growing and not over and not self.spares:  # who was to come is lost: all train on
+        if self._growing and not over and not self._is_wanting:  # who was to come is lost, or not wanted: all train on
             self._growing, self._may_train, self._holders = False, True, members
         elif over or self._growing or self._may_grow():
             self._growing = not over
@@ -430,13 +437,20 @@ class Membership:
 
     def _may_grow(self) -> bool:
         """Whether the world is not full, though it could be, and no member is at its end."""
-        short = len(self.members) < self._size
-        return self._settled and not self._done and short and bool(self.spares) and not self._revival.active
+        return self._settled and not self._done and self._is_wanting and not self._revival.active
+
+    @property
+    def _is_wanting(self) -> bool:
+        """Whether there are fewer members than there should be, and somebody who could be one."""
+        return len(self.members) < self._size and bool(self.spares)
 
     def _may_move(self) -> bool:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
         if not self._settled or self._done or self._revival.active:
             return False
+        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
+        if leaving and self.generation > 1 and not self._entered.issuperset(self.members):
+            return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
         next_world = self._next_world(abort=False)
         return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
 
@@ -671,7 +685,7 @@ class Membership:
             leavers=leavers,
         )
         self._base = self._base or self._plan
-        self._settled = False
+        self._settled, self._entered = False, set()
         if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
             self._healed, self._done = set(), set()
             self._may_train, self._growing = True, False

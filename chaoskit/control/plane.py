@@ -462,7 +462,12 @@ class ControlPlane:
         formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         guilty, stalled = self._watch.look(
-            plan, self._membership.crew, arrived, now_s, over=self._membership.is_gathering
+            plan,
+            self._membership.crew,
+            arrived,
+            now_s,
+            worked=self._membership.worked,
+            over=self._membership.is_gathering,
         )
         outputs: list[Output] = []
         for worker, detail in guilty.items():
@@ -607,15 +612,15 @@ class ControlPlane:
         outputs: list[Output] = []
         for decision in self._elasticity.take_in(event, self._membership, now_s - self._lag_s):
             if isinstance(decision, Answer):
-                outputs += self._answer(decision)
+                outputs += [*self._answer(decision), Show(self._world_size(""))]
             elif isinstance(decision, Evict):
                 outputs += self._evict(decision, now_s)
         wish = self._elasticity.wish(self._membership)
         if wish is None or self._membership.finished:
             return outputs
-        outputs += self._advance(wish, now_s)
+        remembered, *rest = self._advance(wish, now_s)
         said = self._world_size(wish.reason)
-        return [*outputs, Note(Event.RESIZED, msgspec.structs.asdict(said)), Show(said)]
+        return [*outputs, remembered, Note(Event.RESIZED, msgspec.structs.asdict(said)), Show(said), *rest]
 
     def _world_size(self, reason: str) -> WorldSize:
         assert self._elasticity is not None

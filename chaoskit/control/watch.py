@@ -12,6 +12,8 @@ from chaoskit.vocabulary import Phase
 
 #: Whoever was not heard for longer tells nothing of how long the steps took meanwhile.
 _SILENCE_S = 1.0
+#: What is heard so soon after a generation was formed may have been said before.
+_BELATED_S = 0.3
 #: Phases in which a rank waits for data of others, or for its connections to them.
 _MUTUAL = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE})
 
@@ -24,6 +26,7 @@ class Watch:
         self._muster = Muster()
         self._beats: dict[str, Beat] = {}
         self._heard_s: dict[str, float] = {}
+        self._worked, self._worked_s = 0, 0.0
 
     @property
     def committed(self) -> int:
@@ -50,20 +53,34 @@ class Watch:
         return min((beat.age_ms / 1000 for beat in beats), default=0.0)
 
     def look(
-        self, plan: Plan, members: Sequence[str], arrived: Collection[str], now_s: float, *, over: bool = False
+        self,
+        plan: Plan,
+        members: Sequence[str],
+        arrived: Collection[str],
+        now_s: float,
+        *,
+        worked: int = 0,
+        over: bool = False,
     ) -> tuple[dict[str, str], bool]:
         """Who of the ``members`` hangs, with details for people; and whether all wait for each other, instead.
 
         Args:
             plan: of the last generation.
             arrived: members that have come to its rendezvous.
+            worked: the last generation that all have come to. Where the plan does not abort, it goes on until a step
+                boundary, and how long somebody had waited before it is of no interest.
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s)
         hangs = {hang.worker: hang for hang in late}
         hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
-        gathered = not plan.abort or all(beat.generation == plan.generation for beat in beats)
+        if worked != self._worked:
+            self._worked, self._worked_s = worked, now_s
+        if plan.abort:
+            gathered = all(beat.generation == plan.generation for beat in beats)
+        else:
+            gathered = all(self._heard_s[beat.worker] > self._worked_s + _BELATED_S for beat in beats)
         stalled = not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s)
         details = {
             hang.worker: f"{Phase(hang.phase).label} for {hang.age_s * 1000:.0f} ms, "

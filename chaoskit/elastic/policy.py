@@ -120,7 +120,7 @@ class World:
             case Demand():
                 cause = f"{event.job} has priority"
                 leave_by_s = min(leave_by_s, now_s + event.grace_s)
-                decisions.append(self._lend(event, leave_by_s))
+                decisions.append(self._lend(event))
             case Returned():
                 cause = f"{event.job} gave its nodes back"
                 for node in self._nodes.values():
@@ -178,7 +178,7 @@ class World:
                 )
         return Answer(event.request, True, f"its size will be {event.size}")
 
-    def _lend(self, event: Demand, leave_by_s: float) -> Answer:
+    def _lend(self, event: Demand) -> Answer:
         if event.nodes < 1:
             raise BadInput("nodes", event.nodes, "ask for 1 or more")
         if not event.grace_s >= 0:
@@ -193,7 +193,7 @@ class World:
         if len(names) < event.nodes:
             rest = f"only {len(names)} of {event.nodes}: the smallest world is {self.policy.sizes[0]}"
             return Answer(event.request, bool(names), rest, names)
-        return Answer(event.request, True, f"{len(names)} leave by {leave_by_s:g}", names)
+        return Answer(event.request, True, f"{', '.join(names)}: yours once they have left", names)
 
     # -- decisions ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.aim import Holder, Roster
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.strike import GONE, Strike, Striker
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
@@ -26,6 +27,7 @@ from chaoskit.messages import (
     Trigger,
     WorkerFailed,
     WorkerLost,
+    WorldSize,
 )
 from chaoskit.osprocess import is_ending, start_ticks, undisturbed
 from chaoskit.substrate.base import Cluster
@@ -55,9 +57,11 @@ class Conductor(Striker):
         undo: UndoLog,
         watch: Watch,
         store: ObjectProxy | None = None,
+        requests: Requests | None = None,
     ) -> None:
         super().__init__(experiment.faults, journal)
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
+        self._requests = requests or Requests()
         self._config = experiment.config
         self._roster = Roster()
         self._detections = 0
@@ -69,6 +73,8 @@ class Conductor(Striker):
             HarnessError: if the coordinator died. BadInput: if the job refused its input.
         """
         while time.monotonic() < deadline_s:
+            for request in self._requests.take():
+                self._say(request)
             try:
                 message = self._cluster.receive(self._patience_s())
             except ConnectionError as error:
@@ -99,10 +105,13 @@ class Conductor(Striker):
         return max(_OBSERVE_S, min([_IDLE_S, *due]))
 
     def _hear(self, message: Any) -> None:
+        self._requests.hear(message)
         match message:
             case HookReached():
                 self._answer(message)
                 return
+            case WorldSize(wanted=wanted):
+                self._cluster.provide(wanted)
             case WorkerFailed(refused=(field, value, remedy)):
                 raise BadInput(field, _Literal(value), remedy)
         lost = self._roster.member(message.worker) if isinstance(message, WorkerLost) else None

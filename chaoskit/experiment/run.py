@@ -14,6 +14,7 @@ import msgspec
 
 from chaoskit.experiment.conductor import Conductor, Watch
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
@@ -65,6 +66,7 @@ def execute(
     *,
     watch: Watch = lambda message: None,
     port: int = 0,
+    requests: Requests | None = None,
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
@@ -72,12 +74,13 @@ def execute(
         directory: for journals and logs; created.
         watch: is shown every message of the coordinator.
         port: of the coordinator; 0 for any.
+        requests: what is wanted of the run while it lasts.
 
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
     """
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store)
+        return _execute(experiment, substrate, undo, directory, watch, port, store, requests)
 
 
 @contextlib.contextmanager
@@ -107,6 +110,7 @@ def _execute(
     watch: Watch,
     port: int,
     store: ObjectProxy | None,
+    requests: Requests | None,
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
@@ -115,7 +119,7 @@ def _execute(
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
-    conductor = Conductor(experiment, cluster, journal, undo, watch, store)
+    conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
     finally:

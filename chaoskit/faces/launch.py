@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.config import require_free_port, require_writable
+from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
+from chaoskit.faces.door import listening
 from chaoskit.faces.progress import Progress
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
@@ -76,6 +79,25 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
+def parse_elastic(text: str) -> ElasticPolicy | None:
+    """``2..8``, or the name of a file that :func:`chaoskit.elastic.settings.read_policy` reads.
+
+    Raises:
+        BadInput: if it is neither.
+    """
+    if not text:
+        return None
+    least, dots, most = text.partition("..")
+    if dots and least.isdecimal() and most.isdecimal():
+        policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
+        validate_policy(policy)
+        return policy
+    try:
+        return read_policy(Path(text).read_bytes())
+    except OSError as error:
+        raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
+
+
 def fresh_directory(directory: Path | None, name: str) -> Path:
     """``directory``, or a new one below ``chaoskit-runs`` that says what and when.
 
@@ -99,12 +121,14 @@ def launch(
     port: int,
     options: dict[str, Any],
     substrate: str = choice.LOCAL,
+    control_port: int = 0,
     **settings: Any,
 ) -> Launched:
     """Train until the job ends.
 
     Args:
         substrate: name of the one where the nodes come from.
+        control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
@@ -120,10 +144,10 @@ def launch(
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
     view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
-    place, undo = choice.make(substrate), UndoLog()
+    place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:
-        with view.shown():
-            execute(experiment, place, undo, directory, watch=view.watch, port=port)
+        with listening(requests, directory, console, control_port), view.shown():
+            execute(experiment, place, undo, directory, watch=view.watch, port=port, requests=requests)
     finally:
         place.close()
         undo.close()

@@ -20,6 +20,7 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerLost,
     WorkerReady,
+    WorldSize,
 )
 from chaoskit.report.summary import duration, plural
 
@@ -140,6 +141,8 @@ class Progress:
         match message:
             case Welcome(config):
                 self.nodes, self.spares_wanted = config.nodes, config.spares
+            case WorldSize():
+                return self._resize(message)
             case WorkerReady(worker):
                 self.ready.add(worker)
             case Heartbeat(_, beats):
@@ -195,6 +198,15 @@ class Progress:
         else:
             change = "a spare steps in" if self.incident else "regrouped"
         return [("info", f"generation {plan.generation}: {change}")]
+
+    def _resize(self, message: WorldSize) -> list[tuple[str, str]]:
+        """What is on other nodes has left, or is about to."""
+        changed, self.nodes = message.size != self.nodes, message.size
+        gone = {worker for worker in self.ready if worker.rpartition(".")[0] not in message.nodes}
+        self.ready -= gone
+        if self.world >= self.nodes:
+            self._weakness = None
+        return [("info", f"the world shall have {plural(self.nodes, 'rank')}: {message.reason}")] if changed else []
 
     def _lose(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
         self.ready.discard(lost.worker)

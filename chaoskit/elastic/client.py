@@ -1,0 +1,142 @@
+"""Speak to a job that trains: ``Run("chaoskit-runs/...").scale(6)``. Needs nothing but the directory of the run.
+
+The launcher of a run listens on loopback, and writes where, with a token, into a file that only its user can read.
+Whatever can send an HTTP request can do the same:
+
+    curl -H "Authorization: Bearer $TOKEN" -d '{"size": 6}' $URL/scale
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit.errors import BadInput, HarnessError
+
+#: In the directory of a run.
+DOOR = "control.json"
+_ANSWER_S = 30.0
+
+
+class Unanswered(HarnessError):
+    """Nobody answered: the run is over, or its launcher stands still."""
+
+
+class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a launcher listens."""
+
+    url: str
+    token: str
+    pid: int
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a request was accepted, and why; ``nodes``: which a job of higher priority may have, once they left."""
+
+    accepted: bool
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How large a world is, and shall be.
+
+    Attributes:
+        world: ranks that train together now. size: how many they shall be. wanted: how many were asked for, 0 for none.
+        nodes: that the world shall be of.
+        step: committed steps.
+    """
+
+    world: int = 0
+    size: int = 0
+    wanted: int = 0
+    nodes: tuple[str, ...] = ()
+    generation: int = 0
+    step: int = 0
+
+
+class Run:
+    """A run, by its directory.
+
+    Raises:
+        BadInput: if nothing listens for it: it is over, or the directory is of no run.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        path = Path(directory) / DOOR
+        try:
+            self._door = msgspec.json.decode(path.read_bytes(), type=Door)
+        except OSError:
+            remedy = "name the directory of a run that `chaoskit launch` has begun, and that is not over"
+            raise BadInput("run", str(directory), remedy) from None
+        except msgspec.DecodeError as error:
+            raise BadInput("run", str(path), f"it is damaged ({error}): start the run anew") from None
+
+    def state(self) -> State:
+        """How large the world is now."""
+        return msgspec.convert(self._ask("world", None), State)
+
+    def scale(self, size: int, asked_by: str = "") -> Reply:
+        """Ask for a world of ``size`` nodes."""
+        return self._reply("scale", {"size": size, "asked_by": asked_by})
+
+    def notice(self, node: str, grace_s: float) -> Reply:
+        """Say that ``node`` will be taken away in ``grace_s``."""
+        return self._reply("notice", {"node": node, "grace_s": grace_s})
+
+    def lend(self, nodes: int, job: str, grace_s: float) -> Reply:
+        """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
+        return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
+
+    def give_back(self, job: str) -> Reply:
+        """``job`` needs its nodes no more."""
+        return self._reply("give-back", {"job": job})
+
+    def _reply(self, act: str, fields: dict[str, Any]) -> Reply:
+        return msgspec.convert(self._ask(act, fields), Reply)
+
+    def _ask(self, act: str, fields: dict[str, Any] | None) -> Any:
+        request = urllib.request.Request(
+            f"{self._door.url}/{act}",
+            data=None if fields is None else json.dumps(fields).encode(),
+            headers={"Authorization": f"Bearer {self._door.token}"},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+        try:
+            with opener.open(request, timeout=_ANSWER_S) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            said = json.load(error)
+            if error.code == 400:
+                raise BadInput(said["field"], said["value"], said["remedy"]) from None
+            return said
+        except (OSError, ValueError) as error:
+            raise Unanswered(f"the run does not answer: {error}") from error
+
+
+def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:
+    """The run below ``directory`` that listens and was begun last.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    doors = sorted(directory.glob(f"*/{DOOR}"), key=lambda path: path.stat().st_mtime_ns)
+    if not doors:
+        raise BadInput("run", str(directory), "no run listens there: give the directory of one by --run")
+    return doors[-1].parent
+
+
+def open_door(directory: Path, door: Door) -> Path:
+    """Write where a launcher listens, for its user alone."""
+    path = directory / DOOR
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(door))
+    return path

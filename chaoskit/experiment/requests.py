@@ -1,0 +1,124 @@
+"""What people and schedulers want of a run while it lasts: collected from any thread, sent by whoever conducts it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from typing import Any
+
+import msgspec
+
+from chaoskit.elastic.client import Reply, State
+from chaoskit.messages import (
+    Answered,
+    EndJob,
+    Heartbeat,
+    LendNodes,
+    Message,
+    Plan,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+    Welcome,
+    WorldSize,
+)
+
+_NO_POLICY = "the run has no elastic policy: start it with one"
+_OVER = Reply(False, "the run is over")
+_SILENT = Reply(False, "the coordinator has not answered; it may still do what was asked")
+
+
+class Requests:
+    """Requests that wait to be sent, and those who wait for an answer."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._answers: dict[str, queue.SimpleQueue[Reply]] = {}
+        self._state, self._elastic, self._over = State(), False, False
+
+    @property
+    def state(self) -> State:
+        """The world, as the coordinator tells of it."""
+        return self._state
+
+    # -- who wants something ------------------------------------------------------------------------------------
+
+    def scale(self, size: int, asked_by: str = "", timeout_s: float = 20.0) -> Reply:
+        """Ask for another size, and wait for the answer."""
+        return self._ask(ScaleTo(uuid.uuid4().hex, size, asked_by), timeout_s)
+
+    def lend(self, job: str, nodes: int, grace_s: float, timeout_s: float = 20.0) -> Reply:
+        """Ask for nodes for a job of higher priority, and wait for the answer."""
+        return self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
+
+    def tell(self, message: SpotNotice | ReturnNodes) -> Reply:
+        """Say what needs no answer."""
+        if not self._elastic:
+            return Reply(False, _NO_POLICY)
+        self._waiting.put(message)
+        return Reply(True, "the coordinator is told")
+
+    def step_size(self, steps: int) -> None:
+        """Ask for the next larger size, or with -1 the next smaller one; nobody waits for the answer."""
+        wanted = self._state.wanted or self._state.size
+        self._waiting.put(ScaleTo(uuid.uuid4().hex, wanted + steps, "a signal"))
+
+    def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> Reply:
+        answers: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        with self._lock:
+            if self._over:
+                return _OVER
+            self._answers[message.request] = answers
+        self._waiting.put(message)
+        try:
+            return answers.get(timeout=timeout_s)
+        except queue.Empty:
+            return _SILENT
+        finally:
+            with self._lock:
+                self._answers.pop(message.request, None)
+
+    # -- who conducts the run -----------------------------------------------------------------------------------
+
+    def take(self) -> list[Message]:
+        """What is to be sent now."""
+        found: list[Message] = []
+        while not self._waiting.empty():
+            found.append(self._waiting.get())
+        return found
+
+    def hear(self, message: Any) -> None:
+        """A message of the coordinator."""
+        state = self._state
+        match message:
+            case Welcome(config):
+                self._elastic = config.elastic is not None
+                self._state = msgspec.structs.replace(state, size=state.size or config.nodes)
+            case Plan(generation, members):
+                self._state = msgspec.structs.replace(state, generation=generation, world=len(members))
+            case Heartbeat(_, beats):
+                step = max((beat.step for beat in beats), default=0)
+                if step > state.step:
+                    self._state = msgspec.structs.replace(state, step=step)
+            case WorldSize(size, wanted, nodes):
+                self._state = msgspec.structs.replace(state, size=size, wanted=wanted, nodes=nodes)
+            case Answered(request, accepted, reason, nodes):
+                self._resolve(request, Reply(accepted, reason, nodes))
+            case EndJob():
+                self.end()
+
+    def _resolve(self, request: str, reply: Reply) -> None:
+        with self._lock:
+            waiting = self._answers.get(request)
+        if waiting is not None:
+            waiting.put(reply)
+
+    def end(self) -> None:
+        """Nobody is answered any more."""
+        with self._lock:
+            self._over = True
+            waiting = list(self._answers.values())
+        for one in waiting:
+            one.put(_OVER)
