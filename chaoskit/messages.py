@@ -70,11 +70,21 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.step, self.generation
 
 
+class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker that had a rank and is lost; why, as in :class:`WorkerLost`."""
+
+    worker: str
+    rank: int
+    cause: str
+    detail: str
+
+
 class Plan(Message, frozen=True):
     """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary.
 
     ``restore``: where the state can be read when no member has it, the newest first. ``leavers``: workers of the
-    generation before that go at the step boundary.
+    generation before that go at the step boundary. ``reason``: in words. ``losses``: since the last generation that was
+    formed, which had ``former_world`` ranks; 0 if there was none.
     """
 
     generation: int
@@ -82,6 +92,9 @@ class Plan(Message, frozen=True):
     abort: bool
     restore: tuple[Snapshot, ...] = ()
     leavers: tuple[str, ...] = ()
+    reason: str = ""
+    losses: tuple[Loss, ...] = ()
+    former_world: int = 0
 
     def member(self, worker: str) -> Member | None:
         """The place of ``worker`` in this membership, if it has one."""
@@ -551,10 +564,15 @@ class StartWorker(Message, frozen=True):
 
 
 class StopWorker(Message, frozen=True):
-    """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again."""
+    """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again.
+
+    ``grace_s``: so long it may take for what it wants to do before, because of ``reason``; nobody waits for it.
+    """
 
     worker: str
     cause: str
+    grace_s: float = 0.0
+    reason: str = ""
 
 
 class Ping(Message, frozen=True):

@@ -60,6 +60,7 @@ class Event(StrEnum):
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
     CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
     LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank
+    HOOK_CALLED = "hook_called"  # one of the job's own: hook, seconds, error, and what it was told
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
     FINISHED = "finished"  # step, weights_digest, state_digest, sources: path -> digest of the user's code

@@ -18,6 +18,7 @@ from chaoskit.control import events
 from chaoskit.control.deferral import PATIENCE_S
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
+from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     STANDING,
@@ -31,6 +32,7 @@ from chaoskit.messages import (
     Healed,
     Heard,
     Heartbeat,
+    Loss,
     Plan,
     RuleFired,
     Sealed,
@@ -210,6 +212,54 @@ def test_what_was_carried_out_is_not_told_again() -> None:
     bench.wait(1.0)
     bench.hear(ready("a.1"))
     assert told(bench.successor().plane.retell()) == []
+
+
+# -- why the world changes ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_of_all_losses_since_ranks_last_trained() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
+    workers = ("a.0", "b.0", "c.0")
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    bench.hear(*map(ready, workers))
+    assert newest(bench) == (1, "", (), 0)
+    bench.hear(*(Formed(worker, 1) for worker in workers))
+    bench.hear(WorkerLost("b.0", "b", "killed", "by SIGKILL", 1))
+    first = Loss("b.0", 1, "killed", "by SIGKILL")
+    assert newest(bench) == (2, "rank 1: killed: by SIGKILL", (first,), 3)
+    bench.hear(WorkerLost("c.0", "c", "hung", "in forward", 1))  # before generation 2 is formed
+    both = (3, "rank 1: killed: by SIGKILL; rank 1: hung: in forward", (first, Loss("c.0", 1, "hung", "in forward")), 3)
+    assert newest(bench) == both
+    heir = bench.successor()
+    missed = [
+        message for _, message in heir.attach(hello("a", generation=1, workers=("a.0",))) if isinstance(message, Plan)
+    ]
+    assert [(plan.generation, plan.reason, plan.losses, plan.former_world) for plan in missed] == [both]
+    bench.hear(Formed("a.0", 3), Heartbeat("b", ()))
+    bench.hear(ready("b.1"))
+    assert newest(bench) == (4, "a worker is ready", (), 1)
+
+
+def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
+    workers = ("a.0", "b.0", "c.0")
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(messages.SpotNotice("b", 10.0))
+    _, reason, losses, former_world = newest(bench)
+    assert (reason, losses, former_world) == ("b will be taken away: 3 -> 2", (), 3)
+    bench.now_s += 0.1
+    sent = bench.hear(Formed("a.0", 2), Formed("c.0", 2))
+    ((node, order),) = [one for one in sent if isinstance(one[1], StopWorker)]
+    assert (node, order.worker, order.cause, order.reason) == ("b", "b.0", "left", "b will be taken away: 3 -> 2")
+    assert order.grace_s == pytest.approx(7.9)  # 0.8 of the notice, less what is over
+
+
+def newest(bench: Bench) -> tuple[int, str, tuple[Loss, ...], int]:
+    """Generation, reason, losses and former world of the last plan that was sent."""
+    plan = [one.message for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, Plan)][-1]
+    return plan.generation, plan.reason, plan.losses, plan.former_world
 
 
 # -- nodes come and go --------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class _Charge:
     pidfd: int = -1
     writer: asyncio.StreamWriter | None = None
     lost: bool = False
+    goes: bool = False  # it may finish what it wants to do, but has no rank any more
     latched: bool = False  # no code of it runs any more
     starvation: Starvation | None = None
     starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
@@ -237,7 +238,7 @@ class Agent:
                     self._start(worker)
             case StopWorker(worker):
                 if worker in self._charges:
-                    self._kill(self._charges[worker])
+                    self._stop(self._charges[worker], message)
 
     def _take_notice(self) -> None:
         """SIGTERM, as a cloud or a scheduler sends it: the node is to go. The second one ends it at once."""
@@ -296,14 +297,25 @@ class Agent:
     async def _recall(self, number: int) -> None:
         """Offer what is left of the state, once those who may still write to it are gone."""
         deadline_s = time.monotonic() + _BURIAL_S
-        while any(one.lost and one.board.pid and not one.latched for one in self._charges.values()):
+        while any(one.lost and one.board.pid and not one.latched and not one.goes for one in self._charges.values()):
             if time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(0.001)
         self._keeper.recall(number)
 
+    def _stop(self, charge: _Charge, order: StopWorker) -> None:
+        """End a worker: at once, or when its grace is over. Meanwhile it counts as lost."""
+        if charge.goes and order.grace_s:
+            return  # said again, by another coordinator
+        if not order.grace_s or charge.lost or charge.writer is None:
+            self._kill(charge)
+            return
+        self._pass_on(charge.name, order)
+        charge.lost = charge.goes = True
+        self._loop.call_later(order.grace_s, self._kill, charge)
+
     def _kill(self, charge: _Charge) -> None:
-        charge.lost = True
+        charge.lost, charge.goes = True, False
         if charge.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(charge.pidfd, signal.SIGKILL)

@@ -22,7 +22,7 @@ class Elasticity:
         self._world: World | None = None
         self._nodes: dict[str, None] = {}  # that there were when the world began
         self._early: list[happenings.Event] = []
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, tuple[float, str]] = {}  # node -> by when, and why
         self._answers: dict[str, Answer] = {}
         self._wanted = 0
         self._reason = ""  # of the last resize
@@ -31,6 +31,11 @@ class Elasticity:
     def wanted(self) -> int:
         """The size that somebody has asked for last; 0 while nobody has."""
         return self._wanted
+
+    def farewell(self, node: str, now_s: float) -> tuple[float, str]:
+        """How many seconds the workers of a node that leaves may take for what they want to do before, and why."""
+        by_s, reason = self._leaving.get(node, (now_s, ""))
+        return max(0.0, by_s - now_s), reason
 
     def next_s(self) -> float:
         """When to take in a :class:`chaoskit.elastic.events.Tick`; infinity for never."""
@@ -48,7 +53,7 @@ class Elasticity:
             decisions += self._tell(happening, now_s)
         for node in sorted(self._leaving):
             if not membership.workers_on(node):
-                self._leaving.discard(node)
+                self._leaving.pop(node, None)
                 decisions += self._tell(happenings.Left(node), now_s)
         return decisions
 
@@ -94,8 +99,9 @@ class Elasticity:
         decisions = self._world.handle(happening, now_s)
         for decision in decisions:
             if isinstance(decision, Resize):
-                self._leaving.update(leave.node for leave in decision.leaves)
-                self._leaving.difference_update(decision.members)
+                self._leaving |= {leave.node: (leave.by_s, decision.reason) for leave in decision.leaves}
+                for node in decision.members:
+                    self._leaving.pop(node, None)
                 self._reason = decision.reason
             elif isinstance(decision, Answer):
                 self._answers[decision.request] = decision

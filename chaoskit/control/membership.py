@@ -358,11 +358,9 @@ class Membership:
                 return self._lose(workers, "evicted", now_s)
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._count_loss(worker, now_s)
-                if cause == "slow":
-                    self._strikes.condemn(self._hosts[worker])
                 if self._config.job.sharded:
                     self._doubt([worker])
-                if event.aside:
+                if event.aside or cause == "slow":
                     self._strikes.condemn(self._hosts[worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:

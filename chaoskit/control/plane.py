@@ -27,6 +27,7 @@ from chaoskit.control.links import SUSPECT_S, SUSPICION_S, Links
 from chaoskit.control.losses import difference, lost_workers, news
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
+from chaoskit.control.reasons import Reasons
 from chaoskit.control.rendezvous import Client, RendezvousBoard
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.results import Results
@@ -102,6 +103,7 @@ class ControlPlane:
         self._config = config
         self._membership = Membership(config)
         self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
+        self._reasons = Reasons()
         self._watch = Watch(config)
         self._workload = Workload(config)
         self._link_speeds = LinkSpeeds()
@@ -152,8 +154,11 @@ class ControlPlane:
                 case events.GenerationSeen():
                     self._attendance.hurry(now_s + REATTACH_S)
                     self._attendance.linger(now_s + REATTACH_S)
+            self._reasons.note(entry.event, self._membership, entry.now_s)
             for action in self._membership.handle(entry.event, entry.now_s - entry.lag_s):
-                if isinstance(action, events.StartWorker):
+                if isinstance(action, events.Publish):
+                    self._reasons.tell(action.plan, self._membership.size)
+                elif isinstance(action, events.StartWorker):
                     self._hosts[action.worker] = action.node
                 elif isinstance(action, events.Finish):
                     self._end = EndJob(action.ok, action.reason)
@@ -188,7 +193,7 @@ class ControlPlane:
 
     def picture(self) -> list[messages.Message]:
         """What an observer that comes now must be told."""
-        plan = self._membership.plan
+        plan = self._reasons.plan
         told: list[messages.Message] = [*self._facts.tell()]
         if plan is not None:
             told.append(plan)
@@ -252,7 +257,7 @@ class ControlPlane:
         self._contact.beat(node, now_s)
         strangers = sorted(set(hello.workers) - mine)
         unstarted = sorted(mine - {*hello.workers, *hello.ended, *self._deferral.held})  # those held have their time
-        plan = self._membership.plan
+        plan = self._reasons.plan
         missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
@@ -617,6 +622,7 @@ class ControlPlane:
     def _advance(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         if self._membership.finished:
             return []
+        self._reasons.note(event, self._membership, now_s)
         actions = self._membership.handle(event, now_s - self._lag_s)
         first, self._begun = not self._begun, True  # from it the start-up time counts, also in the replay
         if isinstance(event, events.Tick) and not actions and not first:
@@ -627,7 +633,7 @@ class ControlPlane:
         for action in actions:
             match action:
                 case events.Publish(plan):
-                    outputs += self._publish(plan, now_s)
+                    outputs += self._publish(self._reasons.tell(plan, self._membership.size), now_s)
                 case events.StartWorker(node, worker):
                     self._hosts[worker] = node
                     outputs += self._start(self._deferral.submit(worker))
@@ -636,8 +642,11 @@ class ControlPlane:
                     if not self._membership.revives:
                         outputs += self._start(self._deferral.release())  # no step is repeated without replacements
                 case events.StopWorker(worker, cause):
+                    node = self._hosts.get(worker, "")
                     stop = StopWorker(worker, cause)
-                    outputs.append(Send(self._hosts.get(worker, ""), stop))
+                    if cause == "left" and self._elasticity is not None:
+                        stop = StopWorker(worker, cause, *self._elasticity.farewell(node, now_s - self._lag_s))
+                    outputs.append(Send(node, stop))
                     if cause == "left":
                         self._facts.note(stop)
                         self._watch.forget(worker)
@@ -723,6 +732,7 @@ class ControlPlane:
             "abort": plan.abort,
             "members": [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members],
             "leavers": plan.leavers,
+            "reason": plan.reason,
         }
         nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
         return [

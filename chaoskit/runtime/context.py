@@ -10,6 +10,7 @@ from chaoskit.config import RunConfig
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Message
 from chaoskit.runtime.board import Board
+from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.replica import Replica
@@ -25,6 +26,7 @@ class WorkerContext:
     board: Board
     hooks: Hooks
     regrouper: Regrouper
+    callbacks: Callbacks
     send: Callable[[Message], None]
     share: Callable[[Replica], Endpoint]  # start to serve the state to peers
     ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken

@@ -18,7 +18,7 @@ from chaoskit.osprocess import host_id
 from chaoskit.runtime.ballot import Suspicion
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
-from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.sharded_trainer import Reentry, ShardedTrainer
 from chaoskit.vocabulary import Event, Phase
@@ -63,11 +63,11 @@ class Entries:
         """Train to the end: the last step, and SHA-256 over all ranks' weights and over the whole state.
 
         Raises:
-            EntriesSpent: if ``entries_max`` entries in a row committed nothing.
+            Dismissed: if this worker is to end. EntriesSpent: if ``entries_max`` entries in a row committed nothing.
         """
         while True:
             self._worker.board.enter(Phase.REGROUP)
-            formation = self._worker.regrouper.membership()
+            formation = self._await_membership()
             if formation is self._last:
                 self._worker.regrouper.wait_newer(formation)
                 continue
@@ -82,6 +82,20 @@ class Entries:
                 self._barren = 0
             if self._barren >= self._worker.config.entries_max:
                 raise EntriesSpent(f"{self._barren} entries in a row committed nothing; the last one: {self._cause}")
+
+    def _await_membership(self) -> Formation:
+        try:
+            return self._worker.regrouper.membership()
+        except Dismissed:
+            self._say_farewell()
+            raise
+
+    def _say_farewell(self) -> None:
+        """Call the hooks of a worker that is to end, if it is."""
+        worker = self._worker
+        if (order := worker.regrouper.dismissal) is not None:
+            worker.board.enter(Phase.LONG)
+            worker.callbacks.preempt(order, worker.regrouper.step)
 
     @property
     def generation(self) -> int:
@@ -100,6 +114,7 @@ class Entries:
     def _enter(self, formation: Formation | None) -> tuple[int, str, str] | None:
         """One entry. None if it was left to be entered again, else the end."""
         worker, trainer = self._worker, None
+        worker.callbacks.forget()
         try:
             group = None
             if formation is not None:
@@ -124,4 +139,5 @@ class Entries:
             return None
         finally:
             if trainer is not None:
+                self._say_farewell()  # while the objects that its hooks know are still there
                 trainer.leave()

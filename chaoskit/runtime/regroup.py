@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,20 @@ from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous
 from chaoskit.vocabulary import Event
 
 _STANDING = struct.Struct("!q?")
+
+
+class Dismissed(BaseException):
+    """The others go on without this worker, which is to end; leaves the user's code past its ``except Exception``."""
+
+    def __init__(self, grace_s: float, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self._until_s = time.monotonic() + grace_s
+
+    @property
+    def seconds_left(self) -> float:
+        """Until this process is ended, whatever it does."""
+        return max(0.0, self._until_s - time.monotonic())
 
 
 @dataclass(slots=True)
@@ -40,9 +55,9 @@ class Formation:
 
     @property
     def target(self) -> Standing:
-        """The furthest member: everybody else must have its step."""
+        """The furthest member: everybody else must have its step, and is at its end if one that has it is."""
         assert self.standings is not None
-        return max(self.standings, key=lambda standing: standing.step)
+        return max(self.standings, key=lambda standing: (standing.step, standing.done))
 
     @property
     def goal_step(self) -> int:
@@ -95,6 +110,7 @@ class Regrouper:
         self._soft: Plan | None = None  # newest plan that waits for a step boundary
         self._advancing = False  # the main thread is changing the step
         self._retired: list[Formation] = []
+        self.dismissal: Dismissed | None = None
         self.step = 0  # committed steps of this worker, -1 without a state; written by the main thread only
         self.done = False
 
@@ -120,18 +136,22 @@ class Regrouper:
         self._current = Formation(plan, last)
         self._soft = None
         if previous is not None:
-            previous.broken = True
-            if previous.rendezvous is not None:
-                previous.rendezvous.interrupt()
-            if previous.group is not None:
-                previous.group.abort()
-            for leave in previous.leavers:
-                leave()
+            _break(previous)
             self._retired.append(previous)
         if me is not None:
             name = f"form-{plan.generation}"
             threading.Thread(target=self._form, args=(self._current,), name=name, daemon=True).start()
         self._changed.notify_all()
+
+    def dismiss(self, order: Dismissed) -> bool:
+        """Have the main thread leave whatever generation it is in, and end. False: it has never been in any."""
+        with self._changed:
+            if self._current is None:
+                return False
+            self.dismissal = order
+            _break(self._current)
+            self._changed.notify_all()
+            return True
 
     # -- forming threads ----------------------------------------------------------------------------------------
 
@@ -174,10 +194,9 @@ class Regrouper:
     # -- main thread --------------------------------------------------------------------------------------------
 
     def membership_now(self) -> Formation | None:
-        """The newest formation, if the steps of its members are known already."""
+        """The newest formation, if the steps of its members are known already, and this worker is not to end."""
         with self._changed:
-            current = self._current
-            return current if current is not None and current.standings is not None else None
+            return self._current if self._is_known() and self.dismissal is None else None
 
     @property
     def left(self) -> Formation | None:
@@ -187,11 +206,20 @@ class Regrouper:
             return current if current is not None and self._worker in current.plan.leavers else None
 
     def membership(self) -> Formation:
-        """The newest formation, once the steps of its members are known."""
+        """The newest formation, once the steps of its members are known.
+
+        Raises:
+            Dismissed: if this worker is to end.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._current is not None and self._current.standings is not None)
+            self._changed.wait_for(lambda: self.dismissal is not None or self._is_known())
+            if self.dismissal is not None:
+                raise self.dismissal
             assert self._current is not None
             return self._current
+
+    def _is_known(self) -> bool:
+        return self._current is not None and self._current.standings is not None
 
     def group(self, formation: Formation) -> Group:
         """The group of ``formation``, once it can be used.
@@ -213,9 +241,14 @@ class Regrouper:
             return not self.is_over(formation)
 
     def wait_newer(self, formation: Formation, timeout_s: float | None = None) -> bool:
-        """Wait until ``formation`` is not the newest one; False if that took longer than ``timeout_s``."""
+        """Wait until ``formation`` is not the newest one; False if that took longer than ``timeout_s``.
+
+        Whoever is to end waits no longer, either.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: self._current is not formation, timeout_s)
+            return self._changed.wait_for(
+                lambda: self._current is not formation or self.dismissal is not None, timeout_s
+            )
 
     def is_over(self, formation: Formation) -> bool:
         """Whether it broke, or there is a newer one. May be called without waiting for a lock."""
@@ -228,15 +261,17 @@ class Regrouper:
             newest = self._soft or (self._current.plan if self._current else None)
             return newest.generation if newest else 0
 
-    def move_on(self, generation: int) -> None:
-        """At a step boundary that all ranks share: form the waiting plan, if all of them know it.
+    def move_on(self, generation: int) -> bool:
+        """At a step boundary that all ranks share: form the waiting plan, if all of them know it. Whether they do.
 
         Args:
             generation: the lowest :attr:`vote` of all ranks.
         """
         with self._changed:
-            if self._soft is not None and self._soft.generation <= generation:
-                self._begin(self._soft)
+            if self._soft is None or self._soft.generation > generation:
+                return False
+            self._begin(self._soft)
+            return True
 
     def give_up(self, formation: Formation) -> None:
         """There will be no step boundary in ``formation`` any more: a waiting plan is formed at once."""
@@ -290,3 +325,14 @@ class Regrouper:
             afterwards()
 
         threading.Thread(target=dispose, name="dispose", daemon=True).start()
+
+
+def _break(formation: Formation) -> None:
+    """Everybody out of its collectives; the lock is held."""
+    formation.broken = True
+    if formation.rendezvous is not None:
+        formation.rendezvous.interrupt()
+    if formation.group is not None:
+        formation.group.abort()
+    for leave in formation.leavers:
+        leave()

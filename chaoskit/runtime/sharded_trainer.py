@@ -33,6 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed, KeepWarm
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
+from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -62,7 +63,7 @@ class Reentry(BaseException):
     """Leaves the train function, to enter it again; not caught by ``except Exception`` in the user's code."""
 
 
-class ShardedTrainer:
+class ShardedTrainer(HookMethods):
     """One rank's view of one entry of the train function.
 
     Attributes:
@@ -82,6 +83,8 @@ class ShardedTrainer:
         suspicion: Suspicion,
     ) -> None:
         self._worker, self._copies, self._formation, self._group = worker, copies, formation, group
+        self._callbacks = worker.callbacks
+        self._told = False  # the hooks of this entry, what has led to it
         self.config = worker.config
         self.seed = worker.config.seed
         self.disk = worker.disk
@@ -163,6 +166,14 @@ class ShardedTrainer:
         if self._state is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def elastic_event_detected(self) -> bool:
+        """Whether this entry is over, as another world has been planned.
+
+        Ranks learn of it one after the other, and no further step is committed: the next transaction leaves the train
+        function, and what was committed is restored in the next entry.
+        """
+        return self._formation is not None and self._worker.regrouper.is_over(self._formation)
 
     def keep_warm(self, path: str | Path) -> None:
         """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
@@ -294,7 +305,10 @@ class ShardedTrainer:
     def _begin(self) -> None:
         if self._formation is None:
             self._began_ns = time.monotonic_ns()
-        elif self._formation.broken:
+        elif not self._told:
+            self._told = True
+            self._callbacks.enter(self._formation.plan, self.step)
+        if self._formation is not None and self._formation.broken:
             raise Reentry
         self._compilations.watch()
         self.state.forget_gradients()
@@ -531,7 +545,7 @@ class ShardedTrainer:
             raise error
         worker.board.enter(Phase.REGROUP)
         generation = formation.plan.generation
-        if not isinstance(error, GenerationSuperseded):
+        if not isinstance(error, GenerationSuperseded) and worker.regrouper.dismissal is None:
             detail = str(error)[:200]
             worker.journal.write(Event.QUIESCED, generation=generation, rank=self.rank, error=detail)
             worker.send(GroupBroken(worker.name, generation, detail))

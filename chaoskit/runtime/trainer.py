@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed, KeepWarm
+from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -35,7 +36,7 @@ from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
 from chaoskit.runtime.reduction import CorruptSegment, DoubtfulSum, Reduced
 from chaoskit.runtime.registered import Scheduler
-from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
@@ -57,7 +58,7 @@ def this_device(kind: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-class Trainer:
+class Trainer(HookMethods):
     """One rank's view of the run. Handed to the job's ``train`` function.
 
     Attributes:
@@ -68,7 +69,7 @@ class Trainer:
     """
 
     def __init__(self, worker: WorkerContext) -> None:
-        self._worker = worker
+        self._worker, self._callbacks = worker, worker.callbacks
         self.config = worker.config
         self.seed = worker.config.seed
         self.disk = worker.disk
@@ -78,6 +79,7 @@ class Trainer:
         self._began_ns = 0  # of the rehearsal
         self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
+        self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
 
     # -- what users call ----------------------------------------------------------------------------------------
@@ -136,6 +138,14 @@ class Trainer:
         if self._replica is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def elastic_event_detected(self) -> bool:
+        """Whether the next step will be taken by another world, whose ranks do not get together by accident.
+
+        The same on every rank, those that go included: from the commit of a step until the next transaction is
+        entered. A script that saves its state and returns then ends the run, at the same step everywhere.
+        """
+        return self._moves
 
     def keep_warm(self, path: str | Path) -> None:
         """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
@@ -244,8 +254,8 @@ class Trainer:
             formation = regrouper.membership_now()
             if formation is None:
                 board.enter(Phase.REGROUP)
-                self._take_leave()
-                formation = regrouper.membership()
+                formation = self._await_membership()
+            self._moves = False
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
@@ -256,13 +266,22 @@ class Trainer:
             if self.step < 0:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
-            return formation
+            board.enter(Phase.OUTSIDE)  # in the user's code, if there is a hook
+            if not self._callbacks.enter(formation.plan, self.step):
+                return formation
 
-    def _take_leave(self) -> None:
-        """Where the world goes on without this worker: its agent ends it, unless it is needed once more."""
-        if (formation := self._worker.regrouper.left) is not None:
+    def _await_membership(self) -> Formation:
+        """Wait for the next world. Where it has no place for this worker: for its end, or to be needed once more."""
+        regrouper = self._worker.regrouper
+        if (formation := regrouper.left) is not None:
             place = {"generation": formation.plan.generation, "rank": formation.me.rank}
             self._worker.journal.write(Event.LEFT, step=self.step, **place)
+        try:
+            return regrouper.membership()
+        except Dismissed as order:
+            self._worker.board.enter(Phase.LONG)
+            self._callbacks.preempt(order, self.step)
+            raise
 
     def _enter(self, formation: Formation) -> None:
         """Take up the rank and the shards that ``formation`` gives to this worker."""
@@ -378,7 +397,7 @@ class Trainer:
             self._leave(formation, error)
             return False
         self._stopwatch.count_step()
-        worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
+        self._moves = worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
         worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
         return True
 

@@ -36,6 +36,7 @@ from chaoskit.messages import (
     Plan,
     Pong,
     Release,
+    StopWorker,
     Trigger,
     WorkerDone,
     WorkerFailed,
@@ -43,13 +44,14 @@ from chaoskit.messages import (
 )
 from chaoskit.osprocess import host_id, keep_freed_memory, set_name
 from chaoskit.runtime.board import Board
+from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.entries import Entries
 from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import StateServer
-from chaoskit.runtime.regroup import Regrouper
+from chaoskit.runtime.regroup import Dismissed, Regrouper
 from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_trainer import ShardedTrainer
@@ -82,6 +84,7 @@ class Control:
         self.spec = spec
         self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
         self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
+        self.callbacks = Callbacks(self.journal)
         self.regrouper = Regrouper(
             spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
         )
@@ -111,6 +114,7 @@ class Control:
         if isinstance(message, Plan):
             if message.member(self.spec.worker) is None and self.spec.worker not in message.leavers:
                 os._exit(1)  # fenced: the others go on without this worker
+            self.callbacks.hear(message)
             self.regrouper.offer(message)
         elif isinstance(message, Release):
             self.hooks.release(message)
@@ -118,9 +122,17 @@ class Control:
             self.hooks.arm(message.trigger)
         elif isinstance(message, Ping):
             self.send(Pong(self.spec.worker, message.number))
+        elif isinstance(message, StopWorker):
+            self._go(Dismissed(message.grace_s, message.reason))
         elif isinstance(message, EndJob):
             self.ended.set()
             os._exit(0 if message.ok else 1)
+
+    def _go(self, order: Dismissed) -> None:
+        """The others go on without this worker. The agent ends it when its time is over."""
+        nothing_to_do = not self.callbacks.on_preempt or self.regrouper.done
+        if nothing_to_do or not self.regrouper.dismiss(order):
+            os._exit(0)
 
     def _open_rendezvous(self) -> Rendezvous:
         return Rendezvous(self.spec.store, self.spec.token, self.spec.worker)
@@ -234,6 +246,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         board=board,
         hooks=control.hooks,
         regrouper=control.regrouper,
+        callbacks=control.callbacks,
         send=control.send,
         share=control.share,
         ready=control.ready,
@@ -251,6 +264,8 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         train(trainer, **job.options)
     except TrainingOver:
         pass  # a late joiner found that everything is done
+    except Dismissed:
+        return 0
     if not trainer.took_part:
         raise BadInput(
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
@@ -266,7 +281,10 @@ def _train_sharded(control: Control, context: WorkerContext, train: Callable[[Sh
     entries = Entries(context, train)
     entries.rehearse(os.getpid())
     while True:
-        step, weights_digest, state_digest = entries.run()
+        try:
+            step, weights_digest, state_digest = entries.run()
+        except Dismissed:
+            return 0
         context.board.enter(Phase.DONE)
         _finish(control, context, step, weights_digest, state_digest, entries.generation)
         if entries.is_over(control.ended):

@@ -1,0 +1,93 @@
+"""A job that names hooks, and tells in its log in which order everything happened, each line with who tells it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from chaoskit.errors import BadInput
+
+DATA = torch.arange(1024, dtype=torch.float32).view(256, 4) / 1024
+
+
+def tell(trainer: Any, what: str, **fields: Any) -> None:
+    """One line in the log of this worker."""
+    print(json.dumps({"what": what, "at": trainer.step, "rank": trainer.rank, **fields}), flush=True)
+
+
+def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float) -> None:
+    """``fails``: the hook that raises, ``on_resize`` or ``on_preempt``; with ``!``, BadInput."""
+
+    def maybe_fail(hook: str) -> None:
+        if fails == hook:
+            raise ValueError("the hook is wrong")
+        if fails == f"{hook}!":
+            raise BadInput("hook", hook, "mend it")
+
+    @trainer.on_resize
+    def resized(event: Any) -> None:
+        tell(trainer, "on_resize", world=trainer.world, **asdict(event))
+        maybe_fail("on_resize")
+
+    @trainer.on_preempt
+    def preempted(event: Any) -> None:
+        tell(trainer, "on_preempt", **asdict(event))
+        maybe_fail("on_preempt")
+        torch.save(model.state_dict(), trainer.disk / "mine.pt")
+        time.sleep(takes_s)
+        tell(trainer, "said goodbye")
+
+    @trainer.on_fault
+    def lost(event: Any) -> None:
+        fields = asdict(event)
+        tell(trainer, "on_fault", lost=fields.pop("rank"), **fields)
+
+
+def train(
+    trainer: Any, *, steps: int = 40, fails: str = "", takes_s: float = 0.0, step_s: float = 0.0, leaves: bool = False
+) -> None:
+    """Train a replicated model.
+
+    Args:
+        takes_s: how long ``on_preempt`` takes. step_s: least time of a step.
+        leaves: save and return when the world is about to change.
+    """
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 4)
+    name_hooks(trainer, model, fails, takes_s)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    try:
+        while trainer.step < steps:
+            with trainer.transaction() as step:
+                for shard in step.shards(DATA, batch_size=8):
+                    time.sleep(step_s)
+                    step.backward(model(shard.batch).square().mean())
+            tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())
+            if leaves and trainer.elastic_event_detected():
+                torch.save(model.state_dict(), Path(trainer.disk) / "left.pt")
+                return
+    finally:
+        tell(trainer, "left the function")
+
+
+def train_sharded(trainer: Any, *, steps: int = 40, fails: str = "", takes_s: float = 0.0, step_s: float = 0.0) -> None:
+    """The same, sharded: entered anew after each change."""
+    mesh = trainer.mesh()
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4))
+    fully_shard(model, mesh=mesh)
+    name_hooks(trainer, model[1], fails, takes_s)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=8):
+                time.sleep(step_s)
+                step.backward(model(shard.batch).square().mean())
+        tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())

@@ -1,0 +1,195 @@
+"""Hooks of a job, in real runs that are resized and broken: who is told what, when, and how often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import read_journals
+from chaoskit.vocabulary import Event
+from faults import Fault, Kill, Scale, TakeSpot
+
+JOB = str(Path(__file__).parent / "jobs" / "hooked.py")
+POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0)
+
+
+def run(chaos: Any, *faults: Fault, job: str = JOB, **plan: Any) -> Outcome:
+    options = plan.pop("options", {})
+    settings = {"nodes": 4, "spares": 0, "steps": 60, "elastic": POLICY, "options": {"step_s": 0.01} | options} | plan
+    return chaos.run(job, faults=faults, **settings)  # type: ignore[no-any-return]
+
+
+def logs(outcome: Outcome) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What each worker told, in order."""
+    for path in sorted((Path(outcome.directory) / "log").glob("node*.*.log")):
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+        yield path.name.removesuffix(".log"), lines
+
+
+def told(outcome: Outcome, what: str) -> dict[str, list[dict[str, Any]]]:
+    """Worker -> what it told of ``what``; workers that told nothing of it are left out."""
+    found = {worker: [line for line in lines if line["what"] == what] for worker, lines in logs(outcome)}
+    return {worker: lines for worker, lines in found.items() if lines}
+
+
+def calls(outcome: Outcome, hook: str) -> list[Any]:
+    """What the journals tell of the calls of a hook."""
+    records = read_journals(Path(outcome.directory) / "journal")
+    return [record for record in records if record.event == Event.HOOK_CALLED and record["hook"] == hook]
+
+
+def next_step(lines: list[dict[str, Any]], after: dict[str, Any]) -> dict[str, Any]:
+    """The first step that the worker has committed after the line ``after``. A block that was void commits none."""
+    later = lines[lines.index(after) :]
+    return next(line for line in later if line["what"] == "step" and line["at"] > after["step"])
+
+
+def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(chaos: Any) -> None:
+    outcome = run(chaos, Scale(to=2, at_step=10), Scale(to=3, at_step=30))
+    resizes = told(outcome, "on_resize")
+    assert len(resizes) == 3  # two that stayed, and the one that came
+    for worker, lines in logs(outcome):
+        for event in resizes.get(worker, ()):
+            assert event["world"] == event["new_world"]
+            assert "asked for" in event["reason"]
+            first = next_step(lines, event)
+            assert (first["world"], first["at"]) == (event["new_world"], event["step"] + 1)
+    sizes = sorted([(event["old_world"], event["new_world"]) for event in lines] for lines in resizes.values())
+    assert sizes == [[(2, 3)], [(4, 2), (2, 3)], [(4, 2), (2, 3)]]
+    steps = {(event["new_world"], event["step"]) for lines in resizes.values() for event in lines}
+    assert len(steps) == 2  # all are told of the same steps
+    assert told(outcome, "on_fault") == {}
+    assert outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+def test_who_leaves_is_told_how_long_it_has_and_nobody_waits_for_it(chaos: Any) -> None:
+    outcome = run(chaos, Scale(to=3, at_step=10), steps=100, options={"takes_s": 0.5, "step_s": 0.02})
+    ((worker, (event,)),) = told(outcome, "on_preempt").items()
+    assert 590 < event["seconds_left"] <= 600
+    assert "asked for 3: 4 -> 3" in event["reason"]
+    lines = dict(logs(outcome))[worker]
+    order = [line["what"] for line in lines[-4:]]
+    assert order == ["step", "on_preempt", "said goodbye", "left the function"]  # and no step after it
+    assert lines[-4]["at"] == event["step"]
+    assert (Path(outcome.directory) / "disk" / worker.partition(".")[0] / "mine.pt").exists()
+    (call,) = calls(outcome, "on_preempt")
+    assert call["seconds"] >= 0.5
+    began_s = min(point.at_s for point in outcome.steps if point.world == 3)
+    assert sum(point.at_s < began_s + 0.4 for point in outcome.steps if point.world == 3) > 3  # it was busy meanwhile
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_notice_gives_the_rank_less_time_than_the_machine_has(chaos: Any) -> None:
+    outcome = run(chaos, TakeSpot(rank=2, at_step=10, grace_s=5.0), steps=400, options={"step_s": 0.02})
+    ((worker, (event,)),) = told(outcome, "on_preempt").items()
+    assert worker.startswith("node2.")
+    assert 0 < event["seconds_left"] <= 4.0  # the last fifth is kept for making it go
+    assert "will be taken away" in event["reason"]
+    assert len(told(outcome, "said goodbye")) == 1
+    assert outcome.lost_steps == 0
+
+
+def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:
+    policy = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0, graceful_shutdown_timeout_s=1.0)
+    outcome = run(chaos, Scale(to=3, at_step=10), elastic=policy, steps=150, options={"takes_s": 60.0, "step_s": 0.02})
+    assert len(told(outcome, "on_preempt")) == 1
+    assert told(outcome, "said goodbye") == {}
+    records = list(read_journals(Path(outcome.directory) / "journal"))
+    (worker,) = told(outcome, "on_preempt")
+    (exit_,) = [r for r in records if r.event == Event.WORKER_EXITED and r["worker"] == worker]
+    assert (exit_["how"], exit_["status"]) == ("killed", "SIGKILL")
+    (ended,) = [r for r in records if r.event == Event.JOB_ENDED]
+    assert exit_.t_ns < ended.t_ns
+    outcome.assert_same_losses_as_twin()
+
+
+def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_world(chaos: Any) -> None:
+    outcome = run(chaos, Kill(rank=2, at_step=10), elastic=None, steps=100, options={"step_s": 0.01})
+    faults = told(outcome, "on_fault")
+    assert {worker.partition(".")[0] for worker in faults} == {"node0", "node1", "node3"}
+    for worker, (event,) in faults.items():
+        assert (event["lost"], event["world"]) == (2, 3)
+        assert event["cause"] in ("killed", "ended")
+        assert event["detail"]
+        lines = dict(logs(outcome))[worker]
+        after = lines[lines.index(event) + 1]
+        assert (after["what"], after["old_world"], after["new_world"]) == ("on_resize", 4, 3)
+        assert next_step(lines, after)["world"] == 3
+    grown = [line for lines in told(outcome, "on_resize").values() for line in lines if line["new_world"] == 4]
+    assert len(grown) == 4
+    assert {(line["old_world"], line["reason"]) for line in grown} == {(3, "a worker is ready")}
+
+
+def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
+    outcome = run(chaos, Kill(rank=1, at_step=10), elastic=None, spares=1)
+    assert len(told(outcome, "on_fault")) == 3
+    assert told(outcome, "on_resize") == {}
+
+
+@pytest.mark.parametrize("hook", ["on_resize", "on_preempt", "on_preempt!"])
+def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str) -> None:
+    outcome = run(chaos, Scale(to=3, at_step=10), options={"fails": hook})
+    name = hook.removesuffix("!")
+    errors = {call["error"] for call in calls(outcome, name)}
+    assert len(calls(outcome, name)) == (3 if name == "on_resize" else 1)
+    assert all(("the hook is wrong" in error) or ("mend it" in error) for error in errors)
+    text = "".join(path.read_text() for path in (Path(outcome.directory) / "log").glob("node*.*.log"))
+    assert f"a hook of {name} failed" in text
+    outcome.assert_same_losses_as_twin()
+
+
+def test_bad_input_in_a_hook_ends_the_run(chaos: Any) -> None:
+    with pytest.raises(BadInput, match="mend it"):
+        run(chaos, Scale(to=3, at_step=10), options={"fails": "on_resize!"}, twin=False)
+
+
+def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chaos: Any) -> None:
+    outcome = chaos.harness.run(
+        JOB,
+        nodes=4,
+        spares=0,
+        steps=60,
+        elastic=POLICY,
+        options={"step_s": 0.01, "leaves": True},
+        faults=[Scale(to=3, at_step=10)],
+        twin=False,
+    )
+    lasts = {worker: lines[-2] for worker, lines in logs(outcome)}
+    assert len(lasts) == 4
+    assert all(line["elastic"] for line in lasts.values())
+    (step,) = {line["at"] for line in lasts.values()}
+    assert len(outcome.steps) == step < 60
+    assert len(list((Path(outcome.directory) / "disk").glob("*/left.pt"))) == 4
+    (ended,) = [r for r in read_journals(Path(outcome.directory) / "journal") if r.event == Event.JOB_ENDED]
+    assert ended["ok"]
+
+
+# -- sharded jobs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sharded_job_names_its_hooks_again_in_every_entry_and_each_is_called_once(chaos: Any) -> None:
+    job = f"{JOB}:train_sharded"
+    outcome = run(chaos, Kill(rank=1, at_step=10), Kill(rank=2, at_step=20), job=job, elastic=None, spares=2)
+    found = [(event["lost"], event["world"]) for lines in told(outcome, "on_fault").values() for event in lines]
+    assert sorted(found) == [(1, 4)] * 3 + [(2, 4)] * 3
+    assert told(outcome, "on_resize") == {}
+
+
+def test_a_sharded_job_that_shrinks_tells_who_goes_and_who_stays(chaos: Any) -> None:
+    job = f"{JOB}:train_sharded"
+    outcome = run(
+        chaos, Scale(to=2, at_step=10), job=job, options={"takes_s": 0.3}, max_lost_steps=2, shards=4, steps=40
+    )
+    assert len(told(outcome, "on_preempt")) == 2
+    assert len(told(outcome, "said goodbye")) == 2
+    resizes = told(outcome, "on_resize")
+    assert [[(line["old_world"], line["new_world"]) for line in lines] for lines in resizes.values()] == [[(4, 2)]] * 2
+    assert told(outcome, "on_fault") == {}
