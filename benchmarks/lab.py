@@ -69,7 +69,7 @@ class Lab:
         """One experiment; its journals stay at least until the lab is closed."""
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
-        options = {"size": size or self.size}
+        options = {"size": size or self.size} | settings.pop("options", {})
         outcome = self._harness.run(job, faults=faults, twin=twin, steps=steps, options=options, **settings)
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
