@@ -492,7 +492,8 @@ class Membership:
         if now_s < self._start_after_s:
             return starts
         target = self._size + self._config.spares if self._launched and trusted else 0
-        for index in range(target - len(self._hosts)):
+        there = sum(node not in self._idle for node in self._hosts.values())  # who leaves may wait for its successor
+        for index in range(target - there):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
             number = self._started.get(node, 0)
