@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from random import Random
 from statistics import median
 
@@ -126,12 +127,12 @@ def stops(outcome: Outcome) -> list[tuple[int, int, float]]:
             commits[record.source].append(record)
     moves: dict[int, tuple[int, int, float]] = {}
     for mine in commits.values():
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in pairwise(mine):
             if before["generation"] == after["generation"]:
                 steps[after["world"]].append((after.t_ns - before.t_ns) / 1e9)
     typical = {world: median(seconds) for world, seconds in steps.items()}
     for mine in commits.values():
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in pairwise(mine):
             if before["generation"] != after["generation"] and before["world"] != after["world"]:
                 stop_s = (after.t_ns - before.t_ns) / 1e9 - typical.get(after["world"], 0.0)
                 known = moves.get(after["generation"])

@@ -91,7 +91,7 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
 
 def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
     faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=4 * AT)]
-    outcome = run(chaos, *faults, nodes=1, shards=3, options={"full": 3})
+    outcome = run(chaos, *faults, nodes=1, options={"full": 3})
     assert (sizes(outcome)[0], max(sizes(outcome)), sizes(outcome)[-1]) == (1, 3, 1)
     planned(outcome)
 
@@ -168,11 +168,11 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
     """Nobody who began is there at the end; the state has gone from hand to hand, and no step was lost."""
     faults: list[Fault] = []
-    for turn in range(3):
+    for turn, rank in enumerate((0, 1, 0)):  # where a rank leaves, the last one takes its number
         faults.append(AddNode(at_step=AT + 20 * turn))
-        faults.append(TakeSpot(rank=0, grace_s=3.0, at_step=AT + 20 * turn + 10))
+        faults.append(TakeSpot(rank=rank, grace_s=3.0, at_step=AT + 20 * turn + 10))
     elastic = policy(2, 3)
-    outcome = run(chaos, *faults, nodes=3, elastic=elastic, steps=130, options={"step_s": 0.15, "full": 0})
+    outcome = run(chaos, *faults, nodes=3, elastic=elastic, steps=90, options={"step_s": 0.15, "full": 0})
     planned(outcome)
     first, last = journal(outcome, Event.PLAN)[0], journal(outcome, Event.PLAN)[-1]
     assert {member["worker"] for member in first["members"]}.isdisjoint(member["worker"] for member in last["members"])
@@ -197,9 +197,11 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     if setting == "snooze_after_scale_up_s":
         faults.append(AddNode(at_step=AT + 1))
     outcome = run(chaos, *faults, nodes=1, shards=4, elastic=elastic, options={"full": 1 + len(faults)}, steps=60)
-    grown = journal(outcome, Event.RESIZED)
-    since_ns = journal(outcome, Event.INJECTED)[0].t_ns if len(faults) == 1 else grown[-2].t_ns
-    assert grown[-1].t_ns - since_ns >= 1.5e9
+    resized = [(record.t_ns, record["size"]) for record in journal(outcome, Event.RESIZED)]
+    since_ns = journal(outcome, Event.INJECTED)[0].t_ns
+    if len(faults) == 2:
+        since_ns = next(t_ns for t_ns, size in resized if size == 2)
+    assert next(t_ns for t_ns, size in resized if size == 1 + len(faults)) - since_ns > 1.4e9
     assert sizes(outcome)[-1] == 1 + len(faults)
     planned(outcome)
 
