@@ -123,13 +123,29 @@ def test_leaving_costs_no_budget_and_is_no_strike() -> None:
     assert len(job.world) == 4
 
 
-def test_a_size_below_what_is_there_takes_nobody_away_before_the_nodes_are_named() -> None:
-    """Which nodes idle is the policy's word: a world that is too large alone moves nobody."""
-    job = Job()
+def test_who_is_too_many_leaves_though_its_node_is_wanted() -> None:
+    """First whoever is beside another one: the node of a lost rank has come back, and others host what it had."""
+    job = Job("abc")
+    job.tell(NodeLost("a"))
+    job.become_ready()
+    for _ in range(2):  # without the lost rank, and with the one in its place
+        job.settle()
+        job.heal()
+    assert {worker[0] for worker in job.world} == {"b", "c"}
+    assert len(job.world) == 3
+    job.join("a")
+    job.resize(2, "a")
+    assert len(job.plan.leavers) == 1
+    job.settle()
+    assert {worker[0] for worker in job.world} == {"b", "c"}
+    assert len(job.world) == 2
+
+
+def test_who_is_too_many_of_a_sharded_job_goes_at_once() -> None:
+    job = Job("abc", sharded=True)
+    job.heal()
     job.resize(2)
-    assert len(job.plans) == 1
-    job.resize(2, "cd")
-    assert (job.world, job.plan.leavers) == (("a.0", "b.0"), ("c.0", "d.0"))
+    assert job.stopped == [("c.0", "left")]
 
 
 def test_the_only_one_with_the_state_stays_until_another_one_has_it() -> None:
