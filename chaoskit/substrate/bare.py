@@ -112,6 +112,9 @@ class BareCluster(Levers):
     def replace(self, node: str) -> None:
         _nobody()
 
+    def provide(self, count: int) -> None:
+        _nobody()
+
 
 def _nobody() -> NoReturn:
     raise HarnessError("a command has no coordinator")

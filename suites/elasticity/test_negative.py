@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chaoskit.elastic.settings import ElasticPolicy
@@ -50,6 +52,12 @@ def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
 
 def test_a_job_whose_nodes_are_all_taken_is_lost(chaos: Chaos) -> None:
     faults = [TakeSpot(rank=rank, grace_s=0.0, at_step=10) for rank in range(2)]
-    plan = {"nodes": 2, "spares": 0, "steps": 60, "deadline_s": 60.0, "twin": False, "check": False}
-    outcome = chaos.run(STEADY, faults=faults, options=OPTIONS, elastic=POLICY, **plan)
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "steps": 60,
+        "deadline_s": 60.0,
+        "twin": False,
+    }
+    outcome = chaos.run(STEADY, faults=faults, options=OPTIONS, elastic=POLICY, check=False, **plan)
     assert outcome.verdict == Verdict.FAILED
