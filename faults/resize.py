@@ -27,7 +27,7 @@ from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
 from faults.node import NodeFault, all_gone, look_up, signal_all
 
-_POLICY = '{{"minReplicas": 2, "maxReplicas": 4, "scalingTimeoutInSeconds": 0}}'  # braces as str.format reads them
+_POLICY = '{{"minReplicas": 2, "maxReplicas": 4}}'  # braces as str.format reads them
 _EXAMPLE = f'chaos.run("gpt", nodes=4, steps=60, elastic={_POLICY}, faults=[{{fault}}])'
 _TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 
