@@ -260,8 +260,8 @@ def _say(target: Target, message: Message) -> None:
 
 
 def _say_again(target: Target) -> None:
-    """What was said may be lost with a coordinator, until something has come of it."""
-    if "settled" not in target.notes and time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
+    """What was said may be lost with a coordinator, until it is answered or something has come of it."""
+    if not {"answer", "settled"} & target.notes.keys() and time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
         _say(target, target.notes["said"])
 
 
