@@ -319,21 +319,6 @@ def resizes_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def waits_for_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is started in place of one that leaves only when that is gone; it may wait for just this one."""
-    genuine = Membership._start_missing
-
-    def start_missing(self: Membership, lost_on: list[str], now_s: float) -> Any:
-        here = sum(node in self._idle for node in self._hosts.values())
-        self._size -= here
-        try:
-            return genuine(self, lost_on, now_s)
-        finally:
-            self._size += here
-
-    monkeypatch.setattr(Membership, "_start_missing", start_missing)
-
-
 def counts_the_time_that_starts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that was held back until others had recovered is late before it begins."""
     monkeypatch.setattr(ControlPlane, "_ordered_s", property(lambda self: {}, lambda self, value: None), raising=False)
@@ -375,7 +360,6 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     sends_members_away_at_once: "was sent away",
     drains_the_last_holder: "the state is there|goes back|every replica",
     resizes_in_memory_only: "was published after|without need|record was not lost|was started twice",
-    waits_for_no_successor: "not over|the state is there",
     counts_the_time_that_starts_are_held: "is well and was given up",
 }
 
