@@ -24,6 +24,7 @@ from lab import Lab, say
 from network import network
 from overhead import overhead
 from recovery import hang, kill, nan
+from resizing import resizing
 from sharded import sharded
 
 TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
@@ -35,6 +36,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "network": network,
     "sharded": sharded,
     "resize": resize,
+    "resizing": resizing,
     "throughput": throughput,
     "experiments": experiments,
 }

@@ -22,7 +22,7 @@ from faults.numeric import NaN
 from faults.poison import PoisonSnapshot
 from faults.raising import Raise
 from faults.remote import RemoteOutage
-from faults.resize import Demand, Scale, TakeSpot
+from faults.resize import AddNode, Demand, Scale, TakeSpot
 from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
 from faults.sticky import CrashLoop, FailLoad
@@ -78,12 +78,14 @@ CATALOGUE: tuple[type[Fault], ...] = (
     LosePeerCopy,
     PoisonSnapshot,
     Scale,
+    AddNode,
     TakeSpot,
     Demand,
 )
 
 __all__ = [
     "CATALOGUE",
+    "AddNode",
     "BadBatch",
     "Bandwidth",
     "BitFlip",

@@ -11,13 +11,23 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.messages import Answered, Formed, LendNodes, Message, Plan, ReturnNodes, ScaleTo, SpotNotice
+from chaoskit.messages import (
+    Answered,
+    Formed,
+    Heartbeat,
+    LendNodes,
+    Message,
+    Plan,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+)
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
 from faults.node import NodeFault, all_gone, look_up, signal_all
 
-_POLICY = "ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0)"
+_POLICY = '{{"minReplicas": 2, "maxReplicas": 4}}'  # braces as str.format reads them
 _EXAMPLE = f'chaos.run("gpt", nodes=4, steps=60, elastic={_POLICY}, faults=[{{fault}}])'
 _TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 
@@ -90,6 +100,40 @@ class Scale(ResizeFault):
         if answer is None or not answer.accepted or settled is None or len(settled.members) != self.to:
             return None
         return f"generation {settled.generation} of {self.to} ranks is formed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddNode(ResizeFault):
+    """Have a node come: one that is gone comes back under its name, with nothing in memory; else a new one.
+
+    Whether and when it is used is for the elastic policy to say.
+    """
+
+    effect: ClassVar[str] = "there is a node more than before"
+    evidence: ClassVar[str] = "the coordinator hears its agent"
+    stands_for: ClassVar[str] = "spot instances that are there again, and capacity that a cluster has to spare"
+    impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; nobody is given up"
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+
+    def inject(self, target: Target) -> None:
+        cluster = target.cluster
+        gone = next((node for node in cluster.nodes if not cluster.node(node)), None)
+        if gone is None:
+            cluster.provide(len(cluster.nodes) + 1)
+        else:
+            cluster.replace(gone)
+        target.notes["node"] = gone or cluster.nodes[-1]
+        target.notes["since_ns"] = time.monotonic_ns()
+        target.pull("none")
+
+    def again(self, target: Target, message: Any) -> bool:
+        if isinstance(message, Heartbeat) and message.node == target.notes["node"]:
+            # what was sent earlier is of the agent before this one
+            target.notes["heard"] = message.sent_ns > target.notes["since_ns"]
+        return False
+
+    def observe(self, target: Target) -> str | None:
+        return f"the agent of {target.notes['node']} is heard" if target.notes.get("heard") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +259,8 @@ def _say(target: Target, message: Message) -> None:
 
 
 def _say_again(target: Target) -> None:
-    """What was said may be lost with a coordinator, until something has come of it."""
-    if "settled" not in target.notes and time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
+    """What was said may be lost with a coordinator, until it is answered or something has come of it."""
+    if not {"answer", "settled"} & target.notes.keys() and time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
         _say(target, target.notes["said"])
 
 

@@ -163,7 +163,8 @@ def _clock_jump(scope: Scope) -> Fields:
 #: before it exists. A kind of the catalogue that is missing here is left out of plans; see :func:`left_out`. So are
 #: those of which a plan alone does not say how its run ends: a flipped bit is found only with the right checks on, a
 #: bad batch is no twin's, a node has limits only where control groups can be made, and they bite only where a job
-#: wants more, a load fails only where one is due, and how large a rack is, is a setting of the run.
+#: wants more, a load fails only where one is due, and how large a rack is, and whether the world may change its size,
+#: are settings of the run.
 RECIPES: dict[str, Recipe] = {
     "Kill": _from_outside,
     "Raise": _from_within,

@@ -36,6 +36,7 @@ from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOSS_CAUSES, Event, Verdict
 from faults import (
     CATALOGUE,
+    AddNode,
     BadBatch,
     BitFlip,
     ClockJump,
@@ -44,6 +45,7 @@ from faults import (
     CrashLoop,
     DataStall,
     Deadlock,
+    Demand,
     DiskError,
     DiskFull,
     Exit,
@@ -69,8 +71,10 @@ from faults import (
     ReadOnlyDisk,
     RemoteOutage,
     ReplaceNode,
+    Scale,
     SlowDisk,
     Straggle,
+    TakeSpot,
     TornWrite,
 )
 from faults.base import Fault, Target
@@ -521,6 +525,8 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (CorruptReplica, {}, set()),
     (LosePeerCopy, {}, set()),
     (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
+    *((kind, {}, set()) for kind in (Scale, AddNode, Demand)),
+    (TakeSpot, {}, ENDED | {"node lost", "evicted"}),
 ]
 
 

@@ -51,7 +51,7 @@ def first_broken(seeds: Iterable[int], *, sharded: bool = False) -> History | No
 def test_10000_histories() -> None:
     """None breaks a law; and they are not all the same, nor all harmless."""
     ends: Counter[str] = Counter()
-    resumed = regrouped = parted = 0
+    resumed = regrouped = parted = resized = 0
     for seed in range(HISTORIES):
         history = run(seed)
         assert not history.broken, f"{told(history)}\nrerun it with CHAOSKIT_SIM_SEED={seed} ... -k seed -s"
@@ -59,11 +59,13 @@ def test_10000_histories() -> None:
         resumed += history.terms > 1
         regrouped += history.generations > 2
         parted += any("the network is whole again" in fault for fault in history.faults)
+        resized += history.resized > 0
     assert 0.85 < ends["done"] / HISTORIES < 0.99, ends
     assert ends["every replica was lost"], ends
     assert resumed > HISTORIES / 4, "too few coordinators were lost"
     assert regrouped > HISTORIES / 6, "too few ranks were lost"
     assert parted > HISTORIES / 6, "too few networks were parted"
+    assert resized > HISTORIES / 3, "too few worlds were resized"
 
 
 def test_800_histories_of_sharded_jobs() -> None:
@@ -283,6 +285,45 @@ def lets_nobody_in_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attendance.Attendance, "reconnect", attendance.Attendance.connect)
 
 
+def leaves_leavers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank is lost while others leave, those are not taken along, though they may have gone furthest."""
+    genuine = Membership._next_world
+    monkeypatch.setattr(Membership, "_next_world", lambda self, *, abort: genuine(self, abort=False))
+
+
+def sends_members_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is on a node that is to idle is ended in the middle of a step."""
+
+    def vacate(self: Membership, now_s: float) -> Any:
+        return self._lose([worker for worker, node in self._hosts.items() if node in self._idle], "left", now_s)
+
+    monkeypatch.setattr(Membership, "_vacate", vacate)
+
+
+def drains_the_last_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who have the state leave, and others are to go on without it."""
+    genuine = Membership._next_world
+
+    def next_world(self: Membership, *, abort: bool) -> list[str]:
+        return [worker for worker in genuine(self, abort=abort) if abort or self._hosts[worker] not in self._idle]
+
+    monkeypatch.setattr(Membership, "_next_world", next_world)
+
+
+def resizes_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the world is to be another is not remembered."""
+    without(
+        monkeypatch,
+        "_resize",
+        lambda output: isinstance(output, Remember) and isinstance(output.event, events.Resized),
+    )
+
+
+def counts_the_time_that_starts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that was held back until others had recovered is late before it begins."""
+    monkeypatch.setattr(ControlPlane, "_ordered_s", property(lambda self: {}, lambda self, value: None), raising=False)
+
+
 def without(monkeypatch: pytest.MonkeyPatch, method: str, unwanted: Callable[[Any], bool]) -> None:
     """Outputs of a method of the plane vanish."""
     genuine = getattr(ControlPlane, method)
@@ -315,6 +356,11 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
     lets_nobody_in_twice: "is well and was given up|not over|given up at|the state is there",
+    leaves_leavers_behind: "goes back to step",
+    sends_members_away_at_once: "was sent away",
+    drains_the_last_holder: "the state is there|goes back|every replica",
+    resizes_in_memory_only: "was published after|without need|record was not lost|was started twice",
+    counts_the_time_that_starts_are_held: "is well and was given up",
 }
 
 

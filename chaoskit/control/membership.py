@@ -479,8 +479,8 @@ class Membership:
         Members of a sharded job cannot: what they hold is restored from its copies.
         """
         sharded, crew = self._config.job.sharded, set(self.crew)
-        there = [worker for worker, node in self._hosts.items() if node in self._idle]
-        leaving = [worker for worker in there if sharded or worker not in crew]
+        leaving = [worker for worker, node in self._hosts.items() if node in self._idle and worker not in crew]
+        leaving += self._going if sharded else []
         if sharded:
             self._doubt(leaving)
         return self._lose(leaving, "left", now_s)
@@ -519,8 +519,7 @@ class Membership:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
         if not self._settled or self._done or self._revival.active:
             return False
-        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
-        if leaving and self.generation > 1 and not self._entered.issuperset(self.members):
+        if self._going and self.generation > 1 and not self._entered.issuperset(self.members):
             return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
         next_world = self._next_world(abort=False)
         return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
@@ -531,8 +530,7 @@ class Membership:
         Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
         stays if nobody else has the state, until somebody has taken it over.
         """
-        crew = self.crew
-        going = [worker for worker in crew if self._hosts[worker] in self._idle]
+        crew, going = self.crew, self._going
         kept = [worker for worker in crew if worker not in going]
         if abort:
             kept, needed = [*crew], going
@@ -554,6 +552,17 @@ class Membership:
         good = {worker: node for worker, node in spares.items() if node in trusted}
         return good if len(good) >= wanted else spares
 
+    @property
+    def _going(self) -> list[str]:
+        """Whom of the crew nobody wants: those on nodes that are to idle, and who is too many, first beside another."""
+        going = [worker for worker in self.crew if self._hosts[worker] in self._idle]
+        kept = [worker for worker in self.crew if worker not in going]
+        while len(kept) > self._size:
+            hosts = [self._hosts[worker] for worker in kept]
+            _, surplus = max((hosts.count(host), index) for index, host in enumerate(hosts))
+            going.append(kept.pop(surplus))
+        return going
+
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
         for worker in workers:
@@ -571,7 +580,8 @@ class Membership:
         if now_s < self._start_after_s:
             return starts
         target = self._size + self._config.spares if self._launched and trusted else 0
-        for index in range(target - len(self._hosts)):
+        there = sum(node not in self._idle for node in self._hosts.values())  # who leaves may wait for its successor
+        for index in range(target - there):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
             number = self._started.get(node, 0)

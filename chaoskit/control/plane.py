@@ -121,6 +121,7 @@ class ControlPlane:
         self._results = Results()
         self._facts = Facts()  # for observers
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
+        self._ordered_s: dict[str, float] = {}  # worker -> when its node was told to start it, perhaps long after
         self._formed: set[str] = set()
         self._settled = 0
         self._met = False  # the members of a plan have, or may have at the coordinator before: only then they can train
@@ -410,7 +411,7 @@ class ControlPlane:
         self._workload.hear(live)
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
-        started = self._start(self._deferral.observe(heartbeat.beats, now_s))
+        started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
         return [heard, *started, *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
 
     def _look_at_workload(self, now_s: float) -> list[Output]:
@@ -593,6 +594,11 @@ class ControlPlane:
         outputs += self._admit(self._attendance.due(now_s), now_s)
         outputs += self._keep_unfit_out(now_s)
         for worker in self._membership.overdue(now_s - self._lag_s):
+            if (
+                worker in self._deferral.held
+                or now_s - self._ordered_s.get(worker, -math.inf) <= self._config.startup_s
+            ):
+                continue  # it was held back
             if not self._contact.steady(self._hosts[worker], now_s):
                 continue  # perhaps it is ready, and cannot say so
             detail = f"not ready within startup_s={self._config.startup_s:g}"
@@ -636,11 +642,13 @@ class ControlPlane:
                     outputs += self._publish(self._reasons.tell(plan, self._membership.size), now_s)
                 case events.StartWorker(node, worker):
                     self._hosts[worker] = node
-                    outputs += self._start(self._deferral.submit(worker))
+                    outputs += self._start(self._deferral.submit(worker), now_s)
                 case events.Recall(node, number):
                     outputs.append(Send(node, Recall(number)))
                     if not self._membership.revives:
-                        outputs += self._start(self._deferral.release())  # no step is repeated without replacements
+                        outputs += self._start(
+                            self._deferral.release(), now_s
+                        )  # no step is repeated without replacements
                 case events.StopWorker(worker, cause):
                     node = self._hosts.get(worker, "")
                     stop = StopWorker(worker, cause)
@@ -655,7 +663,7 @@ class ControlPlane:
                 case events.Finish(ok, reason):
                     outputs += self._finish(ok, reason)
         if self._membership.is_short and not self._membership.revives:
-            outputs += self._start(self._deferral.release())  # no step is repeated without replacements
+            outputs += self._start(self._deferral.release(), now_s)  # no step is repeated without replacements
         return outputs + self._resize(event, now_s)
 
     # -- the size of the world ------------------------------------------------------------------------------------
@@ -716,8 +724,9 @@ class ControlPlane:
             self._watch.forget(worker)
         return told + self._advance(event, now_s)
 
-    def _start(self, workers: list[str]) -> list[Output]:
+    def _start(self, workers: list[str], now_s: float) -> list[Output]:
         alive = [worker for worker in workers if self._membership.host_of(worker) is not None]
+        self._ordered_s.update(dict.fromkeys(alive, now_s))
         return [Send(self._hosts[worker], StartWorker(worker)) for worker in alive]
 
     def _publish(self, plan: Plan, now_s: float) -> list[Output]:

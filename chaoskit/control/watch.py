@@ -74,7 +74,9 @@ class Watch:
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s)
         hangs = {hang.worker: hang for hang in late}
-        hangs |= {hang.worker: hang for hang in self._hangs.observe(beats, now_s)}
+        hanging = self._hangs.observe(beats, now_s)
+        # Whoever has no copy to restore from waits there for the next plan.
+        hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}
         if worked != self._worked:
             self._worked, self._worked_s = worked, now_s
         if plan.abort:

@@ -19,6 +19,7 @@ class History:
         broken: the law that was broken, or "".
         lasted_s: on the fake clock.
         repeated: the most committed steps of a sharded job that one generation took again.
+        resized: how often the world was to be another.
     """
 
     seed: int
@@ -30,6 +31,7 @@ class History:
     generations: int
     terms: int
     repeated: int
+    resized: int = 0
     trace: tuple[str, ...] = ()
 
 
@@ -58,5 +60,6 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
         max(world.laws.plans, default=0),
         world.coordinators,
         world.laws.repeated,
+        world.laws.resized,
         tuple(world.engine.trace or ()),
     )

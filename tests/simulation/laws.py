@@ -51,6 +51,7 @@ class Laws:
         self.end: EndJob | None = None
         self.torn = False  # in the first step, a copy in place broke off: the state was lost with its source
         self.repeated = 0  # committed steps that one generation took again
+        self.resized = 0  # times that the world was to be another
         self.high = 0  # steps that some rank has committed
         self.keepers: set[str] = set()  # nodes on which somebody has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
@@ -75,6 +76,7 @@ class Laws:
     def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
         """Nobody innocent is given up."""
         for entry in entries:
+            self.resized += isinstance(entry.event, events.Resized)
             match entry.event:
                 case events.WorkerLost(worker):
                     process = self._world.workers.get(worker)

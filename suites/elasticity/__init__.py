@@ -1,0 +1,6 @@
+"""Worlds that change their size again and again, and what goes wrong meanwhile.
+
+Every run is judged like those of ``suites.recovery``: no step is lost, no sample is left out or taken twice, and all
+numbers are those of the unbroken run. ``CHAOSKIT_SPOT_TRACE=FILE`` runs a trace of your own, in one of the formats of
+:mod:`chaoskit.elastic.traces`.
+"""

@@ -1,0 +1,47 @@
+"""Nodes go and come as spot machines did, each with a notice; the first traces are ours, in published formats."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from chaoskit.elastic.traces import parse_trace, read_trace
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
+from chaoskit.suites.elasticity.storms import from_trace
+
+#: In so many seconds all of a trace happens.
+_LASTS_S = 6.0
+_GRACE_S = 2.0
+
+TRACES = {
+    "oobleck": "0,add,a\n0,add,b\n0,add,c\n600000,remove,b\n1200000,add,d\n1500000,remove,a\n2400000,add,b\n",
+    "bamboo": "0,4\n600,3\n1800,4\n2400,2\n",
+    "skypilot": '{"metadata": {"gap_seconds": 600}, "data": [2, 4, 4, 3, 2]}',
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace(chaos: Chaos, name: str) -> None:
+    """Who is announced to go is out in time, so that nothing is lost; who comes is taken in."""
+    trace = parse_trace(TRACES[name], name)
+    spot = from_trace(trace.compressed(trace.duration_s / _LASTS_S), POLICY, grace_s=_GRACE_S)
+    outcome = resizes(chaos, *spot.faults, nodes=spot.nodes)
+    assert len(sizes(outcome)) > 1
+    nobody_is_lost(outcome)
+
+
+def test_a_trace_without_notices(chaos: Chaos) -> None:
+    """None of the published traces knows a notice: without one, each node that goes is a loss."""
+    trace = parse_trace(TRACES["oobleck"])
+    spot = from_trace(trace.compressed(trace.duration_s / _LASTS_S), POLICY, grace_s=0.0)
+    outcome = resizes(chaos, *spot.faults, nodes=spot.nodes)
+    assert len(outcome.recoveries) == 2
+
+
+@pytest.mark.skipif("CHAOSKIT_SPOT_TRACE" not in os.environ, reason="name a trace of your own in CHAOSKIT_SPOT_TRACE")
+def test_a_trace_of_your_own(chaos: Chaos) -> None:
+    trace = read_trace(os.environ["CHAOSKIT_SPOT_TRACE"])
+    spot = from_trace(trace.compressed(max(1e-3, trace.duration_s / _LASTS_S)), POLICY, grace_s=_GRACE_S)
+    assert resizes(chaos, *spot.faults, nodes=spot.nodes).lost_steps == 0

@@ -1,0 +1,24 @@
+"""A resize every few steps, with faults in between."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
+from chaoskit.suites.elasticity.storms import TROUBLES, storm
+from faults import Scale
+
+
+@pytest.mark.parametrize("seed", range(len(TROUBLES)))
+def test_a_storm(chaos: Chaos, seed: int) -> None:
+    """Whatever is asked for and whatever is lost: the numbers are those of the unbroken run."""
+    outcome = resizes(chaos, *storm(seed, POLICY, resizes=5, start=4))
+    assert len(sizes(outcome)) > 3
+
+
+def test_resizes_alone_lose_nobody(chaos: Chaos) -> None:
+    faults = [fault for fault in storm(7, POLICY, resizes=6, start=4) if isinstance(fault, Scale)]
+    outcome = resizes(chaos, *faults)
+    assert len(sizes(outcome)) > len(faults)
+    nobody_is_lost(outcome)

@@ -1,0 +1,16 @@
+"""Slow ranks in a world that changes its size: they are waited for, and nobody is given up for being slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes
+from faults import Scale, Straggle
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])
+def test_a_slow_rank_while_the_world_shrinks_and_grows(chaos: Chaos, rank: int) -> None:
+    slow = Straggle(rank=rank, at_step=8, delay_ms=40, steps=30)
+    outcome = resizes(chaos, slow, Scale(to=3, at_step=12), Scale(to=4, at_step=40))
+    nobody_is_lost(outcome)

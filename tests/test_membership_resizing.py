@@ -1,0 +1,318 @@
+"""Membership: worlds that are resized. Who leaves stays until the others can go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control.events import (
+    Action,
+    Event,
+    Evicted,
+    Healed,
+    NodeJoined,
+    NodeLost,
+    Publish,
+    Recall,
+    Resized,
+    Settled,
+    StartWorker,
+    StopWorker,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.control.membership import Membership
+from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.messages import Endpoint, Plan
+
+
+class Job:
+    """A membership of nodes ``a`` to ``d``, and what it has ordered."""
+
+    def __init__(self, nodes: str = "abcd", *, sharded: bool = False) -> None:
+        policy = ElasticPolicy(min_replicas=1, max_replicas=6)
+        job = JobSpec("train.py", sharded=sharded)
+        self.machine = Membership(RunConfig(job=job, nodes=len(nodes), spares=0, elastic=policy))
+        self.plans: list[Plan] = []
+        self.started: list[str] = []
+        self.stopped: list[tuple[str, str]] = []
+        self.join(*nodes)
+        self.become_ready()
+        self.settle()
+
+    def tell(self, event: Event) -> Sequence[Action]:
+        actions = self.machine.handle(event, 0.0)
+        for action in actions:
+            match action:
+                case Publish(plan):
+                    self.plans.append(plan)
+                case StartWorker(_, worker):
+                    self.started.append(worker)
+                case StopWorker(worker, cause):
+                    self.stopped.append((worker, cause))
+        return actions
+
+    def join(self, *nodes: str) -> None:
+        for node in nodes:
+            self.tell(NodeJoined(node))
+
+    def become_ready(self) -> None:
+        for worker in self.started:
+            if self.machine.host_of(worker) is not None and not self.machine.is_ready(worker):
+                self.tell(WorkerReady(worker, worker.partition(".")[0], Endpoint("host", worker, 1, 2, 3)))
+
+    def settle(self) -> None:
+        self.tell(Settled(self.machine.generation))
+
+    def heal(self, *workers: str) -> None:
+        for worker in workers or self.members:
+            self.tell(Healed(worker))
+
+    def resize(self, size: int, idle: str = "") -> Sequence[Action]:
+        return self.tell(Resized(size, tuple(idle)))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.machine.members
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[-1]
+
+    @property
+    def world(self) -> tuple[str, ...]:
+        return tuple(member.worker for member in self.plan.members)
+
+
+# -- a world shrinks ----------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_is_told_by_a_plan_that_aborts_nothing_and_is_stopped_once_the_others_have_met() -> None:
+    job = Job()
+    job.resize(3, "b")
+    assert (job.plan.abort, job.world, job.plan.leavers) == (False, ("a.0", "d.0", "c.0"), ("b.0",))
+    assert job.stopped == []
+    assert job.machine.crew == ("a.0", "d.0", "c.0", "b.0")
+    job.settle()
+    assert job.stopped == [("b.0", "left")]
+    assert job.machine.crew == job.world
+    assert job.machine.workers_on("b") == frozenset()
+
+
+def test_nobody_is_started_for_whoever_has_left() -> None:
+    job = Job()
+    job.resize(3, "b")
+    job.settle()
+    assert job.started == ["a.0", "b.0", "c.0", "d.0"]
+
+
+def test_leaving_costs_no_budget_and_is_no_strike() -> None:
+    job = Job()
+    for _ in range(40):  # more than max_failures
+        job.resize(3, "b")
+        job.settle()
+        job.heal()
+        job.resize(4)
+        job.become_ready()
+        job.settle()
+        job.heal()
+    assert not job.machine.finished
+    assert len(job.world) == 4
+
+
+def test_who_is_too_many_leaves_though_its_node_is_wanted() -> None:
+    """First whoever is beside another one: the node of a lost rank has come back, and others host what it had."""
+    job = Job("abc")
+    job.tell(NodeLost("a"))
+    job.become_ready()
+    for _ in range(2):  # without the lost rank, and with the one in its place
+        job.settle()
+        job.heal()
+    assert {worker[0] for worker in job.world} == {"b", "c"}
+    assert len(job.world) == 3
+    job.join("a")
+    job.resize(2, "a")
+    assert len(job.plan.leavers) == 1
+    job.settle()
+    assert {worker[0] for worker in job.world} == {"b", "c"}
+    assert len(job.world) == 2
+
+
+def test_who_is_too_many_of_a_sharded_job_goes_at_once() -> None:
+    job = Job("abc", sharded=True)
+    job.heal()
+    job.resize(2)
+    assert job.stopped == [("c.0", "left")]
+
+
+def test_the_only_one_with_the_state_stays_until_another_one_has_it() -> None:
+    """All others are new: they must take the state over before it may go."""
+    job = Job("ab")
+    job.tell(WorkerLost("b.0"))
+    job.settle()
+    job.become_ready()  # b.1, which has a rank from now on
+    job.settle()
+    job.tell(Healed("a.0"))
+    job.resize(1, "a")
+    assert "a.0" in job.world
+    job.tell(Healed("b.1"))
+    assert (job.world, job.plan.leavers) == (("b.1",), ("a.0",))
+
+
+def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
+    job = Job("abc")
+    job.join("d")
+    job.resize(1, "abc")
+    assert job.world == ("a.0",), "somebody who has the state stays"
+    job.settle()
+    job.become_ready()
+    job.heal()
+    assert job.world == ("a.0", "d.0")
+    job.settle()
+    assert job.plan.leavers == ()
+    job.heal()
+    assert job.world == ("d.0",)
+    job.settle()
+    assert {worker for worker, cause in job.stopped if cause == "left"} == {"a.0", "b.0", "c.0"}
+
+
+# -- something goes wrong on the way ------------------------------------------------------------------------------
+
+
+def test_a_rank_lost_before_the_others_have_met_brings_the_leavers_back() -> None:
+    """They may have gone one step further than who is left."""
+    job = Job()
+    job.resize(3, "b")
+    job.tell(WorkerLost("c.0"))
+    assert job.plan.abort
+    assert set(job.world) == {"a.0", "b.0", "d.0"}
+    assert job.plan.leavers == ()
+    job.settle()
+    assert ("b.0", "left") not in job.stopped
+    job.heal()
+    assert job.plan.leavers == ("b.0",), "it leaves at the next boundary"
+
+
+def test_a_leaver_that_is_lost_before_the_others_have_met_is_a_loss() -> None:
+    """Nobody knows whether it has committed what the others have not."""
+    job = Job()
+    job.resize(3, "b")
+    job.tell(WorkerLost("b.0"))
+    assert job.plan.abort
+    assert set(job.world) == {"a.0", "c.0", "d.0"}
+    assert len(job.plans) == 3
+
+
+def test_a_leaver_whose_node_is_lost_after_it_left_is_nobodys_loss() -> None:
+    job = Job()
+    job.resize(3, "b")
+    job.settle()
+    job.tell(NodeLost("b"))
+    assert len(job.plans) == 2
+    assert job.machine.settled
+
+
+def test_nobody_leaves_before_all_stand_in_the_generation() -> None:
+    """Who hangs on its way into it would never come to a boundary, and nobody could be blamed."""
+    job = Job()
+    job.tell(WorkerLost("d.0"))
+    job.settle()
+    job.resize(2, "cd")
+    assert job.plan.leavers == ()
+    job.heal("a.0", "b.0")
+    assert job.plan.leavers == ()
+    job.heal("c.0")
+    assert job.plan.leavers == ("c.0",)
+
+
+def test_nobody_leaves_when_somebody_is_at_its_end() -> None:
+    job = Job()
+    job.tell(WorkerDone("a.0", 9))
+    job.resize(3, "b")
+    assert len(job.plans) == 1
+
+
+def test_an_evicted_node_is_a_loss_and_gets_no_workers_while_it_idles() -> None:
+    job = Job()
+    job.resize(3, "b")
+    job.tell(Evicted("b"))
+    assert ("b.0", "evicted") in job.stopped
+    assert job.plan.abort
+    assert set(job.world) == {"a.0", "c.0", "d.0"}
+    job.settle()
+    assert not any(worker.startswith("b.1") for worker in job.started)
+
+
+def test_an_eviction_may_take_the_word_that_the_first_generation_settled() -> None:
+    """The others may have trained: nobody begins anew with fresh workers."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=3)
+    machine = Membership(RunConfig(job=JobSpec("train.py"), nodes=2, spares=0, elastic=policy))
+    for node in "ab":
+        machine.handle(NodeJoined(node), 0.0)
+    for node in "ab":
+        machine.handle(WorkerReady(f"{node}.0", node, Endpoint("host", node, 1, 2, 3)), 0.0)
+    machine.handle(Evicted("b"), 0.0)
+    assert machine.keepers == {"a"}
+    assert any(isinstance(action, Recall) for action in machine.handle(WorkerLost("a.0"), 0.0))
+
+
+# -- idle nodes, and growth ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idle", ["e", ""])
+def test_an_idle_node_gets_no_workers(idle: str) -> None:
+    job = Job()
+    job.resize(4, idle)
+    job.join("e")
+    job.resize(5, idle)
+    assert ("e.0" in job.started) == (not idle)
+
+
+def test_a_world_grows_at_a_boundary_when_the_newcomers_are_ready() -> None:
+    job = Job("ab")
+    job.join("c", "d")
+    job.resize(4)
+    assert job.started[2:] == ["c.0", "d.0"]
+    assert len(job.plans) == 1
+    job.become_ready()
+    assert not job.plan.abort
+    job.settle()
+    job.heal()
+    assert set(job.world) == {"a.0", "b.0", "c.0", "d.0"}
+
+
+def test_whoever_comes_in_place_of_a_node_that_leaves_is_started_at_once() -> None:
+    """Also while that one is still there: it may have to wait for its successor."""
+    job = Job("abc")
+    job.join("d")
+    job.resize(3, "a")
+    assert job.started[-1] == "d.0"
+    job.settle()
+    job.heal()
+    job.become_ready()
+    assert set(job.world) == {"b.0", "c.0", "d.0"}
+
+
+def test_what_is_not_ready_on_a_node_that_idles_is_ended_at_once() -> None:
+    job = Job("ab")
+    job.join("c")
+    job.resize(3)
+    job.resize(2, "c")
+    assert job.stopped == [("c.0", "left")]
+    assert len(job.plans) == 1
+
+
+# -- sharded jobs -------------------------------------------------------------------------------------------------
+
+
+def test_a_sharded_world_is_vacated_at_once_and_begins_with_copies() -> None:
+    """A rank that leaves takes its piece along: all begin the smaller world with what is stored."""
+    job = Job(sharded=True)
+    job.heal()
+    actions = job.resize(3, "b")
+    assert ("b.0", "left") in job.stopped
+    assert {action.node for action in actions if isinstance(action, Recall)} == set("abcd"), "copies are there, too"
+    assert len(job.plans) == 1

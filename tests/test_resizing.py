@@ -1,0 +1,258 @@
+"""Worlds that are resized while they train: no rank is lost, no step is repeated, and all numbers stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.config import RunConfig
+from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.journal import Record, read_journals
+from chaoskit.messages import ScaleTo
+from chaoskit.suites.recovery.expect import STEADY
+from chaoskit.vocabulary import Event
+from faults import AddNode, Demand, Fault, Kill, KillCoordinator, Scale, TakeSpot, Target
+
+AT = 8
+
+
+def policy(least: int = 1, most: int = 4, **changes: Any) -> ElasticPolicy:
+    return ElasticPolicy(min_replicas=least, max_replicas=most, **{"scaling_timeout_s": 0.0} | changes)
+
+
+def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
+    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 60, "elastic": policy()} | plan
+    nodes = settings["nodes"]
+    settings["options"] = {"step_s": 0.03, "full": nodes} | settings.get("options", {})
+    outcome: Outcome = chaos.run(STEADY, faults=faults, **settings)
+    outcome.assert_same_losses_as_twin()
+    assert outcome.lost_steps == 0
+    assert outcome.ledger is not None
+    assert not outcome.ledger.missing
+    assert not outcome.ledger.repeated
+    return outcome
+
+
+def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    found = [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return sorted(found, key=lambda record: record.t_ns)
+
+
+def sizes(outcome: Outcome) -> list[int]:
+    """Of the worlds that committed steps, one after the other."""
+    first = outcome.steps[0].world
+    return [first, *(after.world for before, after in pairwise(outcome.steps) if before.world != after.world)]
+
+
+def planned(outcome: Outcome) -> list[Record]:
+    """The plans of a run in which nobody was given up: each but the first waits for a step boundary."""
+    plans = journal(outcome, Event.PLAN)
+    assert journal(outcome, Event.DETECTED) == []
+    assert outcome.recoveries == []
+    assert not any(plan["abort"] for plan in plans[1:])
+    return plans
+
+
+def left(outcome: Outcome) -> set[str]:
+    """Workers that say themselves that they have left."""
+    return {record.source for record in journal(outcome, Event.LEFT)}
+
+
+# -- on request ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.each_commit
+def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
+    """Who leaves does so between two steps, and its node stays; who comes takes the state from the others."""
+    outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT))
+    assert sizes(outcome) == [4, 3, 4]
+    plans = planned(outcome)
+    assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node3.0",), ()]
+    assert left(outcome) == {"node3.0"}
+    assert [record["size"] for record in journal(outcome, Event.RESIZED)] == [3, 4]
+    assert {record["accepted"] for record in journal(outcome, Event.ASKED)} == {True}
+    (gone,) = journal(outcome, Event.LEFT)
+    assert gone["step"] == next(point.step for point in outcome.steps if point.world == 3)
+
+
+def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
+    outcome = run(chaos, Scale(to=4, at_step=AT), nodes=2, shards=8, options={"full": 4})
+    assert sizes(outcome)[0] == 2
+    assert sizes(outcome)[-1] == 4
+    assert {member["node"] for member in planned(outcome)[-1]["members"]} == {f"node{n}" for n in range(4)}
+
+
+def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
+    faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=4 * AT)]
+    outcome = run(chaos, *faults, nodes=1, options={"full": 3})
+    assert (sizes(outcome)[0], max(sizes(outcome)), sizes(outcome)[-1]) == (1, 3, 1)
+    planned(outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(Scale):
+    """A request that the harness would not make, as it is refused."""
+
+    def require(self, config: RunConfig) -> None:
+        """Anything may be asked."""
+
+    def inject(self, target: Target) -> None:
+        target.cluster.send(ScaleTo(target.fault_id, self.to, "somebody"))
+        target.notes |= {"said_s": float("inf"), "said": None}
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        answer = target.notes.get("answer")
+        return answer.reason if answer is not None and not answer.accepted else None
+
+
+@pytest.mark.parametrize(
+    ("elastic", "reason"),
+    [(policy(2, 4, replica_discrete_values=(2, 4)), "3 is no allowed size: use 2, 4"), (None, "no elastic policy")],
+)
+def test_a_request_that_is_refused_is_answered(chaos: Any, elastic: ElasticPolicy | None, reason: str) -> None:
+    outcome = run(chaos, Ask(to=3, at_step=AT), elastic=elastic, steps=20)
+    assert sizes(outcome) == [4]
+    (asked,) = journal(outcome, Event.ASKED)
+    assert not asked["accepted"]
+    assert reason in asked["reason"]
+    assert len(planned(outcome)) == 1
+
+
+@pytest.mark.parametrize("fault", [Scale(to=3, at_step=2), TakeSpot(rank=1, at_step=2), Demand(at_step=2)], ids=str)
+def test_without_a_policy_nothing_is_started(fault: Fault) -> None:
+    with pytest.raises(BadInput, match="elastic"):
+        plan_experiment("gpt", steps=9, faults=[fault])
+
+
+def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
+    with pytest.raises(BadInput, match=r"to.*2, 4"):
+        plan_experiment(
+            "gpt",
+            steps=9,
+            elastic=policy(2, 4, replica_discrete_values=(2, 4)),
+            faults=[Scale(to=3, at_step=2)],
+        )
+
+
+# -- nodes that go and come ---------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
+    """Its workers have left before it is gone: no rank is lost with it."""
+    outcome = run(chaos, TakeSpot(rank=2, grace_s=3.0, at_step=AT), options={"step_s": 0.1}, steps=50)
+    assert sizes(outcome) == [4, 3]
+    planned(outcome)
+    assert left(outcome) == {"node2.0"}
+    (evidence,) = [one for one in outcome.faults[0].evidence if one.level == "effective"]
+    assert evidence.observed.endswith(", out of the world by then")
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node2"]
+
+
+def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
+    """No time to leave: it is a loss like any other, and costs the step in flight."""
+    outcome = run(chaos, TakeSpot(rank=2, grace_s=0.0, at_step=AT))
+    assert sizes(outcome) == [4, 3]
+    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {"node lost", "evicted"}
+    assert len(outcome.recoveries) == 1
+
+
+@pytest.mark.slow
+def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
+    """Nobody who began is there at the end; the state has gone from hand to hand, and no step was lost."""
+    faults: list[Fault] = []
+    for turn, rank in enumerate((0, 1, 0)):  # where a rank leaves, the last one takes its number
+        faults.append(AddNode(at_step=AT + 20 * turn))
+        faults.append(TakeSpot(rank=rank, grace_s=3.0, at_step=AT + 20 * turn + 10))
+    elastic = policy(2, 3)
+    outcome = run(chaos, *faults, nodes=3, elastic=elastic, steps=90, options={"step_s": 0.15, "full": 0})
+    planned(outcome)
+    first, last = journal(outcome, Event.PLAN)[0], journal(outcome, Event.PLAN)[-1]
+    assert {member["worker"] for member in first["members"]}.isdisjoint(member["worker"] for member in last["members"])
+    assert len(last["members"]) == 3
+
+
+def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
+    outcome = run(chaos, Demand(nodes=2, grace_s=5.0, return_after_s=0.2, at_step=AT))
+    assert sizes(outcome)[:2] == [4, 2]
+    assert sizes(outcome)[-1] == 4
+    plans = planned(outcome)
+    assert left(outcome) == {"node2.0", "node3.0"} == set(plans[1]["leavers"])
+    (asked,) = journal(outcome, Event.ASKED)
+    assert set(asked["nodes"]) == {"node2", "node3"}
+
+
+@pytest.mark.parametrize("setting", ["scaling_timeout_s", "snooze_after_scale_up_s"])
+def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
+    """New capacity is used when it has been there for so long; after a growth there is none for so long."""
+    elastic = policy(1, 4, **{setting: 1.5})
+    faults = [AddNode(at_step=AT)]
+    if setting == "snooze_after_scale_up_s":
+        faults.append(AddNode(at_step=AT + 12))
+    outcome = run(chaos, *faults, nodes=1, shards=4, elastic=elastic, options={"full": 1 + len(faults)}, steps=60)
+    resized = [(record.t_ns, record["size"]) for record in journal(outcome, Event.RESIZED)]
+    since_ns = journal(outcome, Event.INJECTED)[0].t_ns
+    if len(faults) == 2:
+        since_ns = next(t_ns for t_ns, size in resized if size == 2)
+    assert next(t_ns for t_ns, size in resized if size == 1 + len(faults)) - since_ns > 1.4e9
+    assert sizes(outcome)[-1] == 1 + len(faults)
+    planned(outcome)
+
+
+# -- with faults in between ---------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
+    outcome = run(chaos, Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT))
+    assert sizes(outcome)[-1] == 2
+    assert journal(outcome, Event.RESUMED)
+    assert journal(outcome, Event.DETECTED) == []
+    generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
+    assert generations == sorted(set(generations))
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])
+def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(chaos: Any, rank: int) -> None:
+    """Whoever is lost, those who leave train until all others can go on without them."""
+    outcome = run(chaos, Scale(to=3, rank=1, at_step=AT), Kill(rank=rank, at_step=AT))
+    assert sizes(outcome)[-1] == 3
+    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {"killed", "ended"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: int) -> None:
+    """The unfinished move is taken back: who was to leave may be the only one who has gone so far."""
+    outcome = run(chaos, Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup"))
+    assert sizes(outcome)[-1] == 3
+    assert len({record["worker"] for record in journal(outcome, Event.DETECTED)}) == 1
+    assert len(outcome.recoveries) == 1
+
+
+# -- sharded jobs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sharded_job_goes_back_a_step_at_most_for_each_change(chaos: Any) -> None:
+    """Its state is in pieces, one a rank: all begin the new world with copies of them."""
+    faults = [Scale(to=3, at_step=AT), Scale(to=4, at_step=40)]
+    outcome = chaos.run(
+        "fsdp",
+        faults=faults,
+        nodes=4,
+        spares=0,
+        steps=120,
+        options={"size": "tiny"},
+        elastic=policy(2, 4),
+        twin=False,
+    )
+    assert sizes(outcome)[:2] == [4, 3]
+    assert sizes(outcome)[-1] == 4
+    assert outcome.lost_steps <= len(faults)
+    assert journal(outcome, Event.DETECTED) == []
