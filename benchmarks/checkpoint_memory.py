@@ -12,6 +12,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
+import random
 import shutil
 import socket
 import tempfile
@@ -63,11 +64,12 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def take_turns(kinds: dict[str, Timing], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every kind; the first two rounds are not counted."""
+    """Seconds of every kind, in another order each round; the first two rounds are not counted."""
     found: dict[str, list[float]] = {name: [] for name in kinds}
+    order = random.Random(0)
     for repeat in range(-2, repeats):
-        for name, run in kinds.items():
-            seconds = run()
+        for name in order.sample(list(kinds), len(kinds)):
+            seconds = kinds[name]()
             if repeat >= 0:
                 found[name].append(seconds)
     return found
@@ -185,16 +187,19 @@ class Sizes:
     def restores(self) -> dict[str, list[float]]:
         target = make_state(self.size_bytes)
         paths = self.snapshotter.slots.paths
-        dcp.save(self._named(self.tensors), checkpoint_id=str(self._directory / "saved"))
+        saved = self._directory / "saved"
+        dcp.save(self._named(self.tensors), checkpoint_id=str(saved))
 
         def from_memory() -> None:
             with stored(paths) as copies:
                 copies[0].read_into(target)
 
-        times = take_turns({"plain": self.plain_copy, "memory": lambda: timed(from_memory)}, self._repeats)
-        load = {"dcp.load": lambda: timed(lambda: dcp.load(self._named(target), checkpoint_id=str(saved)))}
-        saved = self._directory / "saved"
-        times |= take_turns(load, min(5, self._repeats))
+        kinds = {
+            "plain": self.plain_copy,
+            "memory": lambda: timed(from_memory),
+            "dcp.load": lambda: timed(lambda: dcp.load(self._named(target), checkpoint_id=str(saved))),
+        }
+        times = take_turns(kinds, self._repeats)
         shutil.rmtree(saved)
         return times
 

@@ -284,6 +284,18 @@ def test_the_protected_step_is_kept_until_a_newer_one_is(servers: Any, owners: A
     assert {copy.seal.step for copy in server.holding()} == {4, 5}
 
 
+def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(servers: Any, owners: Any) -> None:
+    server, last = servers(), 99
+    owner = owners([server.address], counts=lambda seal: seal.step <= last)
+    for _ in range(3):
+        owner.replicate()
+    last = 2
+    owner.sender.protect(2)
+    owner.sender.notify()
+    assert owner.acknowledged.get(timeout=10)[1].step == 2  # or its owner would be waited for in vain
+    assert {copy.seal.step for copy in server.holding()} == {2}
+
+
 def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
     """It counts as protected only while the partner confirms that it has the copy."""
     first = servers()

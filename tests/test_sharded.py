@@ -123,6 +123,16 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
 
+def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> None:
+    job = Path(__file__).parent / "jobs" / "entered_again.py"
+    outcome = chaos.run(str(job), nodes=4, spares=1, steps=12, faults=[Kill(rank=2, at_step=AT, phase="backward")])
+    outcome.assert_same_losses_as_twin()
+    notes = {path.name: path.read_text() for path in Path(outcome.directory).rglob("* from step *")}
+    again = {name: text for name, text in notes.items() if not name.endswith(" 0")}
+    assert len(notes) == 8
+    assert all(bool(text) == name.startswith("2 ") for name, text in again.items())
+
+
 # -- nodes ----------------------------------------------------------------------------------------------------------
 
 

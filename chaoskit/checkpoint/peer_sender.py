@@ -50,6 +50,8 @@ class CopySender:
     Args:
         paths: the slots of the piece, of this process or of another one on this host.
         transport: ``auto`` (partners on this host read the slots themselves) or ``tcp``.
+        counts: whether a copy is of what is trained now. When training goes back a partner gets what it goes back to
+            once more, and :meth:`notify` must be called: the newest copy that it is known to have counts no more.
         acknowledged: told node and seal when a partner has stored and verified a copy, or still has it.
         lost: told the node that has dropped what it had acknowledged, or is out of reach: it counts no more.
         failed: told node and reason when one did not, once for each reason in a row.
@@ -67,6 +69,7 @@ class CopySender:
         token: str,
         *,
         transport: str = "auto",
+        counts: Callable[[Seal], bool] = lambda seal: True,
         acknowledged: Callable[[str, Seal], None] = lambda node, seal: None,
         lost: Callable[[str], None] = lambda node: None,
         failed: Callable[[str, str], None] = lambda node, reason: None,
@@ -77,6 +80,7 @@ class CopySender:
     ) -> None:
         self.piece, self.paths = piece, tuple(paths)
         self.token, self.transport, self.niceness = token, transport, niceness
+        self.counts = counts
         self.tell_acknowledged, self.tell_lost, self.tell_failed = acknowledged, lost, failed
         self.made, self.unmade, self.probe = made, unmade, probe
         self.protected = -1
@@ -120,7 +124,7 @@ class _Line:
         self._sender, self.partner = sender, partner
         self.seal: Seal | None = None  # of what the partner has, as far as is known
         self._unconfirmed: Seal | None = None  # of what it had before the connection was lost
-        self._declined: tuple[int, int] = (-1, -1)
+        self._declined: Seal | None = None
         self._connection: socket.socket | None = None
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()  # of the bell's end, and the connection's
@@ -146,7 +150,7 @@ class _Line:
         while self._wait():
             try:
                 self._connect()
-                while not self._stopped and (path := newest(self._sender.paths, self._after())):
+                while not self._stopped and (path := self._next()):
                     self._send(path)
             except Torn:
                 continue  # overwritten at this moment: its seal will be told
@@ -180,8 +184,13 @@ class _Line:
             if select.select([self._bell], [], [], left_s)[0]:
                 os.eventfd_read(self._bell)
 
+    def _next(self) -> str:
+        """The slot to be sent; "" for none."""
+        return newest(self._sender.paths, self._after(), self._sender.counts)
+
     def _after(self) -> tuple[int, int]:
-        return max(self.seal.recency if self.seal is not None else (-1, -1), self._declined)
+        known = [seal for seal in (self.seal, self._declined) if seal is not None and self._sender.counts(seal)]
+        return max((seal.recency for seal in known), default=(-1, -1))
 
     def _send(self, path: str) -> None:
         connection = self._connect()
@@ -193,7 +202,7 @@ class _Line:
                 send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
                 answer = protocol.receive(connection)
         if isinstance(answer, Declined):
-            self._declined = copy.seal.recency
+            self._declined = copy.seal
             self._tell(answer.reason)
         elif answer == Stored(copy.seal):
             self.seal = copy.seal
@@ -238,7 +247,7 @@ class _Line:
         if self.seal is not None:
             self.seal, self._unconfirmed = None, self.seal
             self._sender.tell_lost(self.partner.node)
-        self._declined = (-1, -1)
+        self._declined = None
         if connection is not None:
             self._sender.unmade(connection.fileno())
             connection.close()

@@ -166,14 +166,17 @@ def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason:
         yield sorted(copies, key=lambda copy: copy.seal.recency, reverse=True)
 
 
-def newest(paths: Iterable[str], after: tuple[int, int] = (-1, -1)) -> str:
-    """The slot with the newest complete copy, if its age is above ``after``; else "". Looks without a lock."""
+def newest(
+    paths: Iterable[str], after: tuple[int, int] = (-1, -1), counts: Callable[[Seal], bool] = lambda seal: True
+) -> str:
+    """The slot with the newest complete copy that counts, if newer than ``after``; else "". Looks without a lock."""
     best, best_recency = "", after
     for path in paths:
         with suppress(OSError):
             view = ArenaView.open(path)
-            if view.checksum and (view.generation, view.step) > best_recency:
-                best, best_recency = path, (view.generation, view.step)
+            seal = Seal(view.step, view.generation, view.size_bytes, view.checksum)
+            if seal.checksum and seal.recency > best_recency and counts(seal):
+                best, best_recency = path, seal.recency
             view.close()
     return best
 

@@ -172,6 +172,8 @@ class PieceKeeper(NodeKeeper):
             held.told = False
             if held.board is not None:
                 held.board.protect(-1)
+            if held.sender is not None and plan.restore:
+                held.sender.protect(plan.restore[0].step)
             self._send(held)
             self._acknowledged(held)
 
@@ -198,6 +200,7 @@ class PieceKeeper(NodeKeeper):
                 partners,
                 self._token,
                 transport=self._config.transport,
+                counts=self._counts,
                 acknowledged=lambda node, seal: self._orders.give(lambda: self._acknowledged(held)),
                 lost=lambda node: self._orders.give(lambda: self._acknowledged(held)),
                 failed=lambda node, reason: self._failed(held, node, reason),

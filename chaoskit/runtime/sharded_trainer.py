@@ -103,6 +103,7 @@ class ShardedTrainer(HookMethods):
         self._generation = 0  # in which the state was committed
         self._compilations = Compilations(worker.board)
         self._explained = True  # whether nothing but a newer membership ended this entry
+        self._committed = False  # whether a step of this entry was: then all that torch remembers has served
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -119,6 +120,11 @@ class ShardedTrainer(HookMethods):
     def world(self) -> int:
         """Ranks in the current generation."""
         return len(self._formation.plan.members) if self._formation else 1
+
+    @property
+    def will_restore(self) -> bool:
+        """Whether :meth:`register` replaces every weight and buffer: then they need no values before, only memory."""
+        return self._formation is not None and bool(self._formation.plan.restore)
 
     def mesh(self, **sizes: int) -> DeviceMesh:
         """A device mesh over all ranks, for ``fully_shard``.
@@ -229,14 +235,14 @@ class ShardedTrainer(HookMethods):
         boxes = gather(self._group, state.boxes_digest())
         different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
         number, count = different.index(boxes[self.rank]), len(different)
-        if plan.restore:
+        if self.will_restore:
             worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
             self._restore(formation, state, number, count)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
-        if plan.restore:
+        if self.will_restore:
             self._copies.keep(state.step)
             worker.board.progress(state.step)
             worker.board.enter(Phase.REDUCE)
@@ -286,7 +292,7 @@ class ShardedTrainer(HookMethods):
         self._state = None
         self._losses.clear()
         if self._world is not None:
-            self._world.retire(remember=self._explained)
+            self._world.retire(remember=self._explained or self._committed)
 
     @property
     def _shard_count(self) -> int:
@@ -469,7 +475,7 @@ class ShardedTrainer(HookMethods):
         self._generation = formation.plan.generation
         self._copies.begin(state.step, self._generation)
         worker.board.progress(state.step, loss)
-        self._shift = 0
+        self._shift, self._committed = 0, True
 
     # -- numbers that are not finite --------------------------------------------------------------------------------
 

@@ -215,7 +215,7 @@ class World:
 
         Args:
             remember: what torch has found out about operations on DTensors, for a world in which this process has the
-                same place. Not to be asked for when the world was left because of an error in it.
+                same place. Not to be asked for when an error ended the world before any step had shown it to be right.
         """
         self._forget()
         if not remember:
