@@ -90,10 +90,10 @@ class Watcher:
 @pytest.mark.parametrize("fault", [KillAgent, KillNode, Preempt])
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
-    """Node 0 has a spare, too: both its workers are gone, and nobody is called a false alarm."""
+    """Node 0 has a spare, too: its workers, zygote and keeper are gone, and nobody is called a false alarm."""
     outcome = run(chaos, fault(rank=0, at_step=6, phase=phase))
     assert effective(outcome).startswith("the agent of node0 (pid ")
-    assert "its 3 other processes are gone" in effective(outcome)
+    assert "its 4 other processes are gone" in effective(outcome)
     late = [record for record in journal(outcome, Event.COMMIT) if record.source.startswith("node0.")]
     assert late
     assert max(record["step"] for record in late) < 6
@@ -168,7 +168,7 @@ def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
     outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=3600.0), watch=watcher)
     assert outcome.faults[0].undone
     entries = [json.loads(line) for line in watcher.undo]
-    assert len(entries) == 3
+    assert len(entries) == 4  # agent, keeper, zygote, worker
     assert all(osprocess.start_ticks(entry["pid"]) != entry["ticks"] for entry in entries)
 
 
