@@ -11,7 +11,8 @@ from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.fitness import Fitness
-from chaoskit.control.membership import PROOF_S, Membership
+from chaoskit.control.membership import Membership
+from chaoskit.control.staffing import PROOF_S
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.messages import Endpoint, Finding, HealthReport

@@ -38,8 +38,10 @@ from chaoskit.control.events import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.control.membership import HEALING_S, PAUSE_MAX_S, PAUSE_S, PROOF_S, STARTS_MAX, Membership
+from chaoskit.control.membership import STARTS_MAX, Membership
+from chaoskit.control.renewal import HEALING_S
 from chaoskit.control.revival import GATHER_S, RECALL_S
+from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S, PROOF_S
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
 LAST_STEP = 6

@@ -29,9 +29,10 @@ from chaoskit.control.events import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.control.membership import HEALING_S, Membership
+from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
+from chaoskit.control.renewal import HEALING_S
 from chaoskit.control.revival import ATTEMPTS_MAX, FRESH_S, REACH_S, RECALL_S, RETRY_MAX_S, RETRY_S
 from chaoskit.messages import AgentHello, Endpoint, Plan, Snapshot
 

@@ -21,7 +21,7 @@ import pytest
 from simulation.history import History, run
 from simulation.node import Agent
 
-from chaoskit.control import attendance, contact, events, facts, hang, lease, links, membership, revival
+from chaoskit.control import attendance, contact, events, facts, hang, lease, links, renewal, revival, succession
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
@@ -201,13 +201,13 @@ def takes_joiners_for_holders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss, the last shard belongs to nobody."""
-    genuine = membership.reassign
+    genuine = succession.reassign
 
     def reassign(previous: Any, members: Any, shard_count: int) -> Any:
         shards = genuine(previous, members, shard_count)
         return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
 
-    monkeypatch.setattr(membership, "reassign", reassign)
+    monkeypatch.setattr(succession, "reassign", reassign)
 
 
 def counts_names_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def puts_old_answers_beside_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 def gives_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is called lost while a node owes an answer."""
     monkeypatch.setattr(revival, "RECALL_S", 0.0)
-    monkeypatch.setattr(membership, "HEALING_S", 0.0)
+    monkeypatch.setattr(renewal, "HEALING_S", 0.0)
     monkeypatch.setattr(revival.Revival, "has_heard", lambda self, nodes: True)
 
 

@@ -1,6 +1,6 @@
 """When nobody has the state of the training any more: who is asked for copies, which are known, how long to wait.
 
-A pure part of :mod:`chaoskit.control.membership`. It is idle while a live worker has the state.
+A pure part of :mod:`chaoskit.control.renewal`. It is idle while a live worker has the state.
 """
 
 from __future__ import annotations

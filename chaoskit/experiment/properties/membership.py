@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from chaoskit.control.membership import PAUSE_MAX_S, PAUSE_S
+from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
 from chaoskit.vocabulary import Event
 

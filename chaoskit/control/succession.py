@@ -1,0 +1,119 @@
+"""Who is in the next world, with which ranks and shards: from one generation to the next.
+
+A world that is resized moves at a step boundary: who leaves it is a member until then, and is lost only once all others
+have met without it.
+"""
+
+from __future__ import annotations
+
+from chaoskit.control.assignment import fit, name_order, reassign, seat
+from chaoskit.control.events import Publish
+from chaoskit.control.staffing import Staffing
+from chaoskit.messages import Member, Plan, Snapshot
+
+
+class Succession(Staffing):
+    """Tells whether another world is wanted, and makes it."""
+
+    # -- whether --------------------------------------------------------------------------------------------------
+
+    @property
+    def may_rebalance(self) -> bool:
+        """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
+        stable = self._settled and self._is_complete and not self._done and not self._revival.active
+        entered = self.generation == 1 or self._entered.issuperset(self.members)  # else see _may_move
+        starting = len(self.members) < self._size and bool(self._begun_s)
+        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
+        moving = starting or leaving or self._may_move()
+        return stable and entered and not moving and not self._config.job.sharded and not self._finished
+
+    def _wants_other_shares(self) -> bool:
+        """Whether the members of the last plan have not as many shards as they should."""
+        assert self._plan is not None
+        loads = {member.worker: len(member.shards) for member in self._plan.members}
+        fitted = fit(self._shares, self.members, self._config.shard_count)
+        return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
+
+    def _may_grow(self) -> bool:
+        """Whether the world is not full, though it could be, and no member is at its end."""
+        return self._settled and not self._done and self._is_wanting and not self._revival.active
+
+    def _may_move(self) -> bool:
+        """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
+        if not self._settled or self._done or self._revival.active:
+            return False
+        if self._going and self.generation > 1 and not self._entered.issuperset(self.members):
+            return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
+        next_world = self._next_world(abort=False)
+        return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world
+
+    # -- who ------------------------------------------------------------------------------------------------------
+
+    def _first_world(self) -> list[str]:
+        """Ready workers, by rank, where no world was before: as many nodes as possible have one."""
+        ready = sorted(self._ready, key=name_order)
+        hosts = [self._hosts[worker] for worker in ready]
+        order = {worker: self._nodes.index(host) for worker, host in zip(ready, hosts, strict=True)}
+        turns = {worker: index - hosts.index(hosts[index]) for index, worker in enumerate(ready)}
+        chosen = sorted(ready, key=lambda worker: (turns[worker], order[worker]))[: self._size]
+        return sorted(chosen, key=lambda worker: order[worker])
+
+    def _next_world(self, *, abort: bool) -> list[str]:
+        """Who has a rank in the next generation.
+
+        Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
+        stays if nobody else has the state, until somebody has taken it over.
+        """
+        crew, going = self.crew, self._going
+        kept = [worker for worker in crew if worker not in going]
+        if abort:
+            kept, needed = [*crew], going
+        elif self._holders.isdisjoint(kept):
+            needed = [worker for worker in going if worker in self._holders][:1]
+            kept += needed
+        else:
+            needed = []
+        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        spares = self._willing(room)
+        seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
+        members = {worker: self._hosts[worker] for worker in kept}
+        return seat(seats, members, spares, len(kept) + max(0, room))
+
+    def _willing(self, wanted: int) -> dict[str, str]:
+        """Spare -> its node; those on nodes that are set aside only where there are not enough others."""
+        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        trusted = self._strikes.trusted(self._nodes)
+        good = {worker: node for worker, node in spares.items() if node in trusted}
+        return good if len(good) >= wanted else spares
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _regroup(self, *, abort: bool, restore: tuple[Snapshot, ...] = ()) -> Publish | None:
+        workers = self._next_world(abort=abort) if self._base else self._first_world()
+        if len(workers) < self._config.least_world:
+            return None
+        leavers = () if abort else tuple(worker for worker in self.crew if worker not in workers)
+        return self._publish(workers, abort=abort, restore=restore, leavers=leavers)
+
+    def _publish(
+        self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
+    ) -> Publish:
+        previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
+        shares = fit(self._shares, workers, self._config.shard_count)
+        shards = reassign(previous, workers, self._config.shard_count, shares)
+        self._plan = Plan(
+            generation=self.newest_known + 1,
+            members=tuple(
+                Member(rank, worker, self._hosts[worker], self._ready[worker], shards[worker])
+                for rank, worker in enumerate(workers)
+            ),
+            abort=abort,
+            restore=restore,
+            leavers=leavers,
+        )
+        self._base = self._base or self._plan
+        self._settled, self._entered = False, set()
+        if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
+            self._healed, self._done = set(), set()
+            self._may_train, self._growing = True, False
+        return Publish(self._plan)
