@@ -203,8 +203,8 @@ def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss, the last shard belongs to nobody."""
     genuine = succession.reassign
 
-    def reassign(previous: Any, members: Any, shard_count: int) -> Any:
-        shards = genuine(previous, members, shard_count)
+    def reassign(previous: Any, members: Any, shard_count: int, shares: Any) -> Any:
+        shards = genuine(previous, members, shard_count, shares)
         return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
 
     monkeypatch.setattr(succession, "reassign", reassign)
