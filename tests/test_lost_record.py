@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
+from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Note, Remember, Send
-from chaoskit.control.plane import REATTACH_S, ControlPlane
+from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.journal import read_journals
 from chaoskit.messages import (

@@ -16,8 +16,11 @@ from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
 from chaoskit.control.deferral import PATIENCE_S
+from chaoskit.control.generations import BROKEN_GRACE_S
+from chaoskit.control.inheritance import FORMING_GRACE_S
+from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
-from chaoskit.control.plane import BROKEN_GRACE_S, FORMING_GRACE_S, REATTACH_S, ControlPlane
+from chaoskit.control.plane import ControlPlane
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import Refused
 from chaoskit.messages import (

@@ -24,8 +24,9 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig
+from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
-from chaoskit.control.plane import REATTACH_S, ControlPlane
+from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, Refused

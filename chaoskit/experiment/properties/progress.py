@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chaoskit.control.muster import FOLLOW_S
-from chaoskit.control.plane import REATTACH_S
+from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.renewal import HEALING_S
 from chaoskit.control.revival import GATHER_S, RECALL_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace

@@ -1,0 +1,146 @@
+"""Whom to go on without: workers that are lost, hang, are slow or late, and nodes that are cut off or not fit."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from chaoskit import messages
+from chaoskit.config import RunConfig
+from chaoskit.control import events
+from chaoskit.control.contact import Contact
+from chaoskit.control.fitness import Fitness
+from chaoskit.control.generations import Generations
+from chaoskit.control.link_speed import LinkSpeeds
+from chaoskit.control.links import SUSPECT_S, Links
+from chaoskit.control.outputs import Note, Output, Send
+from chaoskit.control.rulings import Excused, Hopeless, Rulings
+from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload
+from chaoskit.messages import HealthReport, RuleFired, StopWorker
+from chaoskit.vocabulary import LOG_RULE, Event
+
+
+class Attention(Generations):
+    """Decisions about whoever holds up the others."""
+
+    def __init__(self, config: RunConfig, now_s: float) -> None:
+        super().__init__(config, now_s)
+        self._workload = Workload(config)
+        self._link_speeds = LinkSpeeds()
+        self._links = Links()
+        self._fitness = Fitness(enforce=config.health == "enforce")
+        self._rulings = Rulings(config.nodes, config.strike_window_s)
+        self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
+        self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
+
+    def _lose_worker(self, lost: events.WorkerLost, now_s: float) -> list[Output]:
+        told = self._tell_loss(lost, now_s)
+        self._watch.forget(lost.worker)
+        return told + self._advance(lost, now_s)
+
+    def _stop_and_lose(
+        self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
+    ) -> list[Output]:
+        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
+        return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
+
+    def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
+        """Do what a log rule asks for, if that can help."""
+        membership = self._membership
+        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s)
+        if isinstance(ruling, Hopeless):
+            return self._advance(events.JobFailed(ruling.reason), now_s)
+        if isinstance(ruling, Excused):
+            said = {"rule": fired.rule, "worker": fired.worker, "verdict": fired.verdict, "detail": ruling.why}
+            return [Note(Event.RULE_EXCUSED, said)] if ruling.why else []
+        if not ruling.whole_node or len(membership.nodes) == 1:
+            return self._stop_and_lose(fired.worker, LOG_RULE, ruling.detail, now_s)
+        outputs: list[Output] = [Note(Event.SET_ASIDE, {"node": fired.node, "strikes": 0, "detail": ruling.detail})]
+        # its spares first: none of them is to take the rank
+        for worker in sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker):
+            outputs += self._stop_and_lose(worker, LOG_RULE, ruling.detail, now_s, aside=True)
+        return outputs
+
+    def _look_for_hangs(self, now_s: float) -> list[Output]:
+        plan = self._membership.plan
+        if plan is None:
+            return []
+        ranks = self._board.arrived(messages.STANDING)
+        formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
+        arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
+        guilty, stalled = self._watch.look(
+            plan,
+            self._membership.crew,
+            arrived,
+            now_s,
+            worked=self._membership.worked,
+            over=self._membership.is_gathering,
+        )
+        outputs: list[Output] = []
+        for worker, detail in guilty.items():
+            if self._contact.steady(self._hosts[worker], now_s):  # else it may do what it cannot say
+                outputs += self._stop_and_lose(worker, "hung", detail, now_s)
+        if stalled:
+            outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
+        return outputs
+
+    def _look_at_links(self, now_s: float) -> list[Output]:
+        """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
+        membership, attached = self._membership, self._attendance.attached
+        if membership.finished:  # a node may still answer the coordinator before this one
+            return []
+        stuck = now_s < self._suspicious_until_s or self._watch.waiting_s(membership.members) > SUSPECT_S
+        outputs: list[Output] = []
+        for event in self._links.judge(membership, attached, now_s, stuck=stuck):
+            workers = [worker for node in event.nodes for worker in membership.workers_on(node)]
+            left_out = isinstance(event, events.LeftOut)
+            outputs.append(Note(Event.LEFT_OUT if left_out else Event.RETURNED, msgspec.structs.asdict(event)))
+            outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            for worker in workers if left_out else ():
+                self._watch.forget(worker)
+        return outputs + (self._links.test(membership, attached, now_s) if stuck or membership.left_out else [])
+
+    def _look_at_workload(self, now_s: float) -> list[Output]:
+        outputs: list[Output] = []
+        for decided in self._workload.look(self._membership):
+            match decided:
+                case Note():
+                    outputs.append(decided)
+                case GiveUp(worker, detail):
+                    outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
+                case TryLinks(nodes):
+                    outputs += self._link_speeds.order(nodes)
+                case events.Rebalanced():
+                    outputs += self._advance(decided, now_s)
+        return outputs
+
+    def _note_health(self, report: HealthReport, now_s: float) -> list[Output]:
+        verdict = self._fitness.hear(report)
+        if verdict is None:
+            return []
+        fields = msgspec.structs.asdict(verdict) | {"findings": report.findings, "took_ms": report.took_ms}
+        return [Note(Event.HEALTH, fields), *self._keep_unfit_out(now_s)]
+
+    def _keep_unfit_out(self, now_s: float) -> list[Output]:
+        """Go on without nodes that are not fit, as soon as they can be done without; let in who has proved itself."""
+        outputs: list[Output] = []
+        while not self._membership.finished and (event := self._fitness.judge(self._membership)) is not None:
+            workers = self._membership.workers_on(event.node)
+            outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            for worker in workers if isinstance(event, events.Unfit) else ():
+                self._watch.forget(worker)
+        return outputs
+
+    def _give_up_late(self, now_s: float) -> list[Output]:
+        """Workers that were started, and are not ready in time."""
+        outputs: list[Output] = []
+        for worker in self._membership.overdue(now_s - self._lag_s):
+            ordered_s = self._ordered_s.get(worker, -math.inf)
+            if worker in self._deferral.held or now_s - ordered_s <= self._config.startup_s:
+                continue  # it was held back
+            if not self._contact.steady(self._hosts[worker], now_s):
+                continue  # perhaps it is ready, and cannot say so
+            detail = f"not ready within startup_s={self._config.startup_s:g}"
+            outputs += self._stop_and_lose(worker, "hung", detail, now_s)
+        return outputs

@@ -1,0 +1,135 @@
+"""Decisions carried out: what nodes and observers are told when the membership has taken in an event.
+
+The lowest of the classes that make the control plane, :mod:`chaoskit.control.plane`.
+"""
+
+from __future__ import annotations
+
+from chaoskit.config import RunConfig
+from chaoskit.control import events
+from chaoskit.control.attendance import Attendance
+from chaoskit.control.deferral import Deferral
+from chaoskit.control.elasticity import Elasticity
+from chaoskit.control.facts import Facts
+from chaoskit.control.losses import lost_workers
+from chaoskit.control.membership import Membership
+from chaoskit.control.outputs import End, Note, Output, Remember, Send, Show
+from chaoskit.control.reasons import Reasons
+from chaoskit.control.rendezvous import RendezvousBoard
+from chaoskit.control.results import Results
+from chaoskit.control.watch import Watch
+from chaoskit.messages import EndJob, Plan, Recall, StartWorker, StopWorker
+from chaoskit.vocabulary import Event
+
+
+class Decisions:
+    """The membership, and what its actions mean for everybody else."""
+
+    def __init__(self, config: RunConfig, now_s: float) -> None:
+        self._config = config
+        self._membership = Membership(config)
+        self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
+        self._reasons = Reasons()
+        self._watch = Watch(config)
+        self._deferral: Deferral[str] = Deferral()
+        self._board = RendezvousBoard()
+        self._results = Results()
+        self._facts = Facts()  # for observers
+        self._attendance = Attendance(config.nodes, now_s + config.startup_s)
+        self._hosts: dict[str, str] = {}  # every worker there ever was -> node
+        self._ordered_s: dict[str, float] = {}  # worker -> when its node was told to start it, perhaps long after
+        self._begun = False  # there is an event to remember
+        self._lag_s = 0.0  # how far the clock is ahead of that of the membership
+        self._end: EndJob | None = None
+
+    def _decide(self, event: events.AnyEvent, now_s: float) -> list[Output]:
+        """Have the membership take in an event. Empty if nothing came of it: else the event is to be remembered."""
+        if self._membership.finished:
+            return []
+        self._reasons.note(event, self._membership, now_s)
+        actions = self._membership.handle(event, now_s - self._lag_s)
+        first, self._begun = not self._begun, True  # from it the start-up time counts, also in the replay
+        if isinstance(event, events.Tick) and not actions and not first:
+            return []  # nothing came of it
+        outputs: list[Output] = [Remember(event, now_s, self._lag_s)]
+        if self._config.job.sharded and self._membership.revives:  # with a spare: its successor can wait
+            self._deferral.recover(self._membership.newest_known + 1, self._membership.world, now_s)
+        for action in actions:
+            outputs += self._carry_out(action, now_s)
+        if self._membership.is_short and not self._membership.revives:
+            outputs += self._start(self._deferral.release(), now_s)  # no step is repeated without replacements
+        return outputs
+
+    def _carry_out(self, action: events.Action, now_s: float) -> list[Output]:
+        match action:
+            case events.Publish(plan):
+                return self._publish(self._reasons.tell(plan, self._membership.size), now_s)
+            case events.StartWorker(node, worker):
+                self._hosts[worker] = node
+                return self._start(self._deferral.submit(worker), now_s)
+            case events.Recall(node, number):
+                asked: list[Output] = [Send(node, Recall(number))]
+                if not self._membership.revives:  # no step is repeated without replacements
+                    asked += self._start(self._deferral.release(), now_s)
+                return asked
+            case events.StopWorker(worker, cause):
+                return [self._stop(worker, cause, now_s)]
+            case events.SetAside(node):
+                return [Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max})]
+            case events.Finish(ok, reason):
+                return self._finish(ok, reason)
+
+    def _stop(self, worker: str, cause: str, now_s: float) -> Send:
+        node = self._hosts.get(worker, "")
+        stop = StopWorker(worker, cause)
+        if cause == "left" and self._elasticity is not None:
+            stop = StopWorker(worker, cause, *self._elasticity.farewell(node, now_s - self._lag_s))
+        if cause == "left":
+            self._facts.note(stop)
+            self._watch.forget(worker)
+        return Send(node, stop)
+
+    def _start(self, workers: list[str], now_s: float) -> list[Output]:
+        alive = [worker for worker in workers if self._membership.host_of(worker) is not None]
+        self._ordered_s.update(dict.fromkeys(alive, now_s))
+        return [Send(self._hosts[worker], StartWorker(worker)) for worker in alive]
+
+    def _publish(self, plan: Plan, now_s: float) -> list[Output]:
+        if plan.abort or plan.leavers:
+            self._deferral.recover(plan.generation, len(plan.members), now_s)
+        if self._config.job.sharded:
+            self._results = Results()  # the last steps are taken again, by fewer ranks perhaps
+        fields = {
+            "generation": plan.generation,
+            "abort": plan.abort,
+            "members": [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members],
+            "leavers": plan.leavers,
+            "reason": plan.reason,
+        }
+        nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
+        return [
+            Note(Event.PLAN, fields),  # before anybody acts on it: this process may end at any moment
+            *self._board.begin(plan.generation, len(plan.members)),
+            *(Send(node, plan) for node in dict.fromkeys(nodes)),
+            Show(plan),
+        ]
+
+    def _finish(self, ok: bool, reason: str) -> list[Output]:
+        if self._end is not None:
+            return []
+        self._end = EndJob(ok, reason)
+        told = [Send(node, self._end) for node in sorted(self._attendance.attached)]
+        return [Note(Event.JOB_ENDED, {"ok": ok, "reason": reason}), Show(self._end), *told, End()]
+
+    def _tell_loss(self, event: events.AnyEvent, now_s: float) -> list[Output]:
+        """What is to be told of a loss that the membership has yet to take in. Two coordinators may tell of it."""
+        outputs: list[Output] = []
+        if isinstance(event, events.NodeLost) and event.node in self._membership.nodes:
+            outputs.append(Note(Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)))
+        for lost, rank in lost_workers(event, self._membership, now_s):
+            self._facts.note(lost)
+            if rank is None and isinstance(event, events.NodeLost):
+                continue
+            fields = {"worker": lost.worker, "rank": rank, "cause": lost.cause, "detail": lost.detail}
+            outputs += [Note(Event.DETECTED, fields, lost.detected_ns), Show(lost)]
+        return outputs

@@ -1,0 +1,67 @@
+"""Whether the generation of today comes about: its members form a group, or are planned again."""
+
+from __future__ import annotations
+
+import math
+
+from chaoskit.config import RunConfig
+from chaoskit.control import events
+from chaoskit.control.links import SUSPICION_S
+from chaoskit.control.outputs import Note, Output
+from chaoskit.control.repeats import Repeats
+from chaoskit.control.sizing import Sizing
+from chaoskit.messages import Plan
+from chaoskit.vocabulary import Event
+
+STALLS_MAX = 20
+#: A lost rank is usually known sooner than the broken collectives it leaves behind.
+BROKEN_GRACE_S = 0.15
+
+
+class Generations(Sizing):
+    """Decisions, and whether those who are to follow a plan can."""
+
+    def __init__(self, config: RunConfig, now_s: float) -> None:
+        super().__init__(config, now_s)
+        self._stalls = Repeats(limit=STALLS_MAX)
+        self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
+        self._formed: set[str] = set()
+        self._settled = 0
+        self._broken: tuple[float, str] | None = None  # when to plan the generation again, and why
+
+    def _publish(self, plan: Plan, now_s: float) -> list[Output]:
+        self._formed.clear()
+        self._broken = None
+        return super()._publish(plan, now_s)
+
+    def _note_formed(self, worker: str, generation: int, now_s: float) -> list[Output]:
+        if generation != self._membership.generation:
+            return []
+        self._formed.add(worker)
+        if self._settled == generation or not self._formed.issuperset(self._membership.members):
+            return []
+        self._settled = generation
+        settled = events.Settled(generation)
+        return [Note(Event.SETTLED, {"generation": generation}), *self._advance(settled, now_s)]
+
+    def _note_broken(self, generation: int, detail: str, now_s: float) -> None:
+        if generation == self._membership.generation and self._broken is None:
+            self._broken = (now_s + BROKEN_GRACE_S, detail)
+
+    def _stall(self, generation: int, detail: str, now_s: float) -> list[Output]:
+        """Plan the same members again, unless that did not help often enough."""
+        if generation != self._membership.generation:
+            return []
+        self._suspicious_until_s = now_s + SUSPICION_S
+        if self._stalls.note("stalled", self._watch.committed):
+            reason = f"no step is committed after {STALLS_MAX} new starts: {detail}"
+            return self._advance(events.JobFailed(reason), now_s)
+        return self._advance(events.Stalled(generation), now_s)
+
+    def _stall_broken(self, now_s: float) -> list[Output]:
+        """Plan a broken generation again, if no loss has explained it by now."""
+        if self._broken is None or now_s < self._broken[0]:
+            return []
+        outputs = self._stall(self._membership.generation, self._broken[1], now_s)
+        self._broken = None
+        return outputs

@@ -1,0 +1,173 @@
+"""What is heard: every message of a worker, a node or an observer goes to whoever decides about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from chaoskit import messages
+from chaoskit.config import RunConfig
+from chaoskit.control import events
+from chaoskit.control.inheritance import Inheritance
+from chaoskit.control.losses import difference
+from chaoskit.control.outputs import Note, Output, Remember, Send, Show
+from chaoskit.control.repeats import Repeats
+from chaoskit.control.timetable import Timetable
+from chaoskit.control.workload import tell_links
+from chaoskit.errors import Refused
+from chaoskit.messages import (
+    Accuse,
+    Arm,
+    EndJob,
+    Formed,
+    GroupBroken,
+    Healed,
+    HealthReport,
+    Heard,
+    Heartbeat,
+    HookReached,
+    LendNodes,
+    LeverPulled,
+    LinesMatched,
+    LinksMeasured,
+    LinksTested,
+    Ping,
+    Pong,
+    PullNode,
+    Release,
+    ReturnNodes,
+    RuleFired,
+    ScaleTo,
+    Sealed,
+    SourceFailed,
+    SpotNotice,
+    StopWorker,
+    WorkerDone,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.vocabulary import Event
+
+
+class Hearing(Inheritance):
+    """Decisions, by what others say."""
+
+    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float) -> None:
+        super().__init__(config, memory, now_s)
+        self._repeats = Repeats(limit=config.nodes)
+        self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
+
+    def hear(self, message: Any, now_s: float) -> list[Output]:
+        """A message of an agent, of a worker through its agent, or of an observer.
+
+        Raises:
+            Refused: if it is none that a coordinator listens to.
+        """
+        if not isinstance(message, WorkerFailed):  # most of these are a matter of the agent, which reports the loss
+            self._facts.note(message)
+        shown: list[Output] = [Show(message)] if isinstance(message, messages.Message) else []
+        for listen in (self._hear_worker, self._hear_node, self._hear_observer):
+            if (outputs := listen(message, shown, now_s)) is not None:
+                return outputs
+        raise Refused(f"unexpected {type(message).__name__}")
+
+    def _hear_worker(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
+        match message:
+            case WorkerReady():
+                return shown + self._note_ready(message, now_s)  # shown before the plan that it makes possible
+            case WorkerFailed(worker, error, fatal):
+                fatal = fatal or self._repeats.note(error, self._watch.committed, worker)
+                if not fatal or self._membership.outlives(worker):
+                    return []  # the agent reports the loss
+                self._facts.note(message)
+                return shown + self._advance(events.JobFailed(error), now_s)
+            case WorkerDone(worker, step, digest, generation):
+                if self._is_of_the_past(generation):
+                    return shown
+                problem = self._results.note(worker, digest)
+                event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
+                return self._advance(event, now_s) + shown
+            case Formed(worker, generation):
+                return self._note_formed(worker, generation, now_s) + shown
+            case Healed(worker, generation):
+                if self._is_of_the_past(generation):
+                    return shown
+                return self._advance(events.Healed(worker), now_s) + shown
+            case GroupBroken(_, generation, detail):
+                self._note_broken(generation, detail, now_s)
+                return shown
+            case Accuse(_, accused, _, _, cause, detail):
+                guilty = [name for name in accused if name in self._membership.members]
+                return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
+            case HookReached() | LeverPulled() | Pong():
+                return shown
+        return None
+
+    def _hear_node(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
+        match message:
+            case Heartbeat():
+                return shown + self._hear_beats(message, now_s)
+            case WorkerLost(worker, node, cause, detail, detected_ns):
+                if self._membership.host_of(worker) is None:
+                    return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
+                return self._lose_worker(events.WorkerLost(worker, cause, detail, detected_ns), now_s)
+            case LinksTested(node, number, unreachable):
+                self._links.answer(node, number, unreachable)
+                return self._look_at_links(now_s)
+            case LinksMeasured():
+                links = self._link_speeds.answer(message)
+                return [] if links is None else [tell_links(links)]
+            case HealthReport():
+                return self._note_health(message, now_s) + shown
+            case Sealed(node, snapshots, number, committed):
+                return self._advance(events.Sealed(node, snapshots, number, committed), now_s) + shown
+            case SourceFailed(_, snapshot, corrupt):
+                return self._advance(events.SourceFailed(snapshot, corrupt), now_s) + shown
+            case LinesMatched(worker, rules):
+                self._rulings.note_matches(worker, rules)
+                return []
+            case RuleFired():
+                return shown + self._follow_rule(message, now_s)
+        return None
+
+    def _hear_observer(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
+        match message:
+            case Release(worker=worker) | Ping(worker=worker):
+                return [Send(self._hosts.get(worker, ""), message)]
+            case PullNode(node):
+                return [Send(node, message)]
+            case Arm(node, worker, trigger):
+                return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
+            case ScaleTo() | LendNodes() | SpotNotice() | ReturnNodes():
+                return self._ask_for(message, now_s)
+            case EndJob(reason=reason):
+                return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
+        return None
+
+    def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
+        heard = Send(heartbeat.node, Heard(heartbeat.sent_ns))
+        if heartbeat.node not in self._membership.nodes:
+            return [heard]  # it waits for the others
+        self._contact.beat(heartbeat.node, now_s)
+        live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
+        self._watch.hear(live, now_s)
+        self._workload.hear(live)
+        for beat in live:
+            self._timetable.saw(beat.step, beat.generation, now_s)
+        started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
+        return [heard, *started, *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
+
+    def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
+        known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint
+        if fingerprint and ready.fingerprint != fingerprint and self._membership.host_of(ready.worker) is not None:
+            return self._stop_and_lose(ready.worker, "differs", difference(ready.fingerprint, fingerprint), now_s)
+        event = events.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
+        outputs = self._advance(event, now_s)
+        if not known and ready.worker in self._membership.spares:
+            outputs.append(Note(Event.SPARE_READY, {"worker": ready.worker}))
+        return outputs
+
+    def _is_of_the_past(self, generation: int) -> bool:
+        """Whether a member speaks of a piece of the state that it must take over again."""
+        return self._config.job.sharded and generation != self._membership.generation

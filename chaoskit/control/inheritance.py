@@ -1,0 +1,110 @@
+"""What outlives a coordinator: the plane of the next one goes on where that of the last one was.
+
+A membership is the replay of its events, so the plane is made from what was remembered. Its last events may have been
+written down and not carried out: what they say is told again, and what they left half-way is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chaoskit.config import RunConfig
+from chaoskit.control import events
+from chaoskit.control.nodes import REATTACH_S, Nodes
+from chaoskit.control.outputs import Output, Remember
+from chaoskit.messages import EndJob
+
+#: So long the members of a generation that a coordinator left unsettled may say that it is formed. A rendezvous that
+#: ended with the coordinator is told by who was in it: this is for what is never told, and a busy machine needs time.
+FORMING_GRACE_S = 1.0
+
+
+class Inheritance(Nodes):
+    """Decisions that go on from those of the coordinators before.
+
+    Args:
+        memory: what they have remembered, in order.
+    """
+
+    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float) -> None:
+        super().__init__(config, now_s)
+        self._inherited = 0  # a generation that the coordinator before this one left unsettled
+        self._inherited_until_s: float | None = None
+        self._untold: list[Output] = []  # losses of which the coordinator before this one may not have told
+        self._started_s = now_s
+        self._begun = self._resuming = bool(memory)
+        if memory:
+            self._recall(memory, now_s)
+
+    def _recall(self, memory: Sequence[Remember], now_s: float) -> None:
+        # The clock of another machine may read anything: the last event counts as just now. Every replay of the record
+        # must come to the same plans, so the time of the membership goes on where it was.
+        self._lag_s = now_s - (memory[-1].now_s - memory[-1].lag_s)
+        for entry in memory:
+            if entry.now_s == memory[-1].now_s:  # decided and written down together: all before was carried out
+                self._untold += self._tell_loss(entry.event, entry.now_s)
+            self._know_again(entry.event, now_s)
+            self._replay(entry)
+        if self._membership.nodes or self._membership.plan is not None:
+            self._attendance.begin()
+        for node in self._membership.nodes:
+            self._contact.expect(node, now_s + REATTACH_S)
+        if self._membership.plan is not None:
+            self._met = True
+            self._board.begin(self._membership.generation, self._membership.world)
+        if self._membership.settled:
+            self._settled = self._membership.generation
+        else:
+            self._inherited = self._membership.generation
+
+    def _know_again(self, event: events.AnyEvent, now_s: float) -> None:
+        """What an event says of nodes."""
+        match event:
+            case events.NodeJoined(node):
+                self._joined[node] = event
+            case events.Armed(node, trigger):
+                self._armed.setdefault(node, []).append(trigger)
+            case events.GenerationSeen():
+                self._attendance.hurry(now_s + REATTACH_S)
+                self._attendance.linger(now_s + REATTACH_S)
+
+    def _replay(self, entry: Remember) -> None:
+        """Take in an event again. What follows from it was carried out, or is repeated when the nodes attach."""
+        self._reasons.note(entry.event, self._membership, entry.now_s)
+        for action in self._membership.handle(entry.event, entry.now_s - entry.lag_s):
+            if isinstance(action, events.Publish):
+                self._reasons.tell(action.plan, self._membership.size)
+            elif isinstance(action, events.StartWorker):
+                self._hosts[action.worker] = action.node
+            elif isinstance(action, events.Finish):
+                self._end = EndJob(action.ok, action.reason)
+        if self._elasticity is not None:  # what follows from it comes next in the record, or is wanted still
+            self._elasticity.take_in(entry.event, self._membership, entry.now_s - entry.lag_s)
+
+    def resume(self, generation: int, now_s: float) -> list[Output]:
+        """Begin with what an earlier run has stored, the newest of it in ``generation``. To be called first."""
+        return self._advance(events.Resumes(generation), now_s)
+
+    def retell(self) -> list[Output]:
+        """What the coordinator before this one may not have lived to say. To be said before anything else."""
+        untold, self._untold = self._untold, []
+        return untold
+
+    def _resume(self, now_s: float) -> None:
+        """Once every node is back that comes back: a regroup that the last coordinator left half-way is repeated."""
+        if self._resuming and self._attendance.attached.issuperset(self._membership.nodes):
+            self._resuming = False
+            self._inherited_until_s = now_s + FORMING_GRACE_S
+
+    def _stall_inherited(self, now_s: float) -> list[Output]:
+        """Plan the generation again that the last coordinator left unsettled, if it has not formed by now."""
+        if self._inherited_until_s is None or now_s < self._inherited_until_s:
+            return []
+        self._inherited_until_s = None
+        if not self._inherited or self._membership.settled:
+            return []
+        return self._stall(self._inherited, "its coordinator ended while it was formed", now_s)
+
+    def _may_be_asked(self, now_s: float) -> bool:
+        """Whether somebody who has not heard of the end from the coordinator before this one will ask now."""
+        return self._resuming and now_s < self._started_s + REATTACH_S
