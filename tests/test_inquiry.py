@@ -49,6 +49,7 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
         nothing,
         nothing,
         nothing,
+        nothing,
         said.append,
         nothing,
         nothing,

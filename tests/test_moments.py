@@ -55,6 +55,7 @@ from faults import (
     Preempt,
     Rack,
     Raise,
+    Scale,
     at_rate,
 )
 from faults.base import DRAWN_ROLES
@@ -373,6 +374,7 @@ NEEDED: dict[type[Fault], dict[str, Any]] = {
     DataStall: {"stall_ms": 5.0},
     OutOfMemory: {"how": "error"},
     PoisonSnapshot: {"parameter": "3.weight"},
+    Scale: {"to": 3},
 }
 #: What some kinds refuse beyond the rules for all.
 OWN_RULES: dict[type[Fault], tuple[str, ...]] = {

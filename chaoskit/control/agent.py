@@ -24,7 +24,6 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import disk_directory
-from chaoskit.control.checkup import start_checkup
 from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
@@ -147,9 +146,6 @@ class Agent:
         await asyncio.start_server(lambda reader, writer: answer_probe(reader, writer, token), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
-        if self._config.health != "off":
-            directory = disk_directory(self._spec.run_directory, self._spec.node)
-            start_checkup(self._spec.node, directory, self._config.device, self._tell_from_afar)
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
         if self._config.rules:
@@ -201,11 +197,6 @@ class Agent:
 
     def _tell(self, message: messages.Message) -> None:
         self._uplink.tell(message)
-
-    def _tell_from_afar(self, message: messages.Message) -> None:
-        """The same, from another thread. Once the agent has ended nobody hears it."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._tell, message)
 
     # -- orders of the coordinator --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""An agent's look at its own node, in a thread of its own: a disk that hangs holds up nobody."""
+"""A node's look at itself, in a thread of its keeper: a disk that hangs holds up nobody."""
 
 from __future__ import annotations
 

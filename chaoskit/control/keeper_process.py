@@ -20,7 +20,8 @@ from pathlib import Path
 import msgspec
 
 from chaoskit import wire
-from chaoskit.config import RunConfig
+from chaoskit.config import RunConfig, disk_directory
+from chaoskit.control.checkup import start_checkup
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, Order, WentOn, decode_order
 from chaoskit.control.keeping import NodeContext, NodeKeeper
@@ -103,6 +104,9 @@ class _Service:
         journal = Journal(Path(quarters.run_directory) / "journal", node)  # the agent's, too: a record is one write
         context = NodeContext(node, quarters.host, quarters.token, config, journal, self._tell, die_of)
         self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
+        if config.health != "off":
+            # not in the agent: what holds up its interpreter looks like the loss of the node
+            start_checkup(node, disk_directory(quarters.run_directory, node), config.device, self._tell)
 
     def serve(self) -> None:
         """Until the agent goes away."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from chaoskit import wire
 from chaoskit.messages import (
     Endpoint,
+    HealthReport,
     Holding,
     KeepWarm,
     LeverPulled,
@@ -50,7 +51,7 @@ class Finished(Message, frozen=True):
 
 
 Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Store | Finish
-Answer = Sealed | LeverPulled | Finished
+Answer = Sealed | LeverPulled | HealthReport | Finished
 
 decode_order = wire.decoder(Order)
 decode_answer = wire.decoder(Answer)

@@ -223,8 +223,8 @@ class Roll:
         return self._hosts.get(worker)
 
     def overdue(self, now_s: float) -> tuple[str, ...]:
-        """Workers that should be ready by now. None before anybody trains: the first start has a limit of its own."""
-        if not self._trained:
+        """Workers that should be ready by now. None before the first plan: the first start has a limit of its own."""
+        if not self._trained and self._plan is None:
             return ()
         limit_s = self._config.startup_s
         return tuple(worker for worker, begun_s in self._begun_s.items() if now_s - begun_s > limit_s)
