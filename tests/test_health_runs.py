@@ -31,8 +31,9 @@ def hosts(directory: Path | str) -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Quarantine:
-    """A list of this test's own."""
+def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Quarantine:
+    """A list of this test's own. The session's harness is made before: its undo log is not this test's."""
+    chaos_stock.harness("local")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return Quarantine(state_directory())
 

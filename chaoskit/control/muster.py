@@ -30,18 +30,23 @@ class Muster:
         self._published_s = 0.0  # counted time since the plan
         self._complete_s = 0.0  # counted time since all have come, or the first one stands in the new generation
 
-    def observe(self, plan: Plan, beats: Sequence[Beat], arrived: Collection[str], now_s: float) -> list[Hang]:
+    def observe(
+        self, plan: Plan, beats: Sequence[Beat], arrived: Collection[str], now_s: float, *, formed: bool = False
+    ) -> list[Hang]:
         """The members that stay behind.
 
         Args:
             plan: the last one.
             beats: the latest of every live member.
             arrived: members that have come to the rendezvous.
+            formed: all have built its group, so nobody waits for a step boundary of the generation before any more.
         """
         if plan.generation != self._generation:
             self._generation, self._published_s, self._complete_s = plan.generation, 0.0, 0.0
             self._observed_s = now_s
-        if not plan.abort:  # the generation before goes on until a step boundary, but who is new comes at once
+        if (
+            not plan.abort and not formed
+        ):  # the generation before goes on until a step boundary, but who is new comes at once
             beats = [beat for beat in beats if not beat.generation]
         piece_s = min(_PIECE_S, now_s - self._observed_s)
         self._observed_s = now_s

@@ -72,7 +72,7 @@ class Watch:
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
-        late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s)
+        late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, formed=worked == plan.generation)
         hangs = {hang.worker: hang for hang in late}
         hanging = self._hangs.observe(beats, now_s)
         # Whoever has no copy to restore from waits there for the next plan.
