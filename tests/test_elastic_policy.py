@@ -10,6 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaoskit.config import JobSpec, RunConfig
+from chaoskit.control import events
+from chaoskit.control.elasticity import Elasticity
+from chaoskit.control.membership import Membership
 from chaoskit.elastic.events import (
     Answer,
     Arrived,
@@ -358,3 +362,16 @@ def test_what_cannot_work_is_refused(text: str, name: str) -> None:
     with pytest.raises(BadInput) as refused:
         read_policy(text)
     assert refused.value.field == name
+
+
+def test_a_request_without_a_name_hides_nothing_that_happens_later() -> None:
+    """What happens to nodes bears no name of a request either, and is no request that was answered before."""
+    elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=(), faulty_scale_down_timeout_s=0))
+    membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
+    story = [events.NodeJoined("n0"), events.NodeJoined("n1"), events.NodeJoined("n2"), events.Settled(1)]
+    for event in (*story, events.Elastic(Scale("", 3)), events.NodeLost("n2")):
+        membership.handle(event, 0.0)
+        elasticity.take_in(event, membership, 0.0)
+    wish = elasticity.wish(membership)
+    assert wish is not None
+    assert wish.size == 2

@@ -94,7 +94,7 @@ class Elasticity:
             self._collect(happening)
             return []
         request = getattr(happening, "request", "")
-        if request in self._answers:  # asked again, as a coordinator has ended meanwhile
+        if request and request in self._answers:  # asked again, as a coordinator has ended meanwhile
             return [self._answers[request]]
         decisions = self._world.handle(happening, now_s)
         for decision in decisions:
