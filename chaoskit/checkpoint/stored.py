@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -221,13 +222,27 @@ def fill_all(
     """
     digest = Checksum(seal.step, index, scalars)
     landings = [_landing(held.tensor) for held in tensors]
-    batches = list(_batches(landings, slots, seal.size_bytes))
+    batches = list(_batches(slots, seal.size_bytes))
+    memories: list[memoryview | None] = [None] * len(landings)  # looked up while others are read
+    views: list[list[memoryview]] = [[] for _ in batches]
+
+    def memory(part: _Part) -> memoryview:
+        if part.tensor is None:
+            return memoryview(bytearray(part.end))
+        whole = memories[part.tensor]
+        if whole is None:
+            whole = memories[part.tensor] = _tensor_bytes(landings[part.tensor])
+        return whole[part.start : part.end]
+
+    def make(number: int) -> None:
+        views[number] = [memory(part) for part in batches[number].parts]
+        read(views[number], batches[number].place)
 
     def consume(number: int) -> None:
-        for piece in batches[number][1]:
+        for piece in views[number]:
             digest.update(piece)
 
-    pipeline = Pipeline(len(batches), lambda number: read(batches[number][1], batches[number][0]), consume)
+    pipeline = Pipeline(len(batches), make, consume)
     if helped and len(batches) > 1:
         threading.Thread(target=pipeline.help, name="restore", daemon=True).start()
     pipeline.run()
@@ -275,23 +290,35 @@ def _landing(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _batches(
-    landings: Sequence[Tensor], slots: Sequence[Slot], size_bytes: int
-) -> Iterator[tuple[int, list[memoryview]]]:
-    """Places in the data, and the memory that is to be filled from there on: tensors, and the gaps between them."""
-    first, place = 0, 0
-    batch: list[memoryview] = []
+class _Part(NamedTuple):
+    """Bytes of a tensor, or of the gap behind one."""
+
+    tensor: int | None
+    start: int
+    end: int
+
+
+class _Batch(NamedTuple):
+    """What is read at once: parts that lie one behind the other from ``place`` on."""
+
+    place: int
+    parts: list[_Part]
+
+
+def _batches(slots: Sequence[Slot], size_bytes: int) -> Iterator[_Batch]:
+    batch, filled = _Batch(0, []), 0
     ends = [slot.offset for slot in slots[1:]] + [size_bytes]
-    for landing, slot, end in zip(landings, slots, ends, strict=True):
-        whole = _tensor_bytes(landing) if slot.size_bytes else memoryview(b"")
-        gap = memoryview(bytearray(end - slot.offset - slot.size_bytes))
-        pieces = [whole[start : start + _BATCH_BYTES] for start in range(0, len(whole), _BATCH_BYTES)]
-        for piece in [*pieces, gap]:
-            if batch and (place + len(piece) - first > _BATCH_BYTES or len(batch) == _BATCH_PIECES):
-                yield first, batch
-                first, batch = place, []
-            if piece:
-                batch.append(piece)
-                place += len(piece)
-    if batch:
-        yield first, batch
+    for number, (slot, end) in enumerate(zip(slots, ends, strict=True)):
+        size = slot.size_bytes
+        parts = [_Part(number, at, min(at + _BATCH_BYTES, size)) for at in range(0, size, _BATCH_BYTES)]
+        if gap := end - slot.offset - size:
+            parts.append(_Part(None, 0, gap))
+        for part in parts:
+            length = part.end - part.start
+            if batch.parts and (filled + length > _BATCH_BYTES or len(batch.parts) == _BATCH_PIECES):
+                yield batch
+                batch, filled = _Batch(batch.place + filled, []), 0
+            batch.parts.append(part)
+            filled += length
+    if batch.parts:
+        yield batch
