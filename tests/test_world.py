@@ -132,6 +132,22 @@ def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(t
     assert len(second) == 3
 
 
+def after_one_that_was_never_made(rank: int, directory: Path) -> Any:
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            make(0, 2, directory / "alone", timeout_s=0.1)
+    world = make(rank, 2, directory / "both", timeout_s=LATE_S)
+    losses = train(world.mesh({"shard": 2}), steps=1)
+    world.retire()
+    return losses
+
+
+def test_who_was_interrupted_while_it_made_a_world_meets_one_who_never_made_any(tmp_path: Path) -> None:
+    first, second = ranks(after_one_that_was_never_made, 2, tmp_path)
+    assert isinstance(first, list), first
+    assert first == second
+
+
 def stuck(rank: int, directory: Path) -> Any:
     """Rank 1 stands still; rank 0 waits for it in the collectives of a sharded model, until another thread leaves."""
     waited = []

@@ -229,6 +229,8 @@ class World:
             _makers.remove(self._make)
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch names groups by a count, which it leaves when a group could not be made: all ranks must begin with one
+        dist.distributed_c10d._world.group_count = 0
 
 
 def _dispose(groups: list[LeavableGroup]) -> None:
