@@ -105,7 +105,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         slow_steps: for so many steps on end; where they are shorter than a heartbeat, for so many of these.
         coordinator_outage_s: agents keep their workers training for so long without a coordinator.
         startup_s: limit for starting processes, importing and building the model. Never used for a step.
-        collective_timeout_s: gloo's and NCCL's own last resort.
+        collective_timeout_s: gloo's and NCCL's own last resort; longer than ``outside_limit_s``, or the ranks that wait
+            give up at the moment at which the one that holds them up is found.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
         memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
         entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
@@ -153,7 +154,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_steps: int = 20
     coordinator_outage_s: float = 60.0
     startup_s: float = 120.0
-    collective_timeout_s: float = 120.0
+    collective_timeout_s: float = 180.0
     transport: Literal["auto", "tcp"] = "auto"
     memory_copies: int = 1
     entries_max: int = 8

@@ -125,7 +125,7 @@ def test_the_rules_of_a_run_of_our_own() -> None:
     assert lint_config(RunConfig(job=JobSpec("job.py"), rules=rules)) == []
     assert ids(lint_config(RunConfig(job=JobSpec("job.py"), rules=often))) == ["LR01"]
     assert ids(lint_config(RunConfig(job=JobSpec("job.py"), rules=often, outside_limit_s=20.0))) == []
-    assert ids(lint_config(RunConfig(job=JobSpec("job.py"), heartbeat_ms=30_000, lease_beats=5))) == ["CK01", "CK04"]
+    assert ids(lint_config(RunConfig(job=JobSpec("job.py"), heartbeat_ms=30_000, lease_beats=7))) == ["CK01", "CK04"]
 
 
 def test_a_rule_that_only_alerts_may_be_early(tmp_path: Path) -> None:
