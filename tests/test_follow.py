@@ -18,6 +18,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.runtime.following import Following, needed
+from chaoskit.runtime.registered import Registered
 from chaoskit.runtime.sampling import Sampler
 from chaoskit.vocabulary import Event
 from faults import Kill, Scale
@@ -94,6 +95,29 @@ def test_a_state_of_a_batch_that_stayed_is_gone_on_from() -> None:
     assert following.multiplier(7) == 1.0
 
 
+def registered(chosen: RunConfig | None) -> Registered:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    found = Registered(model, torch.optim.Adam(model.parameters(), lr=0.01), None)
+    found.following = Following(chosen, found.optimizers) if chosen else None
+    return found
+
+
+def test_what_was_dealt_travels_with_the_state() -> None:
+    old, new = registered(config()), registered(config())
+    assert old.following
+    assert new.following
+    for step, shards in enumerate((4, 8, 8, 2)):
+        old.following.deal(step, shards)
+    new.load_scalars(old.scalars(), 4)
+    assert new.following.dealt == 22
+    assert new.scalars() == old.scalars()
+    with pytest.raises(BadInput, match="give it as before"):
+        registered(None).load_scalars(old.scalars(), 4)
+    with pytest.raises(BadInput, match="as many nodes and shards as before, so that they have 4"):
+        registered(config(nodes=3)).load_scalars(old.scalars(), 4)
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -133,6 +157,7 @@ def commits(outcome: Outcome) -> list[Record]:
     return [found[step] for step in sorted(found)]
 
 
+@pytest.mark.each_commit
 def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
     """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""
     outcome = chaos.run(
@@ -140,6 +165,7 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
         nodes=2,
         spares=0,
         shards=8,
+        buckets=2,
         steps=60,
         options={"step_s": 0.03},
         elastic=ELASTIC,

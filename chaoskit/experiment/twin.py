@@ -120,9 +120,9 @@ def _key(experiment: Experiment) -> str:
     config, job = experiment.config, experiment.config.job
     world = config.nodes if config.reduction == "fast" or config.job.sharded else 0
     numbers = (config.seed, config.shard_count, config.reduction, config.device, config.nonfinite, world)
-    numbers += () if config.follow is None else (config.follow,)
     place = str(Path(job.path).resolve())
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
+    digest.update(repr(config.follow).encode() if config.follow else b"")
     digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
     ours = Path(next(iter(chaoskit.__path__)))
     folders = (Path(job.path).parent, ours / "runtime", ours / "data")

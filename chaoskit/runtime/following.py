@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from chaoskit.config import RunConfig
 from chaoskit.elastic.scaling import BatchScaling, Hyperparameters, read_group
+from chaoskit.errors import BadInput
 
 
 class Following:
@@ -63,10 +64,18 @@ class Following:
 
     def state(self) -> dict[str, Any]:
         """Numbers that :meth:`load` takes on another rank, or in another run."""
-        return {"dealt": self.dealt, "changes": needed(self._scaling.changes, self._warmup_steps, self._named)}
+        changes = needed(self._scaling.changes, self._warmup_steps, self._named)
+        return {"dealt": self.dealt, "named": self._named, "changes": changes}
 
     def load(self, state: dict[str, Any] | None, step: int) -> None:
-        """Go on from ``step`` of a run with this state; None: one whose batch was that which the script names."""
+        """Go on from ``step`` of a run with this state; None: one whose batch was that which the script names.
+
+        Raises:
+            BadInput: if it was started with another number of nodes or shards: the script's batch meant another one.
+        """
+        if state is not None and state["named"] != self._named:
+            remedy = f"start with as many nodes and shards as before, so that they have {state['named']} together"
+            raise BadInput("nodes", f"{self._named} shards", remedy)
         if state is None:
             self.dealt, self._scaling = step * self._named, self._make([])
         else:
