@@ -14,16 +14,21 @@ import pytest
 from chaoskit import wire
 from chaoskit.errors import Refused
 from chaoskit.health import Finding, Limits, pair
-from chaoskit.health.pair import PairReading, PairServer
+from chaoskit.health.pair import PairServer
+from chaoskit.messages import PairReading
 
 TOKEN = "a-token-that-both-sides-know"
 LIMITS = Limits()
 WAIT_S = 20.0
 
 
+def anywhere() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
 @pytest.fixture
 def server() -> Iterator[PairServer]:
-    with PairServer(TOKEN) as serving:
+    with PairServer(TOKEN, anywhere()) as serving:
         yield serving
 
 
@@ -41,7 +46,7 @@ def test_a_good_way_is_measured(server: PairServer) -> None:
     assert wrong(pair.judge(reading, generous)) == {}
 
 
-def test_one_test_comes_after_the_other(server: PairServer) -> None:
+def test_several_test_at_once(server: PairServer) -> None:
     readings: list[PairReading] = []
     threads = [
         threading.Thread(target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20)))
@@ -63,7 +68,7 @@ def test_who_does_not_know_the_token_measures_nothing(server: PairServer) -> Non
 
 
 def test_nobody_listens() -> None:
-    with PairServer(TOKEN) as server:
+    with PairServer(TOKEN, anywhere()) as server:
         address = server.address
     reading = pair.read(address, TOKEN)
     assert "refused" in reading.error
@@ -181,9 +186,21 @@ def test_a_way_is_judged(changed: dict[str, object], expected: dict[str, str]) -
     assert wrong(pair.judge(msgspec.structs.replace(GOOD, **changed), LIMITS)) == expected
 
 
-def test_a_server_that_cannot_listen_says_so(server: PairServer) -> None:
-    with pytest.raises(OSError, match="in use"):
-        PairServer(TOKEN, *server.address)
+def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: PairServer) -> None:
+    reading = pair.read(server.address, TOKEN, stream_bytes=2**20)
+    assert 0 < reading.path_ms <= min(reading.rtt_ms)
+    assert min(reading.path_sent_mb_s, reading.path_received_mb_s) > LIMITS.pair_throughput_min_mb_s
+    slow = msgspec.structs.replace(
+        GOOD, rtt_ms=(700.0, 900.0), received_mb_s=0.1, path_ms=0.2, path_received_mb_s=900.0
+    )
+    assert wrong(pair.judge(slow, LIMITS)) == {"pair.rtt_ms": "bad", "pair.received_mb_s": "bad"}
+    assert wrong(pair.judge(pair.of_path(slow), LIMITS)) == {}
+
+
+def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServer) -> None:
+    reading = pair.read(server.address, TOKEN, stream_bytes=2**20, limit_s=0.0)
+    assert reading.error == "not through in 0 s"
+    assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
 
 
 def test_messages_of_a_pair_test_are_no_control_messages() -> None:

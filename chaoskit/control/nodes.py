@@ -51,6 +51,7 @@ class Nodes(Attention):
             return [Send(node, self._end)]
         self._links.introduce(hello)
         self._link_speeds.introduce(hello)
+        self._newcomers.introduce(hello)
         if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
             self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
@@ -64,7 +65,8 @@ class Nodes(Attention):
                 return outputs + self._welcome_back(hello, now_s)
             outputs += self._lose_node(node, "another agent came in its place", now_s)
         self._joined[node] = joined
-        self._fitness.forget(node)
+        for known in (self._fitness, self._newcomers, self._clocks):
+            known.forget(node)
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]
         return outputs + self._admit(self._attendance.arrive(node, now_s), now_s)
 
