@@ -23,6 +23,8 @@ from chaoskit.health.finding import of_node
 from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired, StopWorker
 from chaoskit.vocabulary import LOG_RULE, Event
 
+_LINKS, _CLOCK = "links", "clock"  # looks at a node
+
 
 class Attention(Generations):
     """Decisions about whoever holds up the others."""
@@ -134,7 +136,7 @@ class Attention(Generations):
         for node, found in self._newcomers.news(self._membership):
             if node not in self._membership.unfit - self._membership.on_probation:
                 report = HealthReport(node, tuple(of_node(node, found)), 0.0)
-                outputs += self._note_health(report, now_s, look="links")
+                outputs += self._note_health(report, now_s, look=_LINKS)
         return outputs
 
     def _look_at_clocks(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
@@ -142,7 +144,10 @@ class Attention(Generations):
         if found is None:
             return []
         report = HealthReport(heartbeat.node, tuple(of_node(heartbeat.node, [found])), 0.0)
-        return self._note_health(report, now_s, look="clock")
+        if found.severity == "ok" and not self._fitness.knows(heartbeat.node, _CLOCK):
+            self._fitness.hear(report, _CLOCK)  # is told with what else is found
+            return []
+        return self._note_health(report, now_s, look=_CLOCK)
 
     def _note_health(self, report: HealthReport, now_s: float, look: str = ITSELF) -> list[Output]:
         verdict = self._fitness.hear(report, look)

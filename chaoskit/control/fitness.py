@@ -38,6 +38,10 @@ class Fitness:
         self._verdicts[report.node] = decide(report.node, self.report(report.node).findings)
         return self._verdicts[report.node]
 
+    def knows(self, node: str, look: str) -> bool:
+        """Whether somebody has looked in this way at a node."""
+        return look in self._looks.get(node, ())
+
     def report(self, node: str) -> HealthReport:
         """The last reports of all looks at a node, in one."""
         looks = self._looks.get(node, {})
