@@ -161,14 +161,20 @@ class Attention(Generations):
     def _keep_unfit_out(self, now_s: float) -> list[Output]:
         """Go on without nodes that are not fit, as soon as they can be done without; let in who has proved itself."""
         outputs: list[Output] = []
-        held = self._membership.on_probation
-        untested = self._newcomers.untested(self._membership, self._attendance.attached) if held else ()
-        while not self._membership.finished and (event := self._fitness.judge(self._membership, untested)) is not None:
+        membership = self._membership
+        while not membership.finished and (event := self._next_judgement()) is not None:
             workers = self._membership.workers_on(event.node)
             outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
             for worker in workers if isinstance(event, events.Unfit) else ():
                 self._watch.forget(worker)
         return outputs
+
+    def _next_judgement(self) -> events.Unfit | events.Fit | None:
+        membership, held = self._membership, self._membership.on_probation
+        untested = self._newcomers.untested(membership, self._attendance.attached) if held else frozenset[str]()
+        is_short = len(membership.members) < membership.size
+        needed = held.difference(self._config.on_probation) if is_short else ()  # others must prove themselves first
+        return self._fitness.judge(membership, untested, needed)
 
     def _give_up_late(self, now_s: float) -> list[Output]:
         """Workers that were started, and are not ready in time."""

@@ -53,14 +53,20 @@ class Fitness:
         self._looks.pop(node, None)
         self._verdicts.pop(node, None)
 
-    def judge(self, membership: Membership, untested: Collection[str] = ()) -> events.Unfit | events.Fit | None:
+    def judge(
+        self, membership: Membership, untested: Collection[str] = (), needed: Collection[str] = ()
+    ) -> events.Unfit | events.Fit | None:
         """What the membership should be told next, as it does not know it.
 
         A node that alone has the state of the training is left in peace until another one has it, too.
 
         Args:
             untested: nodes whose links are not known yet. That is no reason not to use one, unless it is on probation.
+            needed: nodes on probation that cannot be waited for. One that is found unfit later is given up then.
         """
+        for node in sorted(membership.on_probation.intersection(needed)):
+            if node in membership.nodes and not (node in self._verdicts and self._verdicts[node].refused):
+                return events.Fit(node)
         for node, verdict in self._verdicts.items() if self._enforce else ():
             unjudged = node in membership.on_probation
             if node not in membership.nodes or (node in membership.unfit and not unjudged):

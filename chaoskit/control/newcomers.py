@@ -59,6 +59,10 @@ class Newcomers:
         """Another agent speaks for it from now on, or its links may be others."""
         self._trials.pop(node, None)
 
+    def can_test(self, node: str) -> bool:
+        """Whether others can connect to a node, as far as it has said where."""
+        return self._doors.get(node, ("", 0))[1] > 0
+
     def order(self, membership: Membership, attached: Collection[str], now_s: float) -> list[Send]:
         """The tests that are due."""
         there = self._there(membership, attached)
@@ -112,7 +116,7 @@ class Newcomers:
     def _there(self, membership: Membership, attached: Collection[str]) -> list[str]:
         """Nodes that could be at either end of a test, by name."""
         out = membership.unfit - membership.on_probation
-        doors = (node for node in membership.nodes if node in attached and self._doors.get(node, ("", 0))[1])
+        doors = (node for node in membership.nodes if node in attached and self.can_test(node))
         return sorted(node for node in doors if node not in out)
 
     def _peers(self, node: str, there: Sequence[str], ranked: Collection[str]) -> list[str]:
