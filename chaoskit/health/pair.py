@@ -30,6 +30,7 @@ PINGS = 20
 STREAM_BYTES = 16 * 2**20
 STREAM_BYTES_MAX = 2**30
 _PIECE_BYTES = 2**18
+_NOISE = memoryview(os.urandom(_PIECE_BYTES))  # which no link can compress; made once, before a run forks its processes
 _SILENT_S = 10.0
 _LIMIT_S = 300.0
 _TESTS_MAX = 16
@@ -198,11 +199,11 @@ def _take(connection: socket.socket, size_bytes: int, until_s: float = math.inf)
 
 
 def _give(connection: socket.socket, size_bytes: int, until_s: float = math.inf) -> str:
-    """Send a stream that no link can compress; its digest."""
-    piece, digest = memoryview(os.urandom(min(_checked(size_bytes), _PIECE_BYTES))), xxhash.xxh3_64()
-    for sent in range(0, size_bytes, _PIECE_BYTES):
+    """Send a stream; its digest."""
+    digest = xxhash.xxh3_64()
+    for sent in range(0, _checked(size_bytes), _PIECE_BYTES):
         _in_time(until_s)
-        part = piece[: size_bytes - sent]
+        part = _NOISE[: size_bytes - sent]
         connection.sendall(part)
         digest.update(part)
     return digest.hexdigest()
