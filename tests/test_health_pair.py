@@ -15,7 +15,8 @@ from chaoskit import wire
 from chaoskit.errors import Refused
 from chaoskit.health import Finding, Limits, pair
 from chaoskit.health.pair import PairServer
-from chaoskit.messages import PairReading
+from chaoskit.health.pair_protocol import Digest, Give, Take
+from chaoskit.messages import Message, PairReading
 
 TOKEN = "a-token-that-both-sides-know"
 LIMITS = Limits()
@@ -94,8 +95,8 @@ def test_a_stranger_who_stays_silent_is_sent_away_when_the_server_ends(server: P
                 pass
 
 
-@pytest.mark.parametrize("request_", [pair.Take(2**40), pair.Give(-1), pair.Digest("x")], ids=repr)
-def test_what_is_no_request_ends_the_connection(server: PairServer, request_: pair.Message) -> None:
+@pytest.mark.parametrize("request_", [Take(2**40), Give(-1), Digest("x")], ids=repr)
+def test_what_is_no_request_ends_the_connection(server: PairServer, request_: Message) -> None:
     with wire.connect(server.address, TOKEN) as connection:
         wire.send(connection, request_)
         connection.settimeout(WAIT_S)
@@ -205,4 +206,4 @@ def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServe
 
 def test_messages_of_a_pair_test_are_no_control_messages() -> None:
     with pytest.raises(Refused):
-        wire.decode(wire.encode(pair.Take(1))[4:])
+        wire.decode(wire.encode(Take(1))[4:])

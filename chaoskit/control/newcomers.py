@@ -156,9 +156,11 @@ class Newcomers:
 
 
 def _ranked(membership: Membership) -> frozenset[str]:
-    """The nodes of a world that has settled."""
+    """The nodes of the ranks, once a world has settled; also while the next one is being formed."""
     plan = membership.plan
-    return frozenset(member.node for member in plan.members) if plan is not None and membership.settled else frozenset()
+    if plan is None or not (membership.settled or plan.generation > 1):
+        return frozenset()
+    return frozenset(member.node for member in plan.members)
 
 
 def _from(nodes: Sequence[str], node: str) -> list[str]:

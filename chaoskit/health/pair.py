@@ -5,8 +5,6 @@ By hand the side that listens exists only while somebody tests; in a run it is t
 
 from __future__ import annotations
 
-import math
-import os
 import socket
 import statistics
 import threading
@@ -15,7 +13,6 @@ from contextlib import suppress
 from types import TracebackType
 
 import msgspec
-import xxhash
 
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError, Refused
@@ -23,62 +20,16 @@ from chaoskit.health import tcp
 from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding, Message, PairReading
+from chaoskit.health.pair_protocol import Digest, Echo, Echoed, Give, Look, Seen, Take, TooSlow, decode, give, take
+from chaoskit.messages import Finding, PairReading
 from chaoskit.osprocess import lower_priority
 
 PINGS = 20
 STREAM_BYTES = 16 * 2**20
-STREAM_BYTES_MAX = 2**30
-_PIECE_BYTES = 2**18
-_NOISE = memoryview(os.urandom(_PIECE_BYTES))  # which no link can compress; made once, before a run forks its processes
 _SILENT_S = 10.0
 _LIMIT_S = 300.0
 _TESTS_MAX = 16
 _MB = 1e6
-
-
-class Echo(Message, frozen=True):
-    """To be answered at once."""
-
-    number: int
-
-
-class Echoed(Message, frozen=True):
-    """``wall_ns``: the wall clock of who answers."""
-
-    number: int
-    wall_ns: int
-
-
-class Take(Message, frozen=True):
-    """``size_bytes`` bytes follow, without a frame."""
-
-    size_bytes: int
-
-
-class Give(Message, frozen=True):
-    """Asks for ``size_bytes`` bytes, without a frame; their digest follows as :class:`Digest`."""
-
-    size_bytes: int
-
-
-class Digest(Message, frozen=True):
-    """Of the bytes that were received, or sent."""
-
-    hexdigest: str
-
-
-class Look(Message, frozen=True):
-    """Asks what the other kernel has seen of this connection."""
-
-
-class Seen(Message, frozen=True):
-    """Answers :class:`Look`: the rate at which what was given has arrived here."""
-
-    mb_s: float
-
-
-_decode = wire.decoder(Echo | Echoed | Take | Give | Digest | Look | Seen)
 
 
 class PairServer:
@@ -156,57 +107,17 @@ class PairServer:
         with self._lock:
             self.served += 1
         while True:
-            match wire.receive(connection, _decode):
+            match wire.receive(connection, decode):
                 case Echo(number):
                     wire.send(connection, Echoed(number, time.time_ns()))
                 case Take(size_bytes):
-                    wire.send(connection, Digest(_take(connection, size_bytes)))
+                    wire.send(connection, Digest(take(connection, size_bytes)))
                 case Give(size_bytes):
-                    wire.send(connection, Digest(_give(connection, size_bytes)))
+                    wire.send(connection, Digest(give(connection, size_bytes)))
                 case Look():
                     wire.send(connection, Seen(tcp.path(connection).mb_s))
                 case _:
                     raise Refused("not a request of a pair test")
-
-
-def _checked(size_bytes: int) -> int:
-    if not 0 < size_bytes <= STREAM_BYTES_MAX:
-        raise Refused(f"a stream of {size_bytes} bytes: use 1 to {STREAM_BYTES_MAX}")
-    return size_bytes
-
-
-class _TooSlow(Exception):
-    """The whole test takes too long."""
-
-
-def _in_time(until_s: float) -> None:
-    if time.monotonic() > until_s:
-        raise _TooSlow
-
-
-def _take(connection: socket.socket, size_bytes: int, until_s: float = math.inf) -> str:
-    """Receive a stream; its digest."""
-    buffer, digest = memoryview(bytearray(min(_checked(size_bytes), _PIECE_BYTES))), xxhash.xxh3_64()
-    left = size_bytes
-    while left:
-        _in_time(until_s)
-        count = connection.recv_into(buffer[: min(left, _PIECE_BYTES)])
-        if not count:
-            raise ConnectionError("connection closed by the other side")
-        digest.update(buffer[:count])
-        left -= count
-    return digest.hexdigest()
-
-
-def _give(connection: socket.socket, size_bytes: int, until_s: float = math.inf) -> str:
-    """Send a stream; its digest."""
-    digest = xxhash.xxh3_64()
-    for sent in range(0, _checked(size_bytes), _PIECE_BYTES):
-        _in_time(until_s)
-        part = _NOISE[: size_bytes - sent]
-        connection.sendall(part)
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def read(
@@ -238,7 +149,7 @@ def read(
             return _stream(connection, stream_bytes, known, began_s + limit_s)
     except TimeoutError:
         return msgspec.structs.replace(known, error=f"silent for {silent_s:g} s")
-    except _TooSlow:
+    except TooSlow:
         return msgspec.structs.replace(known, error=f"not through in {limit_s:g} s")
     except (OSError, Refused) as error:
         return msgspec.structs.replace(known, error=str(error))
@@ -250,7 +161,7 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
     for number in range(pings):
         sent_ns, sent_wall_ns = time.monotonic_ns(), time.time_ns()
         wire.send(connection, Echo(number))
-        echoed = wire.receive(connection, _decode)
+        echoed = wire.receive(connection, decode)
         rtt_ns = time.monotonic_ns() - sent_ns
         if not isinstance(echoed, Echoed) or echoed.number != number:
             raise Refused("not the echo of a pair test")
@@ -261,16 +172,16 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
 def _stream(connection: socket.socket, size_bytes: int, known: PairReading, until_s: float) -> PairReading:
     began_s = time.monotonic()
     wire.send(connection, Take(size_bytes))
-    mine = _give(connection, size_bytes, until_s)
-    theirs = wire.receive(connection, _decode)
+    mine = give(connection, size_bytes, until_s)
+    theirs = wire.receive(connection, decode)
     sent_s = time.monotonic()
     path_sent_mb_s = tcp.path(connection).mb_s
     wire.send(connection, Give(size_bytes))
-    received = _take(connection, size_bytes, until_s)
-    promised = wire.receive(connection, _decode)
+    received = take(connection, size_bytes, until_s)
+    promised = wire.receive(connection, decode)
     received_s = time.monotonic()
     wire.send(connection, Look())
-    seen = wire.receive(connection, _decode)
+    seen = wire.receive(connection, decode)
     return msgspec.structs.replace(
         known,
         sent_mb_s=size_bytes / _MB / (sent_s - began_s),
