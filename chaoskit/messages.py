@@ -169,9 +169,9 @@ class AgentHello(Message, frozen=True):
 
     ``generation``: the newest plan that this node has seen; ``term``: the newest coordinator. ``workers``: those that
     live here; ``ended``: those that did, as far as no coordinator has said that it knows. ``started``: the number of
-    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may try whether they can
-    connect to this one. What else must be known follows as the messages that say it, and
-    may have been heard before.
+    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may connect to
+    this one and test the link. What else must be known follows as the messages that say it, and may have been heard
+    before.
     """
 
     node: str
