@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from chaoskit.control.link_speed import LinkSpeed, LinkSpeeds, blame, slow_links, speed_of
+from chaoskit.control.link_speed import FAST_MB_S, LinkSpeed, LinkSpeeds, blame, slow_links, speed_of
 from chaoskit.messages import AgentHello, LinksMeasured, MeasureLinks, PairReading
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -18,6 +18,9 @@ def reading(node: str, speed: LinkSpeed) -> PairReading:
 
 def test_a_link_is_as_fast_as_its_slower_way_and_slow_when_nobody_answers() -> None:
     assert speed_of(reading("n1", LinkSpeed(2.0, 5.0))) == LinkSpeed(2.0, 5.0)
+    assert speed_of(reading("n1", LinkSpeed(2.0, 900.0))).mb_s == 200.0
+    fast = PairReading(address="h:1", connect_ms=1.0, sent_mb_s=900.0, received_mb_s=9000.0)
+    assert speed_of(fast) == LinkSpeed(1.0, FAST_MB_S)
     nobody = speed_of(PairReading(address="h:1", error="silent for 2 s"))
     assert nobody.mb_s == 0
     assert nobody.connect_ms > 1000

@@ -1,7 +1,7 @@
 """Which of the links between nodes is to blame when all ranks wait and nobody computes: a pure state machine.
 
-Each node tests its link to each other one, one after the other (:mod:`chaoskit.health.pair`). No speed is too low by
-itself: a link is slow when it is much slower than the good ones of the same run.
+Each node tests its link to each other one (:mod:`chaoskit.health.pair`). No speed is too low by itself: a link is slow
+when it is much slower than the good ones of the same run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from chaoskit.messages import AgentHello, LinksMeasured, MeasureLinks, PairReadi
 SCORE = 3.0
 #: What is less late than this is a busy machine.
 LATE_MS = 5.0
+#: What is faster than this cannot be told apart by so small a test.
+FAST_MB_S = 200.0
 #: Of a link to which nobody could connect.
 _NEVER_MS = 2000.0
 
@@ -38,7 +40,7 @@ class SlowLink(NamedTuple):
 
 def speed_of(reading: PairReading) -> LinkSpeed:
     """What a test says of a link."""
-    return LinkSpeed(reading.connect_ms or _NEVER_MS, min(reading.sent_mb_s, reading.received_mb_s))
+    return LinkSpeed(reading.connect_ms or _NEVER_MS, min(reading.sent_mb_s, reading.received_mb_s, FAST_MB_S))
 
 
 def slow_links(measured: Mapping[tuple[str, str], LinkSpeed]) -> list[SlowLink]:
