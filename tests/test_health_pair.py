@@ -195,7 +195,15 @@ def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: 
         GOOD, rtt_ms=(700.0, 900.0), received_mb_s=0.1, path_ms=0.2, path_received_mb_s=900.0
     )
     assert wrong(pair.judge(slow, LIMITS)) == {"pair.rtt_ms": "bad", "pair.received_mb_s": "bad"}
-    assert wrong(pair.judge(pair.of_path(slow), LIMITS)) == {}
+    assert wrong(pair.judge(pair.of_path(slow, 2**18), LIMITS)) == {}
+
+
+def test_a_short_stream_over_a_long_way_is_not_taken_for_a_narrow_one() -> None:
+    """256 KiB in a little more than five round trips."""
+    far = msgspec.structs.replace(GOOD, rtt_ms=(20.0,), path_ms=20.0, sent_mb_s=2.4, received_mb_s=2.4)
+    assert wrong(pair.judge(pair.of_path(far, 2**18), LIMITS)) == {"pair.rtt_ms": "warn"}
+    narrow = msgspec.structs.replace(GOOD, path_ms=0.1, sent_mb_s=2.4)
+    assert wrong(pair.judge(pair.of_path(narrow, 2**18), LIMITS)) == {"pair.sent_mb_s": "bad"}
 
 
 def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServer) -> None:

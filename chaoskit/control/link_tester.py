@@ -48,4 +48,4 @@ def _test(token: str, target: tuple[str, str, int]) -> PairReading:
     reading = pair.read(
         (host, port), token, node=node, pings=PINGS, stream_bytes=STREAM_BYTES, silent_s=LIMIT_S, limit_s=LIMIT_S
     )
-    return pair.of_path(reading)
+    return pair.of_path(reading, STREAM_BYTES)
