@@ -165,6 +165,18 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
     assert len(outcome.recoveries) == 1
 
 
+def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
+    """It stays until the idle node's worker is warm: the world is never smaller."""
+    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=6.0, at_step=3 * AT)]
+    outcome = run(chaos, *faults, nodes=3, elastic=policy(2, 3), options={"step_s": 0.1, "full": 0}, steps=90)
+    assert sizes(outcome) == [3]
+    plans = planned(outcome)
+    assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node1.0",)]
+    assert "node1 will be taken away: 3 -> 3" in plans[-1]["reason"]
+    assert {member["node"] for member in plans[-1]["members"]} == {"node0", "node2", "node3"}
+    assert left(outcome) == {"node1.0"}
+
+
 @pytest.mark.slow
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
     """Nobody who began is there at the end; the state has gone from hand to hand, and no step was lost."""

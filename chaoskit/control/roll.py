@@ -22,6 +22,7 @@ class Roll:
         self._config = config
         self._size = config.nodes  # of the full world
         self._idle: set[str] = set()  # nodes that are to have no workers
+        self._swap_by_s: float | None = None  # until then who goes may stay for who is started in its place
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
