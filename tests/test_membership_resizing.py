@@ -181,6 +181,16 @@ def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
     assert {worker for worker, cause in job.stopped if cause == "left"} == {"a.0", "b.0", "c.0"}
 
 
+def test_who_leaves_does_not_make_a_member_dispensable_that_may_train_without_it() -> None:
+    """The smaller world may have formed, though nobody has heard of it: then the leaver is behind."""
+    job = Job("ab")
+    job.resize(1, "b")
+    assert job.machine.crew == ("a.0", "b.0")
+    assert job.machine.keepers == {"a"}
+    job.tell(WorkerLost("a.0"))
+    assert job.machine.keepers == {"b"}
+
+
 # -- something goes wrong on the way ------------------------------------------------------------------------------
 
 

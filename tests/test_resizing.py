@@ -89,6 +89,17 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
     assert {member["node"] for member in planned(outcome)[-1]["members"]} == {f"node{n}" for n in range(4)}
 
 
+def test_who_comes_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
+    """The others are in the first step of the larger world by then, and have all of it before them."""
+    outcome = run(chaos, Scale(to=4, at_step=4), nodes=3, shards=4, steps=16, options={"step_s": 0.4, "full": 4})
+    grown = next(point.step for point in outcome.steps if point.world == 4)
+    (restored,) = journal(outcome, Event.RESTORED)
+    reduced = [record for record in journal(outcome, Event.REDUCE) if record["generation"] == restored["generation"]]
+    firsts = [record.t_ns for record in reduced if record["step"] == grown and record.source != restored.source]
+    assert len(firsts) == 3
+    assert restored.t_ns < min(firsts)
+
+
 def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
     faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=4 * AT)]
     outcome = run(chaos, *faults, nodes=1, options={"full": 3})

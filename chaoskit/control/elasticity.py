@@ -34,7 +34,7 @@ class Elasticity:
         return self._wanted
 
     def farewell(self, node: str, now_s: float) -> tuple[float, str]:
-        """How many seconds the workers of a node that leaves or is evicted may take before they end, and why they do."""
+        """How many seconds the workers of a node that leaves or is evicted may take before they end, and why."""
         by_s, reason = self._leaving.get(node, (now_s, ""))
         return max(0.0, by_s - now_s), reason
 

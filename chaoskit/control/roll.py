@@ -162,9 +162,10 @@ class Roll:
     def keepers(self) -> frozenset[str]:
         """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
 
-        Without any it is every node: each may have a copy of it.
+        Not of those who leave, while a member has it: the members can train on without them. Without any it is every
+        node: each may have a copy of it.
         """
-        workers = self._holders or self.crew
+        workers = self._holders.intersection(self.members) or self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
