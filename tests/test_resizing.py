@@ -176,10 +176,11 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
     assert len(outcome.recoveries) == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
     """It stays until the idle node's worker is warm: the world is never smaller."""
-    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=6.0, at_step=3 * AT)]
-    outcome = run(chaos, *faults, nodes=3, elastic=policy(2, 3), options={"step_s": 0.1, "full": 0}, steps=90)
+    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=6.0, at_step=2 * AT)]
+    outcome = run(chaos, *faults, nodes=3, elastic=policy(2, 3), options={"step_s": 0.1, "full": 0}, steps=85)
     assert sizes(outcome) == [3]
     plans = planned(outcome)
     assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node1.0",)]
