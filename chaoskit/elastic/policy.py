@@ -267,9 +267,8 @@ class World:
             node.member, node.leave_by_s = False, min(leave_by_s, node.drain_by_s)
             leaves.append(Leave(name, node.leave_by_s))
             if new - old:
-                noticed = node.hold_until_s < math.inf
-                hold_s = node.hold_until_s if noticed else now_s + _HOLD_SHARE * (node.leave_by_s - now_s)
-                swap_by_s = min(hold_s, swap_by_s or math.inf)
+                hold_s = min(node.hold_until_s, now_s + _HOLD_SHARE * (node.leave_by_s - now_s))
+                swap_by_s = hold_s if swap_by_s is None else min(hold_s, swap_by_s)
         for name in new:
             self._nodes[name].member = True
         if self.size == old_size and new == old and not hurried:
