@@ -259,6 +259,38 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
     assert order.grace_s == pytest.approx(7.9)  # 0.8 of the notice, less what is over
 
 
+def noticed(size: int, grace_s: float = 10.0) -> Bench:
+    """A run of so many nodes, and no fewer, one of which will be taken away."""
+    policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    workers = ("a.0", "b.0", "c.0")
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(messages.SpotNotice("b", grace_s))
+    return bench
+
+
+def test_who_is_evicted_may_say_goodbye_until_shortly_before_its_machine_is_gone() -> None:
+    """It was to leave, and the others never met without it."""
+    bench = noticed(2)
+    assert newest(bench)[0] == 2
+    sent = bench.wait(8.05)
+    orders = [message for _, message in sent if isinstance(message, StopWorker) and message.worker == "b.0"]
+    assert [(order.cause, order.reason) for order in orders] == [("evicted", "it has not left in time")]
+    assert 0.9 <= orders[0].grace_s <= 1.0  # 0.9 of the notice
+
+
+def test_a_notice_that_is_taken_back_is_passed_on_and_the_node_is_used_again() -> None:
+    bench = noticed(2)
+    bench.hear(Formed("a.0", 2), Formed("c.0", 2))
+    sent = bench.hear(messages.NoticeCancelled("b"))
+    assert ("b", messages.NoticeCancelled("b")) in sent
+    assert bench.plane.membership.workers_on("b") == {"b.1"}
+    heir = bench.successor()
+    assert heir.plane.membership.size == 3
+    assert heir.plane.membership.idle == frozenset()
+
+
 def newest(bench: Bench) -> tuple[int, str, tuple[Loss, ...], int]:
     """Generation, reason, losses and former world of the last plan that was sent."""
     plan = [one.message for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, Plan)][-1]
@@ -973,7 +1005,9 @@ def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None
     uneven = Uneven(slow_limit=4.0, slow_steps=10, shards=3)
     assert uneven.train(30, b=70.0) == [], "not over the limit"
     sent = uneven.train(20, b=90.0)
-    assert ("b", StopWorker("b.0", "slow")) in sent
+    orders = [message for node, message in sent if node == "b" and isinstance(message, StopWorker)]
+    assert {order.cause for order in orders} == {"slow", "lost"}
+    assert all(29 < order.grace_s <= 30 and order.reason for order in orders), "it is well, and has hooks to call"
     plan = uneven.bench.plane.membership.plan
     assert plan is not None
     assert [member.worker for member in plan.members] == ["a.0", "a.1", "c.0"]

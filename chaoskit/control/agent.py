@@ -44,6 +44,7 @@ from chaoskit.messages import (
     KeepWarm,
     LinksTested,
     MeasureLinks,
+    NoticeCancelled,
     Ping,
     Plan,
     PullNode,
@@ -134,6 +135,7 @@ class Agent:
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
     async def run(self) -> None:
         """Until the job ends."""
@@ -145,6 +147,7 @@ class Agent:
         self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
+            self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._tell(NoticeCancelled(self._spec.node)))
         if self._config.rules:
             logs = Path(self._spec.run_directory) / "log"
             watcher = LogWatcher(self._spec.node, self._config.rules, logs, self._watched, self._tell_of_log)
@@ -173,10 +176,11 @@ class Agent:
             port=self._port,
         )
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -224,6 +228,8 @@ class Agent:
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
+            case NoticeCancelled():
+                self._stay()
             case StopWorker(worker):
                 if worker in self._charges:
                     self._stop(self._charges[worker], message)
@@ -231,7 +237,14 @@ class Agent:
     def _take_notice(self) -> None:
         """SIGTERM, as a cloud or a scheduler sends it: the node is to go. The second one ends it at once."""
         self._loop.remove_signal_handler(signal.SIGTERM)
-        self._spawn(self._retire())
+        self._retirement = self._spawn(self._retire())
+
+    def _stay(self) -> None:
+        """The notice is taken back."""
+        if self._retirement is not None:
+            self._retirement.cancel()
+            self._retirement = None
+            self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
 
     async def _retire(self) -> None:
         """Ask for leave, and end once no worker is left."""

@@ -16,13 +16,15 @@ from chaoskit.control.generations import Generations
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
 from chaoskit.control.newcomers import Newcomers
-from chaoskit.control.outputs import Note, Output, Send, Show
+from chaoskit.control.outputs import Note, Output, Show
 from chaoskit.control.rulings import Excused, Hopeless, Rulings
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.health.finding import of_node
-from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired, StopWorker
+from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
 from chaoskit.vocabulary import LOG_RULE, Event
 
+#: A slow rank that is replaced is well: it has so long for its own hooks, where no elastic policy says how long.
+FAREWELL_S = 30.0
 _LINKS, _CLOCK = "links", "clock"  # looks at a node
 
 
@@ -50,7 +52,7 @@ class Attention(Generations):
         self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
     ) -> list[Output]:
         lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
-        return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
+        return [self._stop(worker, cause, now_s), *self._lose_worker(lost, now_s)]
 
     def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
         """Do what a log rule asks for, if that can help."""
@@ -115,6 +117,9 @@ class Attention(Generations):
                 case Note():
                     outputs.append(decided)
                 case GiveUp(worker, detail):
+                    elastic = self._config.elastic
+                    grace_s = FAREWELL_S if elastic is None else elastic.graceful_shutdown_timeout_s
+                    self._farewells[worker] = now_s + grace_s, detail
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
                 case TryLinks(nodes):
                     outputs += self._link_speeds.order(nodes)

@@ -165,11 +165,15 @@ class Rebalanced(Event, frozen=True):
 
 
 class Resized(Event, frozen=True):
-    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss.
+
+    ``swap_by_s``: until then it may stay for who is being started in its place.
+    """
 
     size: int
     idle: tuple[str, ...] = ()
     reason: str = ""
+    swap_by_s: float | None = None
 
 
 class Evicted(Event, frozen=True):
