@@ -1,4 +1,4 @@
-"""Where did the time go? A fold over the journals of a run, record by record, finished or not.
+"""The fold itself: what each record means for the training as a whole, and so for what time is spent on.
 
 All time lies on one line, cut where something happened to the training as a whole; each piece is spent on one part for
 one cause, so the parts add up to the wall time, to the nanosecond.
@@ -6,21 +6,20 @@ one cause, so the parts add up to the wall time, to the nanosecond.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from statistics import median
 from typing import Any
 
 from chaoskit.experiment import account as parts
-from chaoskit.experiment.account import TimeAccount, account_of
+from chaoskit.experiment.account import Recently, TimeAccount, account_of, recently_of
+from chaoskit.experiment.accounting.healing import Healing
+from chaoskit.experiment.accounting.spending import Holding, Purpose, Spending
+from chaoskit.experiment.accounting.steps import Step, Steps
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 
-_USUAL_STEPS = 32
-_STEPS_KEPT = 100_000  # a rollback beyond these counts its steps twice
 _STRIKE_STEPS = 2  # a fault after which so many steps were committed did not stop the training
 
 
@@ -31,22 +30,6 @@ class _Mode(Enum):
     OVER = auto()
 
 
-@dataclass(slots=True)
-class _Step:
-    """A committed step of one generation. ``spent_ns`` holds its stall, too."""
-
-    number: int
-    generation: int
-    world: int
-    skipped: bool
-    allowance_ns: int | None = None  # of a first good step: what is beyond it was spent on coming back
-    excess: tuple[str, str] = ("", "")
-    spent_ns: int = 0
-    stalled_ns: int = 0
-    degraded_ns: int = 0
-    missing_ns: float = 0.0
-
-
 class Accountant:
     """Keeps the account of one run.
 
@@ -55,14 +38,14 @@ class Accountant:
         full_world: ranks of the full world; 0: as the journals say.
         spares: how many there shall be.
         false_alarms: workers that were given up for nothing, as far as somebody knows.
-        on_step: is told the seconds of every committed step.
-        on_setback: is told of every :class:`Setback` after its first good step.
+        on_step: is told the nanoseconds of every committed step.
+        on_setback: is told of every :class:`Setback` once it is settled.
 
     Attributes:
         setbacks: all that training came back from, planned ones too, by time.
         open: the one that it has not come back from.
         losses: ranks lost, by cause.
-        step, generation, world, loss: of the newest commit; -1, 0, 0 and None before it.
+        formed_ns: when the first group of ranks could be used.
     """
 
     def __init__(
@@ -72,72 +55,108 @@ class Accountant:
         full_world: int = 0,
         spares: int = 0,
         false_alarms: Collection[str] = (),
-        on_step: Callable[[float], None] = lambda seconds: None,
+        on_step: Callable[[int], None] = lambda spent_ns: None,
         on_setback: Callable[[Setback], None] = lambda setback: None,
     ) -> None:
         self.setbacks: list[Setback] = []
         self.open: Setback | None = None
         self.losses: Counter[str] = Counter()
-        self.step, self.generation, self.world = -1, 0, 0
-        self.loss: float | None = None
-        self.full_world, self.spares = full_world, spares
-        self.formed_ns: int | None = None  # the first group of ranks can be used
+        self.formed_ns: int | None = None
         self.ended_ns: int | None = None
-        self._on_step, self._on_setback = on_step, on_setback
+        self._on_setback = on_setback
         self._false_alarms = frozenset(false_alarms)
-        self._cursor_ns = self._started_ns = started_ns
+        self._spending = Spending(started_ns) if started_ns is not None else None
+        self._steps = Steps(full_world, on_step)
+        self._healing = Healing(spares)
         self._mode = _Mode.STARTING
         self._phase = "quiesced"  # of the recovery that goes on
-        self._spent: Counter[tuple[str, str]] = Counter()
-        self._degraded_ns, self._missing_ns, self._failures = 0, 0.0, 0
-        self._steps: dict[int, _Step] = {}
-        self._current: _Step | None = None
-        self._usual_ns: deque[int] = deque(maxlen=_USUAL_STEPS)
+        self._failures = 0
         self._strikes: dict[str, tuple[int, int, str]] = {}  # worker -> time, step, fault
         self._lost: set[str] = set()
-        self._ready: set[str] = set()
-        self._members: frozenset[str] = frozenset()
-        self._lacking: set[str] = set()  # workers whose piece lacks copies
-        self._healing: list[Setback] = []
         self._returned: Setback | None = None  # its first good step is the current one
         self._cause = parts.UNEXPLAINED  # of the newest setback
-        self._aborted_ns = 0  # of the step that the open one interrupted
+        self._aborted = Holding()  # of the step that the open one interrupted
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
     @property
     def started_ns(self) -> int | None:
         """Of the run; None while nothing is known."""
-        return self._started_ns
+        return self._spending.started_ns if self._spending is not None else None
+
+    @property
+    def step(self) -> int:
+        """Of the newest commit; -1 before it."""
+        return self._steps.step
+
+    @property
+    def generation(self) -> int:
+        """Of the newest commit; 0 before it."""
+        return self._steps.generation
+
+    @property
+    def world(self) -> int:
+        """Ranks of the newest commit; 0 before it."""
+        return self._steps.world
+
+    @property
+    def full_world(self) -> int:
+        """Ranks of the full world; 0 while nobody knows."""
+        return self._steps.full_world
+
+    @property
+    def loss(self) -> float | None:
+        """Of the newest commit."""
+        return self._steps.loss
+
+    @property
+    def spares(self) -> int:
+        """How many there shall be."""
+        return self._healing.spares
 
     @property
     def spares_ready(self) -> int:
         """Warm workers without a rank."""
-        return len(self._ready)
+        return len(self._healing.ready)
 
     @property
     def usual_step_s(self) -> float | None:
         """Median of the last steps; None before there are some."""
-        return self._usual() / 1e9 if self._usual_ns else None
+        usual_ns = self._steps.usual_ns
+        return None if usual_ns is None else usual_ns / 1e9
 
     def account(self, now_ns: int | None = None) -> TimeAccount:
         """Up to ``now_ns``, or up to the newest record. Can be asked again and again."""
-        spent = Counter(self._spent)
-        if now_ns is not None and self._cursor_ns is not None and now_ns > self._cursor_ns:
-            spent[self._standing()] += now_ns - self._cursor_ns
+        spent = Counter(self._spending.total) if self._spending is not None else Counter[Purpose]()
+        spent.update(self._unspent(now_ns))
         return account_of(
             spent,
-            degraded_ns=self._degraded_ns,
-            missing_ns=self._missing_ns,
+            degraded_ns=self._steps.degraded_ns,
+            missing_ns=self._steps.missing_ns,
             failures=self._failures,
             steps=self.step + 1,
         )
 
-    def _standing(self) -> tuple[str, str]:
+    def recently(self, window_s: float, now_ns: int) -> Recently:
+        """The ratios of the last ``window_s`` seconds before ``now_ns``, an hour at most; to the second."""
+        spent = Counter[Purpose]()
+        if self._spending is not None:
+            spent = self._spending.since(now_ns - int(window_s * 1e9))
+            spent.update(self._unspent(now_ns, int(window_s * 1e9)))
+        return recently_of(spent)
+
+    def _unspent(self, now_ns: int | None, most_ns: int | None = None) -> dict[Purpose, int]:
+        """What the time since the last event would be spent on."""
+        if now_ns is None or self._spending is None or now_ns <= self._spending.cursor_ns:
+            return {}
+        unspent_ns = now_ns - self._spending.cursor_ns
+        return {self._standing(): unspent_ns if most_ns is None else min(unspent_ns, most_ns)}
+
+    def _standing(self) -> Purpose:
         """What time is spent on while nothing happens."""
         match self._mode:
             case _Mode.STARTING:
-                waits = bool(self._ready) and not self._members
+                waits = bool(self._healing.ready) and not self._healing.members
                 return (parts.WAITING, parts.WAITING) if waits else (parts.START_UP, parts.START_UP)
             case _Mode.TRAINING:
                 return parts.IN_FLIGHT, parts.IN_FLIGHT
@@ -150,73 +169,86 @@ class Accountant:
 
     def take_in(self, record: Record) -> None:
         """The next record. One that comes late, by its time, moves no time."""
-        if self._cursor_ns is None:
-            self._cursor_ns = self._started_ns = record.t_ns
+        if self._spending is None:
+            self._spending = Spending(record.t_ns)
         handler = _HANDLERS.get(record.event)
         if handler is not None and self._mode is not _Mode.OVER:
             handler(self, record)
-            self._look_at_redundancy(record.t_ns)
+            self._healing.look(record.t_ns)
+
+    @property
+    def _time(self) -> Spending:
+        assert self._spending is not None, "it begins with the first record"
+        return self._spending
 
     def _started(self, record: Record) -> None:
-        self.full_world = self.full_world or record["nodes"]
-        self.spares = record["spares"]
+        self._steps.full_world = self.full_world or record["nodes"]
+        self._healing.spares = record["spares"]
 
     def _resized(self, record: Record) -> None:
-        self.full_world = record["size"]
+        self._steps.full_world = record["size"]
 
     def _injected(self, record: Record) -> None:
         self._strikes[record["worker"]] = (record.t_ns, self.step, record["what"])
 
     def _ready_one(self, record: Record) -> None:
         if self._mode is _Mode.STARTING:
-            self._spend(*self._standing(), record.t_ns)
+            self._time.spend(self._standing(), record.t_ns)
         elif self.open is not None and not self.open.generation and not self.open.planned:
-            self._spend(parts.WAITING, self._cause, record.t_ns)  # no plan without it: that is what was waited for
-        self._ready.add(record["worker"])
+            self._time.spend((parts.WAITING, self._cause), record.t_ns)  # no plan without it: it was waited for
+        self._healing.ready.add(record["worker"])
 
     def _planned(self, record: Record) -> None:
         if self._mode is _Mode.STARTING:
-            self._spend(*self._standing(), record.t_ns)
+            self._time.spend(self._standing(), record.t_ns)
         members = frozenset(member["worker"] for member in record["members"])
         if record["generation"] > 1 and self._mode is not _Mode.STARTING:
             if not record["abort"] and self.open is None:
                 cause = parts.PLANNED
                 self.open = Setback(cause, record.t_ns, record.t_ns, self.step, planned=True, world_before=self.world)
             elif record["abort"] and (self.open is None or self.open.planned):
-                grows = len(members) > len(self._members)  # a sharded world that grows goes back to its copies
+                grows = len(members) > len(self._healing.members)  # a sharded world that grows goes back to its copies
                 self._set_back(record, parts.PLANNED if grows else parts.UNEXPLAINED)
             self._replan(record, len(members))
-        self._members, self._lacking = members, self._lacking & members
-        self._ready -= members
-        self.full_world = self.full_world or len(members)
+        self._healing.plan(members)
+        self._steps.full_world = self.full_world or len(members)
 
     def _replan(self, record: Record, world: int) -> None:
         if self.open is None:
             return
         self.open.generation, self.open.world = record["generation"], world
         if not self.open.planned:
-            self._spend(self._phase, self._cause, record.t_ns)
+            self._time.spend((self._phase, self._cause), record.t_ns)
             self.open.ends.setdefault("quiesced", record.t_ns)
             self._phase = "regrouped"
 
     def _settled(self, record: Record) -> None:
         if self._mode is _Mode.STARTING:
-            self._spend(parts.START_UP, parts.START_UP, record.t_ns)
+            self._time.spend((parts.START_UP, parts.START_UP), record.t_ns)
             self._mode, self.formed_ns = _Mode.TRAINING, record.t_ns
 
     def _reach(self, record: Record) -> None:
         """Some rank has done its part of a phase."""
         phase = {Event.QUIESCED: "quiesced", Event.REGROUPED: "regrouped"}.get(Event(record.event), "restored")
         if self._mode is _Mode.STARTING or (self.step < 0 and self.open is None):
-            self._spend(parts.START_UP, parts.START_UP, record.t_ns)
+            self._time.spend((parts.START_UP, parts.START_UP), record.t_ns)
         elif self.open is not None:
             left, formed = self.generation <= record["generation"], record["generation"] == self.open.generation
             if not (left and not formed if phase == "quiesced" else formed):
                 return
             self.open.mark(phase, record.t_ns)
             if not self.open.planned:
-                self._spend(phase, self._cause, record.t_ns)
+                self._time.spend((phase, self._cause), record.t_ns)
                 self._phase = "regrouped" if phase == "quiesced" else self._phase
+
+    def _protection(self, record: Record) -> None:
+        self._healing.protection(record)
+
+    def _ended(self, record: Record) -> None:
+        training = self._mode is _Mode.TRAINING
+        self._finish_step()
+        self._time.spend((parts.CLOSING, parts.CLOSING) if training else self._standing(), record.t_ns)
+        self._mode, self.ended_ns = _Mode.OVER, record.t_ns
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +257,7 @@ class Accountant:
         if worker in self._lost:  # two coordinators may tell of the same loss
             return
         self._lost.add(worker)
-        self._ready.discard(worker)
+        self._healing.ready.discard(worker)
         if record["rank"] is None:  # a spare, or a replacement on its way
             return
         self.losses[cause] += 1
@@ -246,7 +278,7 @@ class Accountant:
             assert self.open is not None
             self.open.generation = generation  # the same goes on, unless there is a new plan
         elif record.event == Event.DETECTED:
-            self._spend(self._phase, self._cause, record.t_ns)
+            self._time.spend((self._phase, self._cause), record.t_ns)
             self.open.generation, self._phase = 0, "quiesced"
         else:
             return
@@ -257,16 +289,17 @@ class Accountant:
 
     def _set_back(self, record: Record, cause: str) -> None:
         """Training stands still: the step that was under way has not been committed."""
-        assert self._cursor_ns is not None
+        cursor_ns, usual_ns = self._time.cursor_ns, self._steps.usual_ns
         struck = min(self._strikes.values(), default=None)
-        in_flight_ns = max(0, record.t_ns - self._cursor_ns)
+        in_flight_ns = max(0, record.t_ns - cursor_ns)
         if struck is not None:
             begun_ns = struck[0]
         else:
-            begun_ns = self._cursor_ns + min(in_flight_ns, self._usual() if self._usual_ns else in_flight_ns)
+            begun_ns = cursor_ns + (in_flight_ns if usual_ns is None else min(in_flight_ns, usual_ns))
         self._finish_step()
-        self._aborted_ns = self._spend(parts.RECOMPUTED, cause, min(begun_ns, record.t_ns))
-        self._spend("detected", cause, record.t_ns)
+        self._aborted = Holding()
+        self._time.spend((parts.RECOMPUTED, cause), min(begun_ns, record.t_ns), self._aborted)
+        self._time.spend(("detected", cause), record.t_ns)
         self._mode, self._phase, self._cause = _Mode.BROKEN, "quiesced", cause
         self._failures += cause != parts.PLANNED
         fault, self._strikes = struck[2] if struck else "", {}
@@ -276,157 +309,61 @@ class Accountant:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _committed(self, record: Record) -> None:
-        number, generation = record["step"], record["generation"]
-        known = self._steps.get(number)
+        generation = record["generation"]
+        known, step = self._steps.known(record), self._steps.current
         if known is not None and generation < known.generation:
             return
-        same = known is not None and known is self._current and known.generation == generation
-        if not same:
-            self._begin_step(record, known)
-        step = self._current
-        assert step is not None
-        self._add(step, record)
-        for setback in self._healing:
-            if setback.generation == generation and setback.step + 1 >= number:
-                setback.mark("first good step", record.t_ns)
-        if step.world >= self.full_world:
-            for setback in self._healing:
-                if setback.generation <= generation:
-                    setback.ends.setdefault("full strength", record.t_ns)
+        if step is None or known is not step or known.generation != generation:
+            step = self._begin_step(record, known)
+        if self.open is None or self.open.planned:
+            self._steps.spend(self._time, step, record.t_ns)
+        self._steps.stall(self._time, step, int(record.get("stall_ms", 0.0) * 1e6))
+        self._healing.commit(record, full=step.world >= self.full_world)
 
-    def _begin_step(self, record: Record, known: _Step | None) -> None:
+    def _begin_step(self, record: Record, known: Step | None) -> Step:
         """The first rank commits it."""
         self._finish_step()
         number, generation, setback = record["step"], record["generation"], self.open
-        late = setback is not None and not setback.planned and not 0 < setback.generation <= generation
-        if known is not None:  # the training went back: what was further is gone, too
-            for later in range(number, self.step + 1):
-                self._throw_away(self._steps.get(later), generation)
+        if known is not None:
+            self._steps.throw_away(self._time, number, generation, self._cause)
         back = setback is not None and 0 < setback.generation <= generation
-        step = _Step(number, generation, record["world"], record.event == Event.SKIP)
-        if late:  # the step that a loss seemed to interrupt was committed by whom was left
-            self._spend(self._phase, self._cause, record.t_ns)
-            self._credit(step, (parts.RECOMPUTED, self._cause), self._aborted_ns)
-            self._aborted_ns = 0
-        elif setback is not None and back:
+        step = self._steps.begin(record)
+        if setback is not None and back:
             self._come_back(setback, step, record.t_ns)
+        elif setback is not None and not setback.planned:
+            # the step that a loss seemed to interrupt was committed by whom was left
+            self._time.spend((self._phase, self._cause), record.t_ns)
+            self._steps.credit(self._time, step, self._aborted)
         elif self._mode is _Mode.STARTING:
             self._mode = _Mode.TRAINING
-        self._steps[number] = self._current = step
-        if len(self._steps) > _STEPS_KEPT:
-            del self._steps[next(iter(self._steps))]
-        self.step, self.generation, self.world = max(self.step, number), generation, record["world"]
-        if record.event == Event.COMMIT:
-            self.loss = record["loss"]
         self._strikes = {who: one for who, one in self._strikes.items() if number <= one[1] + _STRIKE_STEPS}
+        return step
 
-    def _add(self, step: _Step, record: Record) -> None:
-        """The time up to this record was for ``step``."""
-        if self.open is None or self.open.planned:
-            assert self._cursor_ns is not None
-            limit_ns = record.t_ns
-            if step.allowance_ns is not None:
-                limit_ns = min(limit_ns, self._cursor_ns + max(0, step.allowance_ns - step.spent_ns))
-            self._book(step, self._spend(*self._purpose(step), limit_ns))
-            if step.allowance_ns is not None:
-                self._spend(*step.excess, record.t_ns)
-        stall_ns = min(int(record.get("stall_ms", 0.0) * 1e6), step.spent_ns) - step.stalled_ns
-        if stall_ns > 0 and not step.skipped:
-            step.stalled_ns += stall_ns
-            self._move((parts.PRODUCTIVE, parts.PRODUCTIVE), (parts.STALLED, parts.CHECKPOINT), stall_ns)
-
-    def _purpose(self, step: _Step) -> tuple[str, str]:
-        return (parts.RECOMPUTED, "nonfinite") if step.skipped else (parts.PRODUCTIVE, parts.PRODUCTIVE)
-
-    def _credit(self, step: _Step, source: tuple[str, str], amount_ns: int) -> None:
-        self._move(source, self._purpose(step), amount_ns)
-        self._book(step, amount_ns)
-
-    def _book(self, step: _Step, amount_ns: int) -> None:
-        step.spent_ns += amount_ns
-        if step.world < self.full_world and not step.skipped:
-            missing_ns = amount_ns * (1 - step.world / self.full_world)
-            step.degraded_ns, step.missing_ns = step.degraded_ns + amount_ns, step.missing_ns + missing_ns
-            self._degraded_ns, self._missing_ns = self._degraded_ns + amount_ns, self._missing_ns + missing_ns
-
-    def _throw_away(self, known: _Step | None, generation: int) -> None:
-        """An older generation's result does not live on."""
-        if known is None or known.generation >= generation:
-            return
-        del self._steps[known.number]
-        if known.skipped:
-            return
-        self._move((parts.STALLED, parts.CHECKPOINT), (parts.PRODUCTIVE, parts.PRODUCTIVE), known.stalled_ns)
-        self._move((parts.PRODUCTIVE, parts.PRODUCTIVE), (parts.RECOMPUTED, self._cause), known.spent_ns)
-        self._degraded_ns -= known.degraded_ns
-        self._missing_ns -= known.missing_ns
-
-    def _come_back(self, setback: Setback, step: _Step, t_ns: int) -> None:
+    def _come_back(self, setback: Setback, step: Step, t_ns: int) -> None:
         """The first good step: it may take as long as a usual one, with the ranks that there are."""
         setback.world = step.world
-        if self._usual_ns:
+        if (usual_ns := self._steps.usual_ns) is not None:
             fewer = max(1.0, setback.world_before / step.world) if setback.world_before else 1.0
-            step.allowance_ns = int(self._usual() * fewer)
+            step.allowance_ns = int(usual_ns * fewer)
             step.excess = (parts.RESIZE, parts.PLANNED) if setback.planned else ("first good step", self._cause)
         setback.mark("first good step", t_ns)
         self.open, self._mode = None, _Mode.TRAINING
         self.setbacks.append(setback)
-        self._healing.append(setback)
+        self._healing.admit(setback)
         self._returned = setback
 
     def _finish_step(self) -> None:
         """No rank commits the current step any more."""
-        step, self._current = self._current, None
-        if step is not None:
-            if step.allowance_ns is None and not step.skipped:
-                self._usual_ns.append(step.spent_ns)
-            self._on_step(step.spent_ns / 1e9)
+        self._steps.finish()
         setback, self._returned = self._returned, None
         if setback is not None:
+            setback.settled = True
             self._on_setback(setback)
-
-    def _usual(self) -> int:
-        return int(median(self._usual_ns))
-
-    # -- after the way back ---------------------------------------------------------------------------------------
-
-    def _protection(self, record: Record) -> None:
-        if record.event == Event.EXPOSED:
-            self._lacking |= {record["worker"]} & self._members
-        else:
-            self._lacking.discard(record["worker"])
-
-    def _look_at_redundancy(self, t_ns: int) -> None:
-        if self._healing and len(self._ready) >= self.spares and not self._lacking:
-            for setback in self._healing:
-                if "full strength" in setback.ends:
-                    setback.ends.setdefault("redundancy restored", t_ns)
-            self._healing = [one for one in self._healing if "redundancy restored" not in one.ends]
-
-    def _ended(self, record: Record) -> None:
-        training = self._mode is _Mode.TRAINING
-        self._finish_step()
-        self._spend(*((parts.CLOSING, parts.CLOSING) if training else self._standing()), record.t_ns)
-        self._mode, self.ended_ns = _Mode.OVER, record.t_ns
-
-    # -- money ----------------------------------------------------------------------------------------------------
-
-    def _spend(self, part: str, cause: str, until_ns: int) -> int:
-        """Up to ``until_ns``. Returns the amount."""
-        assert self._cursor_ns is not None
-        amount_ns = max(0, until_ns - self._cursor_ns)
-        self._cursor_ns += amount_ns
-        self._spent[part, cause] += amount_ns
-        return amount_ns
-
-    def _move(self, source: tuple[str, str], target: tuple[str, str], amount_ns: int) -> None:
-        self._spent[source] -= amount_ns
-        self._spent[target] += amount_ns
 
 
 _HANDLERS: Mapping[str, Callable[[Accountant, Record], None]] = {
     Event.STARTED: Accountant._started,
-    "resized": Accountant._resized,
+    Event.RESIZED: Accountant._resized,
     Event.INJECTED: Accountant._injected,
     Event.SPARE_READY: Accountant._ready_one,
     Event.PLAN: Accountant._planned,
