@@ -302,8 +302,8 @@ def test_phases_of_recoveries_add_up_to_the_recoveries(
         script.lose(act)
         script.good_step()
     records = script.records
-    for one, other in swaps:
-        one, other = one % len(records), other % len(records)
+    for swap in swaps:
+        one, other = (place % len(records) for place in swap)
         records[one], records[other] = records[other], records[one]
     times = RecoveryTimes()
     accountant = Accountant(0, on_setback=times.observe)
