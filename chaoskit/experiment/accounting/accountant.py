@@ -6,16 +6,14 @@ one cause, so the parts add up to the wall time, to the nanosecond.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum, auto
 from typing import Any
 
 from chaoskit.experiment import account as parts
-from chaoskit.experiment.account import Recently, TimeAccount, account_of, recently_of
-from chaoskit.experiment.accounting.healing import Healing
-from chaoskit.experiment.accounting.spending import Holding, Purpose, Spending
-from chaoskit.experiment.accounting.steps import Step, Steps
+from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.accounting.books import Books, Mode
+from chaoskit.experiment.accounting.spending import Holding, Spending
+from chaoskit.experiment.accounting.steps import Step
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -23,14 +21,7 @@ from chaoskit.vocabulary import Event
 _STRIKE_STEPS = 2  # a fault after which so many steps were committed did not stop the training
 
 
-class _Mode(Enum):
-    STARTING = auto()
-    TRAINING = auto()
-    BROKEN = auto()  # until the first good step
-    OVER = auto()
-
-
-class Accountant:
+class Accountant(Books):
     """Keeps the account of one run.
 
     Args:
@@ -40,12 +31,6 @@ class Accountant:
         false_alarms: workers that were given up for nothing, as far as somebody knows.
         on_step: is told the nanoseconds of every committed step.
         on_setback: is told of every :class:`Setback` once it is settled.
-
-    Attributes:
-        setbacks: all that training came back from, planned ones too, by time.
-        open: the one that it has not come back from.
-        losses: ranks lost, by cause.
-        formed_ns: when the first group of ranks could be used.
     """
 
     def __init__(
@@ -58,112 +43,13 @@ class Accountant:
         on_step: Callable[[int], None] = lambda spent_ns: None,
         on_setback: Callable[[Setback], None] = lambda setback: None,
     ) -> None:
-        self.setbacks: list[Setback] = []
-        self.open: Setback | None = None
-        self.losses: Counter[str] = Counter()
-        self.formed_ns: int | None = None
-        self.ended_ns: int | None = None
+        super().__init__(started_ns, full_world, spares, on_step)
         self._on_setback = on_setback
         self._false_alarms = frozenset(false_alarms)
-        self._spending = Spending(started_ns) if started_ns is not None else None
-        self._steps = Steps(full_world, on_step)
-        self._healing = Healing(spares)
-        self._mode = _Mode.STARTING
-        self._phase = "quiesced"  # of the recovery that goes on
-        self._failures = 0
         self._strikes: dict[str, tuple[int, int, str]] = {}  # worker -> time, step, fault
         self._lost: set[str] = set()
         self._returned: Setback | None = None  # its first good step is the current one
-        self._cause = parts.UNEXPLAINED  # of the newest setback
         self._aborted = Holding()  # of the step that the open one interrupted
-
-    # -- what is asked --------------------------------------------------------------------------------------------
-
-    @property
-    def started_ns(self) -> int | None:
-        """Of the run; None while nothing is known."""
-        return self._spending.started_ns if self._spending is not None else None
-
-    @property
-    def step(self) -> int:
-        """Of the newest commit; -1 before it."""
-        return self._steps.step
-
-    @property
-    def generation(self) -> int:
-        """Of the newest commit; 0 before it."""
-        return self._steps.generation
-
-    @property
-    def world(self) -> int:
-        """Ranks of the newest commit; 0 before it."""
-        return self._steps.world
-
-    @property
-    def full_world(self) -> int:
-        """Ranks of the full world; 0 while nobody knows."""
-        return self._steps.full_world
-
-    @property
-    def loss(self) -> float | None:
-        """Of the newest commit."""
-        return self._steps.loss
-
-    @property
-    def spares(self) -> int:
-        """How many there shall be."""
-        return self._healing.spares
-
-    @property
-    def spares_ready(self) -> int:
-        """Warm workers without a rank."""
-        return len(self._healing.ready)
-
-    @property
-    def usual_step_s(self) -> float | None:
-        """Median of the last steps; None before there are some."""
-        usual_ns = self._steps.usual_ns
-        return None if usual_ns is None else usual_ns / 1e9
-
-    def account(self, now_ns: int | None = None) -> TimeAccount:
-        """Up to ``now_ns``, or up to the newest record. Can be asked again and again."""
-        spent = Counter(self._spending.total) if self._spending is not None else Counter[Purpose]()
-        spent.update(self._unspent(now_ns))
-        return account_of(
-            spent,
-            degraded_ns=self._steps.degraded_ns,
-            missing_ns=self._steps.missing_ns,
-            failures=self._failures,
-            steps=self.step + 1,
-        )
-
-    def recently(self, window_s: float, now_ns: int) -> Recently:
-        """The ratios of the last ``window_s`` seconds before ``now_ns``, an hour at most; to the second."""
-        spent = Counter[Purpose]()
-        if self._spending is not None:
-            spent = self._spending.since(now_ns - int(window_s * 1e9))
-            spent.update(self._unspent(now_ns, int(window_s * 1e9)))
-        return recently_of(spent)
-
-    def _unspent(self, now_ns: int | None, most_ns: int | None = None) -> dict[Purpose, int]:
-        """What the time since the last event would be spent on."""
-        if now_ns is None or self._spending is None or now_ns <= self._spending.cursor_ns:
-            return {}
-        unspent_ns = now_ns - self._spending.cursor_ns
-        return {self._standing(): unspent_ns if most_ns is None else min(unspent_ns, most_ns)}
-
-    def _standing(self) -> Purpose:
-        """What time is spent on while nothing happens."""
-        match self._mode:
-            case _Mode.STARTING:
-                waits = bool(self._healing.ready) and not self._healing.members
-                return (parts.WAITING, parts.WAITING) if waits else (parts.START_UP, parts.START_UP)
-            case _Mode.TRAINING:
-                return parts.IN_FLIGHT, parts.IN_FLIGHT
-            case _Mode.BROKEN:
-                return self._phase, self._cause
-            case _Mode.OVER:
-                return parts.CLOSING, parts.CLOSING
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -172,7 +58,7 @@ class Accountant:
         if self._spending is None:
             self._spending = Spending(record.t_ns)
         handler = _HANDLERS.get(record.event)
-        if handler is not None and self._mode is not _Mode.OVER:
+        if handler is not None and self._mode is not Mode.OVER:
             handler(self, record)
             self._healing.look(record.t_ns)
 
@@ -192,17 +78,17 @@ class Accountant:
         self._strikes[record["worker"]] = (record.t_ns, self.step, record["what"])
 
     def _ready_one(self, record: Record) -> None:
-        if self._mode is _Mode.STARTING:
+        if self._mode is Mode.STARTING:
             self._time.spend(self._standing(), record.t_ns)
         elif self.open is not None and not self.open.generation and not self.open.planned:
             self._time.spend((parts.WAITING, self._cause), record.t_ns)  # no plan without it: it was waited for
         self._healing.ready.add(record["worker"])
 
     def _planned(self, record: Record) -> None:
-        if self._mode is _Mode.STARTING:
+        if self._mode is Mode.STARTING:
             self._time.spend(self._standing(), record.t_ns)
         members = frozenset(member["worker"] for member in record["members"])
-        if record["generation"] > 1 and self._mode is not _Mode.STARTING:
+        if record["generation"] > 1 and self._mode is not Mode.STARTING:
             if not record["abort"] and self.open is None:
                 cause = parts.PLANNED
                 self.open = Setback(cause, record.t_ns, record.t_ns, self.step, planned=True, world_before=self.world)
@@ -223,14 +109,14 @@ class Accountant:
             self._phase = "regrouped"
 
     def _settled(self, record: Record) -> None:
-        if self._mode is _Mode.STARTING:
+        if self._mode is Mode.STARTING:
             self._time.spend((parts.START_UP, parts.START_UP), record.t_ns)
-            self._mode, self.formed_ns = _Mode.TRAINING, record.t_ns
+            self._mode, self.formed_ns = Mode.TRAINING, record.t_ns
 
     def _reach(self, record: Record) -> None:
         """Some rank has done its part of a phase."""
         phase = {Event.QUIESCED: "quiesced", Event.REGROUPED: "regrouped"}.get(Event(record.event), "restored")
-        if self._mode is _Mode.STARTING or (self.step < 0 and self.open is None):
+        if self._mode is Mode.STARTING or (self.step < 0 and self.open is None):
             self._time.spend((parts.START_UP, parts.START_UP), record.t_ns)
         elif self.open is not None:
             left, formed = self.generation <= record["generation"], record["generation"] == self.open.generation
@@ -245,10 +131,10 @@ class Accountant:
         self._healing.protection(record)
 
     def _ended(self, record: Record) -> None:
-        training = self._mode is _Mode.TRAINING
+        training = self._mode is Mode.TRAINING
         self._finish_step()
         self._time.spend((parts.CLOSING, parts.CLOSING) if training else self._standing(), record.t_ns)
-        self._mode, self.ended_ns = _Mode.OVER, record.t_ns
+        self._mode, self.ended_ns = Mode.OVER, record.t_ns
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -271,7 +157,7 @@ class Accountant:
             self._notice(record, str(record.event), self.generation)
 
     def _notice(self, record: Record, cause: str, generation: int = 0) -> None:
-        if self._mode is _Mode.STARTING:
+        if self._mode is Mode.STARTING:
             return
         if self.open is None or self.open.planned:
             self._set_back(record, cause)
@@ -300,7 +186,7 @@ class Accountant:
         self._aborted = Holding()
         self._time.spend((parts.RECOMPUTED, cause), min(begun_ns, record.t_ns), self._aborted)
         self._time.spend(("detected", cause), record.t_ns)
-        self._mode, self._phase, self._cause = _Mode.BROKEN, "quiesced", cause
+        self._mode, self._phase, self._cause = Mode.BROKEN, "quiesced", cause
         self._failures += cause != parts.PLANNED
         fault, self._strikes = struck[2] if struck else "", {}
         self.open = Setback(cause, begun_ns, record.t_ns, self.step, fault=fault, world_before=self.world)
@@ -334,8 +220,8 @@ class Accountant:
             # the step that a loss seemed to interrupt was committed by whom was left
             self._time.spend((self._phase, self._cause), record.t_ns)
             self._steps.credit(self._time, step, self._aborted)
-        elif self._mode is _Mode.STARTING:
-            self._mode = _Mode.TRAINING
+        elif self._mode is Mode.STARTING:
+            self._mode = Mode.TRAINING
         self._strikes = {who: one for who, one in self._strikes.items() if number <= one[1] + _STRIKE_STEPS}
         return step
 
@@ -347,7 +233,7 @@ class Accountant:
             step.allowance_ns = int(usual_ns * fewer)
             step.excess = (parts.RESIZE, parts.PLANNED) if setback.planned else ("first good step", self._cause)
         setback.mark("first good step", t_ns)
-        self.open, self._mode = None, _Mode.TRAINING
+        self.open, self._mode = None, Mode.TRAINING
         self.setbacks.append(setback)
         self._healing.admit(setback)
         self._returned = setback
