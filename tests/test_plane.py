@@ -166,6 +166,67 @@ def test_a_node_that_a_rule_replaces_gets_no_more_workers() -> None:
         assert one.plane.membership.workers_on("b") == {"b.0", "b.1", "b.2"}
 
 
+def test_what_a_rule_has_done_is_known_to_the_next_coordinator() -> None:
+    """What a step brings back is no rank's fault, whoever has decided that before."""
+    bench, bad = Bench().begin(), {"verdict": "not-a-number", "reason": "the metric is 'nan'"}
+    bench.hear(rule_fired("b.0", **bad))
+    heir = bench.successor()
+    heir.do(heir.plane.retell())
+    heir.attach(back("a", generation=2), back("b", generation=2, workers=("b.1",)))
+    heir.hear(*map(ready, ("b.1",)))
+    generation = heir.plane.membership.generation
+    heir.hear(rule_fired("a.0", generation=generation, **bad))
+    assert told(heir.outputs) == [("b.0", 1, "log rule", 0)], "the loss is told again, and there is no other"
+    assert [one.event for one in heir.outputs if isinstance(one, Note)][-1] == Event.RULE_EXCUSED
+
+
+def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=99)).begin()
+    for number in range(1, 4):
+        generation = bench.plane.membership.generation
+        last = max(bench.plane.membership.members)
+        bench.hear(rule_fired(last, generation=generation, step=9 * number, since_step=9 * number))
+        if number == 3:
+            break
+        bench = bench.successor()
+        node = last[0]
+        fresh = f"{node}.{number}"
+        others = tuple(bench.plane.membership.workers_on("a"))
+        bench.attach(back("a", generation=generation, workers=others), back("b", generation=generation, workers=()))
+        bench.wait(0.1)
+        plan = bench.plane.membership.generation
+        bench.hear(Formed("a.0", plan), ready(fresh))
+        bench.wait(2.0)
+        plan = bench.plane.membership.generation
+        bench.hear(*(Formed(worker, plan) for worker in bench.plane.membership.members))
+        bench.hear(*(Healed(worker, plan) for worker in bench.plane.membership.members))
+    (end,) = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.JOB_ENDED]
+    assert end["reason"].endswith("again after 2 restarts in a row")
+
+
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_rule_that_was_carried_out_in_part_is_carried_out(written: int) -> None:
+    """The coordinator ended while it wrote: its decision, or that and the loss of the spare, are in the record."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
+    bench.hear(ready("a.1"))
+    before = len(bench.record)
+    bench.hear(rule_fired("a.0", action="replace-node"))
+    assert len(bench.record) == before + 3
+    del bench.record[before + written :]
+    heir = bench.successor()
+    heir.do(heir.plane.retell())
+    assert [one.fields["node"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.SET_ASIDE] == [
+        "a"
+    ]
+    heir.attach(back("a", workers=("a.0", "a.1")), back("b"))
+    heir.hear(rule_fired("a.0", action="replace-node"))  # the agent does not know that it was heard
+    heir.wait(0.05)
+    assert [worker for worker, *_ in told(heir.outputs)] == ["a.1", "a.0"]
+    assert heir.plane.membership.workers_on("a") == frozenset()
+    heir.wait(0.05)
+    assert len(told(heir.outputs)) == 2, "once"
+
+
 def test_the_last_node_is_not_set_aside() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=1, spares=1))
     bench.attach(hello("a"))

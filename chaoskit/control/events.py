@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.elastic import events as elastic
-from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
+from chaoskit.messages import Endpoint, Plan, RuleFired, Snapshot, Trigger
 
 # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -196,6 +196,18 @@ class Armed(Event, frozen=True):
     trigger: Trigger
 
 
+class Ruled(Event, frozen=True):
+    """A log rule has ``workers`` given up; the loss of each of them follows. No business of the membership.
+
+    ``generation``: in which it was decided. ``aside``: the node gets no more workers.
+    """
+
+    fired: RuleFired
+    generation: int
+    workers: tuple[str, ...]
+    aside: bool = False
+
+
 AnyEvent = (
     NodeJoined
     | NodeLost
@@ -220,6 +232,7 @@ AnyEvent = (
     | Evicted
     | Elastic
     | Armed
+    | Ruled
 )
 
 
