@@ -189,9 +189,9 @@ def test_a_node_that_has_left_after_a_notice_comes_back_when_that_is_taken_back(
 def test_a_node_that_is_about_to_leave_stays_when_its_notice_is_taken_back() -> None:
     world = started(4)
     world.handle(Notice("n0", deadline_s=101), 1)
-    assert not world.handle(NoticeCancelled("n0"), 15)  # the snooze of the start ends at 30
+    assert not world.handle(NoticeCancelled("n0"), 15)  # the snooze after the shrink ends at 31
     assert world.handle(Tick(), 21) == [Evict("n3", "it has not left in time", 21)], "of four two were to go"
-    (resize,) = resizes(world.handle(Tick(), 30))
+    (resize,) = resizes(world.handle(Tick(), 31))
     assert resize.joins == ("n0", "n3")
 
 
