@@ -120,7 +120,7 @@ class Laws:
         """Whoever is made to go is not the last that has the newest state, or one step less: then all can go on."""
         if self._world.sharded or not self.high:
             return
-        known = [one for one in self._world.workers.values() if one.name in going or one.name not in self.lost_s]
+        known = [one for one in self._world.workers.values() if one.name not in self.lost_s]
         having = {one.name for one in known if one.step >= self.high - 1}
         last = bool(having) and having.issubset(going)
         self.require(not last, f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}")
@@ -144,8 +144,8 @@ class Laws:
             rank = self.plans[max(self.settled)].member(message.worker) if self.settled else None
             self.require(rank is None or self._world.sharded, f"{message.worker} was sent away, and others need it")
             if message.worker in self._world.workers:
-                self.lost_s.setdefault(message.worker, self._world.engine.now_s)
                 self._is_kept_without([message.worker], "sent away")
+                self.lost_s.setdefault(message.worker, self._world.engine.now_s)
         elif isinstance(message, EndJob):
             self.require(self.end in (None, message), f"the job ended twice: {self.end}, {message}")
             if self.end is None:
