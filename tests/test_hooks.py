@@ -220,7 +220,7 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
     assert len(lasts) == 4
     assert all(line["elastic"] for line in lasts.values())
     (step,) = {line["at"] for line in lasts.values()}
-    assert len(outcome.steps) == step < 60
+    assert 10 <= len(outcome.steps) == step < 60  # not before anybody asked
     assert len(list((Path(outcome.directory) / "disk").glob("*/left.pt"))) == 4
     (ended,) = [r for r in read_journals(Path(outcome.directory) / "journal") if r.event == Event.JOB_ENDED]
     assert ended["ok"]

@@ -220,7 +220,7 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     elastic = policy(1, 4, **{setting: 1.5})
     faults = [AddNode(at_step=AT)]
     if setting == "snooze_after_scale_up_s":
-        faults.append(AddNode(at_step=AT + 12))
+        faults.append(AddNode(at_step=AT))  # it is there when the world has just grown
     outcome = run(chaos, *faults, nodes=1, shards=4, elastic=elastic, options={"full": 1 + len(faults)}, steps=60)
     resized = [(record.t_ns, record["size"]) for record in journal(outcome, Event.RESIZED)]
     since_ns = journal(outcome, Event.INJECTED)[0].t_ns

@@ -6,6 +6,8 @@ has: so whatever was lost on the way, as with a coordinator, is wanted again.
 
 from __future__ import annotations
 
+import math
+
 from chaoskit.control import events
 from chaoskit.control.membership import Membership
 from chaoskit.elastic import events as happenings
@@ -92,7 +94,7 @@ class Elasticity:
 
     def _tell(self, happening: happenings.Event, now_s: float) -> list[Decision]:
         if self._world is None:
-            self._collect(happening)
+            self._collect(happening, now_s)
             return []
         request = getattr(happening, "request", "")
         if request and request in self._answers:  # asked again, as a coordinator has ended meanwhile
@@ -114,11 +116,21 @@ class Elasticity:
                     self._wanted = happening.size
         return decisions
 
-    def _collect(self, happening: happenings.Event) -> None:
+    def _collect(self, happening: happenings.Event, now_s: float) -> None:
         match happening:
             case happenings.Arrived(node):
                 self._nodes[node] = None
+                self._forget_notices(node, now_s)
             case happenings.Lost(node):
                 self._nodes.pop(node, None)
+                self._forget_notices(node, math.inf)
             case _:
                 self._early.append(happening)
+
+    def _forget_notices(self, node: str, now_s: float) -> None:
+        """What was to be gone by ``now_s`` was another machine of that name."""
+        self._early = [
+            one
+            for one in self._early
+            if not (isinstance(one, happenings.Notice) and one.node == node and one.deadline_s <= now_s)
+        ]

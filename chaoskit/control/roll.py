@@ -84,14 +84,15 @@ class Roll:
     @property
     def members(self) -> tuple[str, ...]:
         """Live workers that have a rank, by rank."""
-        members = self._plan.members if self._plan else ()
-        return tuple(member.worker for member in members if member.worker in self._hosts)
+        hosts, members = self._hosts, self._plan.members if self._plan else ()
+        return tuple([member.worker for member in members if member.worker in hosts])
 
     @property
     def crew(self) -> tuple[str, ...]:
         """The members, and those who leave at a step boundary that not all are known to have passed."""
-        leavers = self._plan.leavers if self._plan and not self._settled else ()
-        return (*self.members, *(worker for worker in leavers if worker in self._hosts))
+        if self._settled or not self._plan or not self._plan.leavers:
+            return self.members
+        return (*self.members, *(worker for worker in self._plan.leavers if worker in self._hosts))
 
     @property
     def _crew_size(self) -> int:
@@ -101,8 +102,9 @@ class Roll:
     @property
     def _going(self) -> list[str]:
         """Whom of the crew nobody wants: those on nodes that are to idle, and who is too many, first beside another."""
-        going = [worker for worker in self.crew if self._hosts[worker] in self._idle]
-        kept = [worker for worker in self.crew if worker not in going]
+        crew = self.crew
+        going = [worker for worker in crew if self._hosts[worker] in self._idle]
+        kept = [worker for worker in crew if worker not in going]
         while len(kept) > self._size:
             hosts = [self._hosts[worker] for worker in kept]
             _, surplus = max((hosts.count(host), index) for index, host in enumerate(hosts))

@@ -20,12 +20,15 @@ class Succession(Staffing):
     @property
     def may_rebalance(self) -> bool:
         """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
-        stable = self._settled and self._is_complete and not self._done and not self._revival.active
-        entered = self.generation == 1 or self._entered.issuperset(self.members)  # else see _may_move
-        starting = len(self.members) < self._size and bool(self._begun_s)
-        leaving = any(self._hosts[worker] in self._idle for worker in self.members)
-        moving = starting or leaving or self._may_move()
-        return stable and entered and not moving and not self._config.job.sharded and not self._finished
+        if not self._settled or self._done or self._revival.active or self._config.job.sharded or self._finished:
+            return False
+        members = self.members
+        if len(members) < self.world:
+            return False
+        entered = self.generation == 1 or self._entered.issuperset(members)  # else see _may_move
+        starting = len(members) < self._size and bool(self._begun_s)
+        leaving = any(self._hosts[worker] in self._idle for worker in members)
+        return entered and not starting and not leaving and not self._may_move()
 
     def _wants_other_shares(self) -> bool:
         """Whether the members of the last plan have not as many shards as they should."""
@@ -51,7 +54,10 @@ class Succession(Staffing):
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
         if not self._settled or self._done or self._revival.active or self._awaits_successors:
             return False
-        if self._going and self.generation > 1 and not self._entered.issuperset(self.members):
+        going = self._going
+        if not going and not self._is_wanting:  # as between most events: nobody need be seated to know that
+            return False
+        if going and self.generation > 1 and not self._entered.issuperset(self.members):
             return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
         next_world = self._next_world(abort=False)
         return set(next_world) != set(self.members) and len(next_world) >= self._config.least_world

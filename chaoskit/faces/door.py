@@ -26,6 +26,7 @@ from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
 #: A file in the directory of a run: whoever writes a number into it asks for a world of so many nodes.
 SCALE_FILE = "scale"
 _LOOK_S = 0.5
+_CLOSE_S = 0.05  # the end of a launch waits so long for the server
 _BODY_BYTES_MAX = 65536
 
 
@@ -79,7 +80,7 @@ def listening(requests: Requests, directory: Path, console: Console, port: int =
     door = Door(f"http://127.0.0.1:{server.server_port}", token, os.getpid())
     path, over = open_door(directory, door), threading.Event()
     threads = [
-        threading.Thread(target=server.serve_forever, name="door", daemon=True),
+        threading.Thread(target=server.serve_forever, args=(_CLOSE_S,), name="door", daemon=True),
         threading.Thread(target=_watch_file, args=(directory / SCALE_FILE, requests, console, over), daemon=True),
     ]
     for thread in threads:

@@ -8,7 +8,12 @@ from chaoskit.messages import EndJob
 from simulation.faults import Faults
 from simulation.laws import Violation
 from simulation.resizes import Resizes
+from simulation.size_law import SETTLING_S
 from simulation.world import World
+
+#: Every so many histories trains until its world can have settled.
+LONG = 40
+ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class History:
         lasted_s: on the fake clock.
         repeated: the most committed steps of a sharded job that one generation took again.
         resized: how often the world was to be another.
+        settled: whether the size to which it came was looked at.
     """
 
     seed: int
@@ -32,6 +38,7 @@ class History:
     terms: int
     repeated: int
     resized: int = 0
+    settled: bool = False
     trace: tuple[str, ...] = ()
 
 
@@ -43,6 +50,9 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
     faults = Faults(world)
     faults.schedule()
     Resizes(world, seed, faults).schedule()
+    if world.config.elastic is not None and seed % LONG == 1:
+        world.steps, world.patience_s = ENDLESS, world.patience_s + SETTLING_S
+        world.laws.size.watch(faults)
     broken = ""
     try:
         finished = world.engine.run(world.over, faults.last_s + world.patience_s)
@@ -61,5 +71,6 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
         world.coordinators,
         world.laws.repeated,
         world.laws.resized,
+        world.laws.size.checked,
         tuple(world.engine.trace or ()),
     )

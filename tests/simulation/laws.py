@@ -10,6 +10,7 @@ from chaoskit.control import events
 from chaoskit.messages import EndJob, Plan, StartWorker, StopWorker
 from chaoskit.vocabulary import Event
 from simulation.network import COORDINATOR
+from simulation.size_law import SizeLaw
 from simulation.worker import GENESIS, advance, gradient
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ class Laws:
         self.repeated = 0  # committed steps that one generation took again
         self.resized = 0  # times that the world was to be another
         self.high = 0  # steps that some rank has committed
+        self.size = SizeLaw(world)
         self.keepers: set[str] = set()  # nodes on which somebody has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
         self._twin = [GENESIS]
 
-    def _require(self, holds: bool, law: str) -> None:
+    def require(self, holds: bool, law: str) -> None:
+        """Break off where a law does not hold."""
         if not holds:
             self._world.engine.note(f"VIOLATION: {law}")
             raise Violation(law)
@@ -77,28 +80,30 @@ class Laws:
         """Nobody innocent is given up."""
         for entry in entries:
             self.resized += isinstance(entry.event, events.Resized)
+            self.size.remembered(entry.event)
             match entry.event:
                 case events.WorkerLost(worker):
                     process = self._world.workers.get(worker)
                     guilty = worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
-                    self._require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
+                    self.require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
                     self.lost_s.setdefault(worker, self._world.engine.now_s)
                     self.untold.add(worker)
                 case events.LeftOut(nodes):
                     if self._world.haven in nodes:
                         self._world.haven = ""  # its worker has ended, and the memory tier is not modelled
                     innocent = [node for node in nodes if node not in self.parted]
-                    self._require(not innocent, f"nodes {innocent} reach everybody and were left out")
+                    self.require(not innocent, f"nodes {innocent} reach everybody and were left out")
                     for name, process in self._world.workers.items():
                         if process.agent.node in nodes:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
                     kept = bool(coordinator.plane.membership.keepers) or self._world.sharded
-                    self._require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
+                    self.require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
                 case events.Settled(generation) if generation in self.plans and not self.keepers:
                     self.keepers.update(member.node for member in self.plans[generation].members)
                 case events.Resized(_, idle) if self._world.haven in idle:
                     self._world.haven = ""  # nothing is kept there any more
                 case events.Evicted(node):
+                    self._is_kept_without([name for name in self.ordered if name.rpartition(".")[0] == node], "evicted")
                     self.gave_up(node)
                     for name in self.ordered:
                         if name.rpartition(".")[0] == node:
@@ -106,10 +111,19 @@ class Laws:
                 case events.NodeLost(node):
                     if self._world.engine.now_s > self._world.agents[node].lease_until_s:
                         self.gave_up(node)
-                    self._require(node in self.excused_nodes, f"node {node} is well and was given up")
+                    self.require(node in self.excused_nodes, f"node {node} is well and was given up")
                     for name in self.ordered:  # also who has yet to begin there
                         if name.rpartition(".")[0] == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
+
+    def _is_kept_without(self, going: list[str], what: str) -> None:
+        """Whoever is made to go is not the last that has the newest state, or one step less: then all can go on."""
+        if self._world.sharded or not self.high:
+            return
+        known = [one for one in self._world.workers.values() if one.name not in self.lost_s]
+        having = {one.name for one in known if one.step >= self.high - 1}
+        last = bool(having) and having.issubset(going)
+        self.require(not last, f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}")
 
     def gave_up(self, node: str) -> None:
         """A node was not heard for as long as its lease: it has ended its workers, or they do not commit any more."""
@@ -120,19 +134,20 @@ class Laws:
     def sent(self, coordinator: Coordinator, node: str, message: messages.Message) -> None:
         """Decisions leave a coordinator here."""
         if isinstance(message, Plan):
-            self._require(self.end is None, f"generation {message.generation} was published after the end")
+            self.require(self.end is None, f"generation {message.generation} was published after the end")
             if message != self.plans.get(max(self.plans, default=0)):  # else it is only said again
                 self._published(coordinator, message)
         elif isinstance(message, StartWorker):
             self.ordered.add(message.worker)
-            self._require(self.end is None, f"{message.worker} was started after the end")
+            self.require(self.end is None, f"{message.worker} was started after the end")
         elif isinstance(message, StopWorker) and message.cause == "left":
             rank = self.plans[max(self.settled)].member(message.worker) if self.settled else None
-            self._require(rank is None or self._world.sharded, f"{message.worker} was sent away, and others need it")
+            self.require(rank is None or self._world.sharded, f"{message.worker} was sent away, and others need it")
             if message.worker in self._world.workers:
+                self._is_kept_without([message.worker], "sent away")
                 self.lost_s.setdefault(message.worker, self._world.engine.now_s)
         elif isinstance(message, EndJob):
-            self._require(self.end in (None, message), f"the job ended twice: {self.end}, {message}")
+            self.require(self.end in (None, message), f"the job ended twice: {self.end}, {message}")
             if self.end is None:
                 self.end = message
                 self._no_strays(coordinator)
@@ -140,14 +155,14 @@ class Laws:
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         generation, workers = plan.generation, [member.worker for member in plan.members]
         newest = self._newest(coordinator)
-        self._require(generation > newest, f"generation {generation} was published after generation {newest}")
+        self.require(generation > newest, f"generation {generation} was published after generation {newest}")
         shards = sorted(shard for member in plan.members for shard in member.shards)
-        self._require(shards == list(range(self._world.config.shard_count)), f"generation {generation}: {shards}")
-        self._require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
+        self.require(shards == list(range(self._world.config.shard_count)), f"generation {generation}: {shards}")
+        self.require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
         now_s = self._world.engine.now_s  # of two that are lost at once, the first leads to a plan with the second
         gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
         said_again = generation <= coordinator.inherited  # where no newer one can be: it ends those before
-        self._require(said_again or not gone, f"generation {generation} has lost workers: {gone}")
+        self.require(said_again or not gone, f"generation {generation} has lost workers: {gone}")
         if newest and not self._world.record.losses:
             self._needed(self.plans[newest], plan)
         self.plans[generation] = plan
@@ -170,7 +185,7 @@ class Laws:
         if self.excused & members or nodes & (self.excused_nodes | self.parted):
             return
         whole = self._world.mesh(before).whole
-        self._require(not whole, f"generation {plan.generation} without need: {before.generation} was well")
+        self.require(not whole, f"generation {plan.generation} without need: {before.generation} was well")
 
     def noted(self, coordinator: Coordinator, event: Event, fields: dict[str, Any]) -> None:
         """The journal of a coordinator."""
@@ -179,7 +194,7 @@ class Laws:
         elif event == Event.DETECTED:
             self.untold.discard(fields["worker"])
         elif event == Event.RECORD_LOST:
-            self._require(bool(self._world.record.losses), f"the record was not lost: {fields['detail']}")
+            self.require(bool(self._world.record.losses), f"the record was not lost: {fields['detail']}")
 
     def _no_strays(self, coordinator: Coordinator) -> None:
         world, now_s = self._world, self._world.engine.now_s
@@ -191,19 +206,19 @@ class Laws:
             calm &= not world.apart(agent.node, COORDINATOR)
             if process.alive and calm and world.agents[agent.node] is agent:
                 gone_s = self.lost_s.get(name, now_s)
-                self._require(gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs")
+                self.require(gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs")
 
     # -- what workers do ------------------------------------------------------------------------------------------
 
     def started(self, worker: Worker) -> None:
         """A name means one process."""
-        self._require(worker.name not in self._world.workers, f"{worker.name} was started twice")
+        self.require(worker.name not in self._world.workers, f"{worker.name} was started twice")
         self._world.workers[worker.name] = worker
 
     def met(self, formation: Formation) -> None:
         """The members of a generation know each other's steps: nothing that one rank committed alone can be lost."""
         target, generation = formation.target.step, formation.plan.generation
-        self._require(
+        self.require(
             target >= self.high - 1
             or generation < max(self.settled, default=generation + 1)  # a zombie hears of the past
             or (target < 0 and self.high == 1),  # a copy in place broke off
@@ -213,38 +228,38 @@ class Laws:
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
         """All contributions of a step have come together."""
         shards = sorted(shard for brought in one.brought.values() for shard in brought.shards)
-        self._require(shards == list(range(self._world.config.shard_count)), f"step {step} was made of {shards}")
+        self.require(shards == list(range(self._world.config.shard_count)), f"step {step} was made of {shards}")
         newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
         alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
         alone |= not mesh.whole  # then nobody completes it: who has left spreads no segment of it
-        self._require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
+        self.require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
         states = {brought.state for brought in one.brought.values()}
-        self._require(states == {self.twin(step)}, f"step {step} was computed from {len(states)} other states")
+        self.require(states == {self.twin(step)}, f"step {step} was computed from {len(states)} other states")
 
     def healed(self, worker: Worker, formation: Formation) -> None:
         """A worker has taken over the state of another."""
         target = formation.target.step
         over = max(self.plans, default=0) > formation.plan.generation  # then its source may have gone on in another one
         right = worker.step == target or (worker.step > target and over)
-        self._require(right, f"{worker.name} took step {worker.step}, not {target}")
-        self._require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
+        self.require(right, f"{worker.name} took step {worker.step}, not {target}")
+        self.require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
         self.keepers.add(worker.agent.node)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         """A rank has taken a step."""
         step, generation, name = worker.step, formation.plan.generation, worker.name
-        self._require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
+        self.require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
         for other, theirs in self._committers[step].items():
             older, newer = min(theirs, generation), max(theirs, generation)
             behind = other if theirs < generation else name
-            self._require(
+            self.require(
                 older == newer or self.plans[newer].member(behind) is None,
                 f"step {step} was committed in generations {older} and {newer}, and {behind} is in both",
             )
         if any(settled > generation and not self.plans[settled].member(name) for settled in self.settled):
             # Its last reduction was over when it was fenced: it may still take that step, like everybody else.
             self._zombie_commits[name] += 1
-            self._require(self._zombie_commits[name] == 1, f"{name} commits although it was fenced")
+            self.require(self._zombie_commits[name] == 1, f"{name} commits although it was fenced")
         self._committers[step][name] = generation
         self.high = max(self.high, step)
 
@@ -253,32 +268,32 @@ class Laws:
     def judge(self, finished: bool) -> None:
         """When all is over."""
         world = self._world
-        self._require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
+        self.require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
         if not world.record.losses:
-            self._require(not self.untold, f"nobody said that these were lost: {sorted(self.untold)}")
+            self.require(not self.untold, f"nobody said that these were lost: {sorted(self.untold)}")
         self._nobody_stays_outside()
         end = self.end or world.coordinator.plane.picture()[-1]
         assert isinstance(end, EndJob)
         if end.ok:
-            self._require(self.high == world.steps, f"called done after step {self.high} of {world.steps}")
+            self.require(self.high == world.steps, f"called done after step {self.high} of {world.steps}")
             return
         reason = end.reason
         if "failure budget" in reason:
-            self._require(len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}")
+            self.require(len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}")
         elif "record was lost" in reason:
-            self._require(bool(world.record.losses), f"the record was not lost: {reason}")
+            self.require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            self._require(self._may_be_lost(), f"the state is there: {reason}")
+            self.require(self._may_be_lost(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
-            self._require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
+            self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "in a row" in reason:
-            self._require(bool(world.barren), f"nobody failed to start: {reason}")
+            self.require(bool(world.barren), f"nobody failed to start: {reason}")
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
             late = bool(world.record.losses)  # the nodes that may still come are waited for, of a start-up of seconds
-            self._require(bool(struck) or late, f"nobody failed to start: {reason}")
+            self.require(bool(struck) or late, f"nobody failed to start: {reason}")
         else:
-            self._require(reason == world.stopped, f"unexpected end: {reason}")
+            self.require(reason == world.stopped, f"unexpected end: {reason}")
 
     def _may_be_lost(self) -> bool:
         """Whether nobody who can be reached has the state."""
@@ -298,4 +313,4 @@ class Laws:
         attached = world.coordinator.nodes
         for node in world.coordinator.plane.membership.left_out if calm else ():
             well = node in attached and world.agents[node].quiet_since_s < now_s - RETURN_S
-            self._require(not well, f"{node} reaches everybody and is left out")
+            self.require(not well, f"{node} reaches everybody and is left out")

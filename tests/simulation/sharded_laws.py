@@ -40,16 +40,16 @@ class ShardedLaws(Laws):
         ages = [snapshot.age for snapshot in plan.restore]
         step = max(ages)[0] if ages else 0
         anew = not plan.restore and bool(self.settled)
-        self._require(not anew or self.high <= 2, f"generation {plan.generation} begins anew after step {self.high}")
+        self.require(not anew or self.high <= 2, f"generation {plan.generation} begins anew after step {self.high}")
         cuts = {snapshot.pieces for snapshot in plan.restore if snapshot.age == max(ages)}
-        self._require(len(cuts) <= 1, f"generation {plan.generation} begins with pieces that were cut in two ways")
+        self.require(len(cuts) <= 1, f"generation {plan.generation} begins with pieces that were cut in two ways")
         stored = self.newest_stored(coordinator)
         behind = stored[0] - step if stored else 0
         allowed = LOST_STEPS_MAX if plan.restore else 0
         if self._grows(plan):  # all train on until they hear of it
             allowed = self.high if self._world.latency_s else LOST_STEPS_MAX + 1
         self.repeated = max(self.repeated, self.high - step)
-        self._require(
+        self.require(
             behind <= allowed, f"generation {plan.generation} goes back to step {step}, all of {stored} is stored"
         )
 
@@ -84,14 +84,14 @@ class ShardedLaws(Laws):
     def read(self, worker: Worker, copies: list[Copy]) -> None:
         """What one rank puts together."""
         states = {(copy.age, copy.state, copy.pieces) for copy in copies}
-        self._require(len(states) == 1, f"{worker.name} makes one state of {len(states)}")
+        self.require(len(states) == 1, f"{worker.name} makes one state of {len(states)}")
 
     def took_over(self, worker: Worker, formation: Formation) -> None:
         """A rank has its piece of the state, and is going to train on it."""
         generation, mine = formation.plan.generation, (worker.step, worker.state)
         begun = self._begun.setdefault(generation, mine)
-        self._require(begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}")
-        self._require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
+        self.require(begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}")
+        self.require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
         self._taken[generation].add(worker.name)
         self.keepers.add(worker.agent.node)
 
@@ -103,21 +103,21 @@ class ShardedLaws(Laws):
         if step < 0:
             return
         missing = {member.worker for member in mesh.plan.members} - self._taken[generation]
-        self._require(not missing, f"generation {generation} trains, and {sorted(missing)} have no piece")
+        self.require(not missing, f"generation {generation} trains, and {sorted(missing)} have no piece")
         if step <= self._world.steps:
             super().reduced(mesh, step, one)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         step, generation, name = worker.step, formation.plan.generation, worker.name
-        self._require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
-        self._require(generation >= self._committers[step].get(name, 0), f"{name} goes back to generation {generation}")
+        self.require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
+        self.require(generation >= self._committers[step].get(name, 0), f"{name} goes back to generation {generation}")
         self._committers[step][name] = generation
         self.high = max(self.high, step)
 
     def healed_stale(self, generation: int, workers: set[str]) -> None:
         """Who is said to have a piece in ``generation`` has taken one over there."""
         wrong = workers - self._taken[generation]
-        self._require(not wrong, f"{sorted(wrong)} count as healed in generation {generation}")
+        self.require(not wrong, f"{sorted(wrong)} count as healed in generation {generation}")
 
     # -- the end --------------------------------------------------------------------------------------------------
 
