@@ -772,6 +772,94 @@ def test_observers_are_told_of_the_last_report_of_each_node() -> None:
     ]
 
 
+def hello_with_door(node: str, **changes: Any) -> AgentHello:
+    return hello(node, **({"host": node, "port": 7} | changes))
+
+
+def trains(health: Literal["enforce", "report"] = "enforce", **settings: Any) -> Bench:
+    """Two nodes that train, and could be connected to."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, health=health, **settings))
+    bench.attach(hello_with_door("a"), hello_with_door("b"))
+    bench.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
+    bench.go_on(1.2, *NODES)
+    return bench
+
+
+def measured(sent: list[Any], **reading: Any) -> list[messages.LinksMeasured]:
+    """What the nodes answer that are asked."""
+    good = {"connect_ms": 1.0, "rtt_ms": (0.1,), "sent_mb_s": 900.0, "received_mb_s": 900.0} | reading
+    return [
+        messages.LinksMeasured(
+            node,
+            message.number,
+            tuple(messages.PairReading(address="h:7", node=target[0], **good) for target in message.targets),
+            joins=True,
+        )
+        for node, message in sent
+        if isinstance(message, messages.MeasureLinks)
+    ]
+
+
+def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_have_passed() -> None:
+    bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
+    assert bench.attach(hello_with_door("c")) == []
+    asked = bench.wait(0.02)
+    assert [node for node, _ in asked] == ["c"]
+    assert bench.hear(report("c", "ok")) == []
+    heir = bench.successor()
+    assert heir.plane.membership.on_probation == {"c"}, "the next coordinator does not use it either"
+    bench.hear(*measured(asked))
+    assert bench.plane.membership.unfit == frozenset()
+    bench.wait(0.02)
+    assert bench.plane.membership.workers_on("c") == {"c.0"}
+    (known,) = [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)]
+    assert {"gpu0.xid", "pair.reached"} <= {one.what for one in known.findings}
+
+
+def test_a_newcomer_that_is_badly_connected_is_refused_after_some_tries() -> None:
+    bench = trains()
+    bench.attach(hello_with_door("c"))
+    bench.hear(report("c", "ok"))
+    for _ in range(3):
+        bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), sent_mb_s=0.5))
+    assert (bench.plane.membership.unfit, bench.plane.membership.on_probation) == ({"c"}, frozenset())
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["admitted", "refused"]
+    assert [one for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, StartWorker)][2:] == []
+
+
+def test_a_newcomer_that_is_needed_is_used_before_anything_is_known_of_it() -> None:
+    bench = trains()
+    bench.do(bench.plane.detach("b", "its agent ended", bench.now_s, dead=True))
+    bench.hear(Formed("a.0", 2))
+    assert bench.plane.membership.settled
+    bench.attach(hello_with_door("b", pid=2, started=1))
+    assert bench.plane.membership.unfit == frozenset()
+
+
+def test_a_newcomer_that_is_needed_before_it_has_proved_itself_is_used_then() -> None:
+    bench = trains()
+    bench.attach(hello_with_door("c"))
+    asked = bench.wait(0.02)
+    assert bench.plane.membership.on_probation == {"c"}
+    bench.do(bench.plane.detach("b", "its agent ended", bench.now_s, dead=True))
+    bench.wait(0.02)
+    assert bench.plane.membership.unfit == frozenset()
+    for _ in range(3):
+        bench.hear(*measured(asked, sent_mb_s=0.5))
+        asked = bench.go_on(0.5, "a", "c")
+    assert bench.plane.membership.unfit == {"c"}, "and given up when it is found unfit after all"
+
+
+def test_in_a_run_that_only_reports_a_newcomer_is_used_at_once_and_its_link_is_told() -> None:
+    bench = trains("report")
+    bench.attach(hello_with_door("c"))
+    assert bench.plane.membership.unfit == frozenset()
+    for _ in range(3):
+        bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), error="silent for 2 s"))
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused"]
+    assert bench.plane.membership.unfit == frozenset()
+
+
 def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
     bench.attach(hello("a"), hello("b"))

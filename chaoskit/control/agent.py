@@ -28,10 +28,10 @@ from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
-from chaoskit.control.link_speed import answer_probe, probe
 from chaoskit.control.logwatch import LogWatcher
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
+from chaoskit.health.clock import apart_ns
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
@@ -42,7 +42,6 @@ from chaoskit.messages import (
     Heartbeat,
     Holding,
     KeepWarm,
-    LinksMeasured,
     LinksTested,
     MeasureLinks,
     Ping,
@@ -124,11 +123,11 @@ class Agent:
         coordinator: socket.socket,
         welcome: Welcome,
         reports: socket.socket,
-        door: socket.socket,
+        port: int,
         keeper: KeeperLine,
     ) -> None:
         self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
-        self._zygote, self._door, self._keeper = reports, door, keeper
+        self._zygote, self._port, self._keeper = reports, port, keeper
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
@@ -142,8 +141,6 @@ class Agent:
         self._loop.set_exception_handler(lambda loop, context: self._suffer(context))
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
-        token = self._spec.token
-        await asyncio.start_server(lambda reader, writer: answer_probe(reader, writer, token), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
         if self._config.elastic is not None:
@@ -173,7 +170,7 @@ class Agent:
             term=self._uplink.term,
             started=self._started_count,
             host=self._spec.host,
-            port=self._door.getsockname()[1],
+            port=self._port,
         )
 
     def _spawn(self, work: Any) -> None:
@@ -223,7 +220,7 @@ class Agent:
             case TestLinks():
                 self._spawn(self._test_links(message))
             case MeasureLinks():
-                self._spawn(self._measure_links(message))
+                self._keeper.measure(message)
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
@@ -254,10 +251,6 @@ class Agent:
         reached = await asyncio.gather(*(can_connect(door) for door in doors.values()))
         unreachable = tuple(node for node, well in zip(doors, reached, strict=True) if not well)
         self._tell(LinksTested(self._spec.node, order.number, unreachable))
-
-    async def _measure_links(self, order: MeasureLinks) -> None:
-        links = [await probe(node, (host, port), self._spec.token) for node, host, port in order.targets]
-        self._tell(LinksMeasured(self._spec.node, order.number, tuple(links)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)
@@ -433,7 +426,7 @@ class Agent:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
             beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
-            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns()))
+            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns(), self._uplink.clock.offset))
             self._uplink.look(time.monotonic())
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)
@@ -460,6 +453,7 @@ class Agent:
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
             effort=_effort(board, starved),
+            clock_ms=(board.apart_ns - apart_ns()) / 1e6 if board.apart_ns else 0.0,
         )
 
     def _watched(self) -> list[tuple[str, Board]]:
@@ -529,10 +523,10 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
     quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config)
-    keeper = KeeperLine(*start_keeper(quarters, (mine, connection, door)))
+    keeper = KeeperLine(*start_keeper(quarters, door, (mine, connection)))
     raise_priority()
     try:
-        asyncio.run(Agent(spec, connection, welcome, mine, door, keeper).run())
+        asyncio.run(Agent(spec, connection, welcome, mine, port, keeper).run())
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
         os._exit(1)

@@ -20,11 +20,13 @@ class NodeJoined(Event, frozen=True):
     """``incarnation``: which agent speaks for the node; its workers live as long as it does.
 
     ``started``: workers that it has ever started, as far as it knows: names with lower numbers are taken.
+    ``proves``: it gets no workers before it is :class:`Fit`, as nobody needs it yet.
     """
 
     node: str
     incarnation: str = ""
     started: int = 0
+    proves: bool = False
 
 
 class NodeLost(Event, frozen=True):

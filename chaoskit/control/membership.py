@@ -102,8 +102,11 @@ class Membership(Renewal):
     def _gain(self, event: NodeJoined | Returned | Fit, now_s: float) -> list[Action]:
         """There is a node more that may have workers."""
         match event:
-            case NodeJoined(node, _, started) if node not in self._nodes:
+            case NodeJoined(node, _, started, proves) if node not in self._nodes:
                 self._nodes.append(node)
+                if proves:
+                    self._unfit.add(node)
+                    self._on_probation.add(node)
                 self._silent.pop(node, None)
                 self._started[node] = max(self._started.get(node, 0), started)
                 self._launched |= self._may_start(now_s)

@@ -31,7 +31,7 @@ class Succession(Staffing):
         """Whether the members of the last plan have not as many shards as they should."""
         assert self._plan is not None
         loads = {member.worker: len(member.shards) for member in self._plan.members}
-        fitted = fit(self._shares, self.members, self._config.shard_count)
+        fitted = fit(self._shares, self.members, sum(loads.values()))
         return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
 
     def _may_grow(self) -> bool:
@@ -73,7 +73,8 @@ class Succession(Staffing):
             kept += needed
         else:
             needed = []
-        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        most = self._size + len(needed)
+        room = min(most, self._config.shards_of(-1, most)) - len(kept)
         spares = self._willing(room)
         spares = spares if abort else self._apart(spares, kept, room)
         seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
@@ -108,8 +109,11 @@ class Succession(Staffing):
         self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
     ) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
-        shares = fit(self._shares, workers, self._config.shard_count)
-        shards = reassign(previous, workers, self._config.shard_count, shares)
+        shard_count = self._config.shards_of(-1, len(workers))
+        if sum(map(len, previous.values())) != shard_count:
+            previous = {}  # gradients of another batch are of no use
+        shares = fit(self._shares, workers, shard_count)
+        shards = reassign(previous, workers, shard_count, shares)
         self._plan = Plan(
             generation=self.newest_known + 1,
             members=tuple(
