@@ -552,6 +552,12 @@ class SpotNotice(Message, frozen=True):
     grace_s: float
 
 
+class NoticeCancelled(Message, frozen=True):
+    """``node`` stays after all. The coordinator passes it on to the node, which may still be asking to leave."""
+
+    node: str
+
+
 class LendNodes(Message, frozen=True):
     """A job of higher priority wants so many nodes within ``grace_s``. Answered by :class:`Answered`."""
 
@@ -715,6 +721,7 @@ AnyMessage = (
     | GroupBroken
     | ScaleTo
     | SpotNotice
+    | NoticeCancelled
     | LendNodes
     | ReturnNodes
     | Answered

@@ -16,13 +16,15 @@ from chaoskit.control.generations import Generations
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
 from chaoskit.control.newcomers import Newcomers
-from chaoskit.control.outputs import Note, Output, Send, Show
-from chaoskit.control.rulings import Excused, Hopeless, Rulings
+from chaoskit.control.outputs import Note, Output, Show
+from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.health.finding import of_node
-from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired, StopWorker
+from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
 from chaoskit.vocabulary import LOG_RULE, Event
 
+#: A slow rank that is replaced is well: it has so long for its own hooks, where no elastic policy says how long.
+FAREWELL_S = 30.0
 _LINKS, _CLOCK = "links", "clock"  # looks at a node
 
 
@@ -50,23 +52,36 @@ class Attention(Generations):
         self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
     ) -> list[Output]:
         lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
-        return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
+        return [self._stop(worker, cause, now_s), *self._lose_worker(lost, now_s)]
 
     def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
         """Do what a log rule asks for, if that can help."""
         membership = self._membership
-        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s)
+        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s - self._lag_s)
         if isinstance(ruling, Hopeless):
             return self._advance(events.JobFailed(ruling.reason), now_s)
         if isinstance(ruling, Excused):
             said = {"rule": fired.rule, "worker": fired.worker, "verdict": fired.verdict, "detail": ruling.why}
             return [Note(Event.RULE_EXCUSED, said)] if ruling.why else []
-        if not ruling.whole_node or len(membership.nodes) == 1:
-            return self._stop_and_lose(fired.worker, LOG_RULE, ruling.detail, now_s)
-        outputs: list[Output] = [Note(Event.SET_ASIDE, {"node": fired.node, "strikes": 0, "detail": ruling.detail})]
+        aside = ruling.whole_node and len(membership.nodes) > 1
         # its spares first: none of them is to take the rank
-        for worker in sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker):
-            outputs += self._stop_and_lose(worker, LOG_RULE, ruling.detail, now_s, aside=True)
+        staff = sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker)
+        ruled = events.Ruled(fired, membership.generation, tuple(staff) if aside else (fired.worker,), aside)
+        self._rulings.take_in(ruled, now_s - self._lag_s)
+        return [*self._tell_ruling(ruled), *self._advance(ruled, now_s), *self._carry_out_ruling(ruled, now_s)]
+
+    def _tell_ruling(self, ruled: events.Ruled) -> list[Output]:
+        if not ruled.aside:
+            return []
+        said = {"node": ruled.fired.node, "strikes": 0, "detail": reason_of(ruled.fired)}
+        return [Note(Event.SET_ASIDE, said)]
+
+    def _carry_out_ruling(self, ruled: events.Ruled, now_s: float) -> list[Output]:
+        """Give up whom it names, as far as they are there."""
+        outputs: list[Output] = []
+        for worker in ruled.workers:
+            if self._membership.host_of(worker) is not None:
+                outputs += self._stop_and_lose(worker, LOG_RULE, reason_of(ruled.fired), now_s, aside=ruled.aside)
         return outputs
 
     def _look_for_hangs(self, now_s: float) -> list[Output]:
@@ -115,6 +130,9 @@ class Attention(Generations):
                 case Note():
                     outputs.append(decided)
                 case GiveUp(worker, detail):
+                    elastic = self._config.elastic
+                    grace_s = FAREWELL_S if elastic is None else elastic.graceful_shutdown_timeout_s
+                    self._farewells[worker] = now_s + grace_s, detail
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
                 case TryLinks(nodes):
                     outputs += self._link_speeds.order(nodes)

@@ -30,6 +30,7 @@ from chaoskit.messages import (
     LinesMatched,
     LinksMeasured,
     LinksTested,
+    NoticeCancelled,
     Ping,
     Pong,
     PullNode,
@@ -137,7 +138,7 @@ class Hearing(Inheritance):
                 return [Send(node, message)]
             case Arm(node, worker, trigger):
                 return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
-            case ScaleTo() | LendNodes() | SpotNotice() | ReturnNodes():
+            case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
             case EndJob(reason=reason):
                 return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision

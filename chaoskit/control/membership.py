@@ -60,6 +60,8 @@ class Membership(Renewal):
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
         chores = self._take_in(event, now_s)
+        if self._swap_by_s is not None and now_s >= self._swap_by_s:
+            self._swap_by_s = None
         if self._config.job.sharded:
             self._look_at_pieces()
         chores += self._recall(now_s)
@@ -83,8 +85,8 @@ class Membership(Renewal):
                 return self._hear_of_generation(event, now_s)
             case Sealed() | SourceFailed():
                 self._hear_of_copies(event, now_s)
-            case Resized(size, idle):
-                self._size, self._idle = size, set(idle)
+            case Resized(size, idle, _, swap_by_s):
+                self._size, self._idle, self._swap_by_s = size, set(idle), swap_by_s
                 return self._vacate(now_s)
             case Rebalanced(shares) if self.may_rebalance:
                 self._shares = dict(shares)

@@ -88,7 +88,7 @@ class ControlPlane(Hearing):
         outputs += self._keep_unfit_out(now_s)
         outputs += self._test_newcomers(now_s)
         outputs += self._give_up_late(now_s)
-        self._resume(now_s)
+        outputs += self._resume(now_s)
         outputs += self._stall_broken(now_s)
         outputs += self._stall_inherited(now_s)
         outputs += self._look_at_size(now_s)

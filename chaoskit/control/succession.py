@@ -38,9 +38,18 @@ class Succession(Staffing):
         """Whether the world is not full, though it could be, and no member is at its end."""
         return self._settled and not self._done and self._is_wanting and not self._revival.active
 
+    @property
+    def _awaits_successors(self) -> bool:
+        """Whether who goes stays for now, as others are being started in its place: then the world moves once."""
+        if self._swap_by_s is None or not (going := self._going):
+            return False
+        room = self._size - (len(self.crew) - len(going))
+        coming = any(self._hosts[worker] not in self._idle for worker in self._begun_s)
+        return coming and len(self._willing(room)) < room
+
     def _may_move(self) -> bool:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
-        if not self._settled or self._done or self._revival.active:
+        if not self._settled or self._done or self._revival.active or self._awaits_successors:
             return False
         if self._going and self.generation > 1 and not self._entered.issuperset(self.members):
             return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed

@@ -17,6 +17,7 @@ from chaoskit.messages import (
     Heartbeat,
     LendNodes,
     Message,
+    NoticeCancelled,
     Plan,
     ReturnNodes,
     ScaleTo,
@@ -66,7 +67,7 @@ class Requests:
         self._borrowers.add(job)
         return self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
 
-    def tell(self, message: SpotNotice | ReturnNodes) -> Reply:
+    def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> Reply:
         """Say what the coordinator does not answer. Refused where it would mean nothing, as with a mistyped name.
 
         Raises:
@@ -77,7 +78,7 @@ class Requests:
         if not self._elastic:
             return Reply(False, _NO_POLICY)
         match message:
-            case SpotNotice(node) if node not in self._nodes:
+            case (SpotNotice(node) | NoticeCancelled(node)) if node not in self._nodes:
                 return Reply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
             case ReturnNodes(job) if job not in self._borrowers:
                 return Reply(False, f"{job!r} has no nodes of this run")

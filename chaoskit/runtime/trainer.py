@@ -321,6 +321,7 @@ class Trainer(HookMethods):
         self._worker.board.enter(Phase.RESTORE)
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
+        self._worker.board.enter(Phase.REGROUP)  # nothing is copied any more: it waits
         # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
         if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
             raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
