@@ -78,7 +78,7 @@ class Requests:
         if not self._elastic:
             return Reply(False, _NO_POLICY)
         match message:
-            case (SpotNotice(node) | NoticeCancelled(node)) if node not in self._nodes:
+            case SpotNotice(node) | NoticeCancelled(node) if node not in self._nodes:
                 return Reply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
             case ReturnNodes(job) if job not in self._borrowers:
                 return Reply(False, f"{job!r} has no nodes of this run")
