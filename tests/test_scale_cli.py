@@ -57,6 +57,12 @@ class Launch:
         ended = self._workplace.run(*arguments, "--run", "run", "--json")
         return ended.returncode, json.loads(ended.stdout)
 
+    def refused(self, *arguments: str) -> tuple[str, Any]:
+        """Field and value of what is bad input."""
+        code, said = self.command(*arguments)
+        assert code == 2
+        return said["error"]["field"], said["error"]["value"]
+
     def records(self, event: Event) -> list[Record]:
         return [record for record in read_journals(self.directory / "journal") if record.event == event]
 
@@ -87,6 +93,13 @@ def test_every_way_to_ask(launch: Launch) -> None:
     code, said = launch.command("scale", "9")
     assert (code, said["accepted"]) == (1, False)
     assert "no allowed size: use 1, 2, 3, 4" in said["reason"]
+    code, said = launch.command("notice", "node9", "--grace-s", "5")
+    assert (code, said["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
+    assert launch.refused("notice", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
+    assert launch.refused("lend", "0", "--job", "urgent") == ("nodes", 0)
+    assert launch.refused("lend", "1", "--job", "") == ("job", "")
+    code, said = launch.command("give-back", "--job", "nobody")
+    assert (code, said["reason"]) == (1, "'nobody' has no nodes of this run")
 
     (launch.directory / "scale").write_text("2\n")
     launch.until_world(2)
@@ -163,7 +176,7 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=10)
             assert refused.value.code == 401
-    with pytest.raises(BadInput, match="mend the JSON"):
+    with pytest.raises(BadInput, match=r"send JSON with size \(int\)"):
         launch.run._ask("scale", {"size": "many"})
     assert launch.run.state().world == 2
     assert not launch.records(Event.ASKED)
