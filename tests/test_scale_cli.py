@@ -139,7 +139,7 @@ def agent_of(launch: Launch, node: str) -> int:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether that process has a handler for the signal; the agent takes its own away when it has had the first."""
-    (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(mask, 16) >> number - 1 & 1)
 
 
