@@ -1,9 +1,9 @@
-"""What it costs an agent to follow chatty logs: its CPU time with and without log rules.
+"""What it costs a node to follow chatty logs: CPU time of its agent, and of the process that matches log rules.
 
     python benchmarks/log_rules.py [--lines-per-s 100] [--workers 4] [--seconds 20]
 
-The agent's own code looks at the logs of so many workers, to each of which so many lines are written a second; beside
-it heartbeats are paced as an agent paces them. CPU time is that of the process, of one core.
+The agent's own code has the logs of so many workers looked at, to each of which so many lines are written a second;
+beside it heartbeats are paced as an agent paces them. CPU time is that of the two processes, of one core.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from chaoskit.control.logwatch import LogWatcher
+from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.rules import Rule, parse_rules
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Phase
@@ -45,13 +46,16 @@ def write(paths: list[Path], lines_per_s: float, ended: threading.Event) -> None
         number += 1
 
 
-async def _measure(rules: list[Rule], directory: Path, workers: list[str], seconds: float) -> tuple[float, float]:
+async def _measure(
+    rules: list[Rule], line: socket.socket | None, workers: list[str], seconds: float
+) -> tuple[float, float]:
     boards = [(worker, Board.create()) for worker in workers]
     for rank, (_, board) in enumerate(boards):
         board.place(1, rank)
         board.enter(Phase.FORWARD)
-    watcher = LogWatcher("a", rules, directory, lambda: boards, lambda message: None)
-    watching = asyncio.ensure_future(watcher.run()) if rules else None
+    watching = None
+    if line is not None:
+        watching = asyncio.ensure_future(LogLine("a", rules, line, lambda: boards, lambda message: None).run())
     latest_s, begun, until_s = 0.0, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < until_s:
         due_s = time.monotonic() + _BEAT_S
@@ -59,6 +63,7 @@ async def _measure(rules: list[Rule], directory: Path, workers: list[str], secon
         latest_s = max(latest_s, time.monotonic() - due_s)
     if watching is not None:
         watching.cancel()
+        await asyncio.wait([watching])
     return (time.process_time() - begun) / seconds, latest_s
 
 
@@ -78,13 +83,19 @@ def main() -> None:
                 child = os.fork() if lines_per_s else 0
                 if lines_per_s and child == 0:
                     write(paths, lines_per_s, threading.Event())
+                matching = 0.0
                 try:
-                    cpu, latest_s = asyncio.run(_measure(rules, Path(directory), workers, given.seconds))
+                    line, pid = start_log_process("a", rules, Path(directory), ()) if rules else (None, 0)
+                    cpu, latest_s = asyncio.run(_measure(rules, line, workers, given.seconds))
+                    if pid:  # it has ended with the line
+                        used = os.wait4(pid, 0)[2]
+                        matching = (used.ru_utime + used.ru_stime) / given.seconds
                 finally:
                     if child:
                         os.kill(child, 9)
                         os.waitpid(child, 0)
             told = f"{name:>15}, {lines_per_s:g} lines/s each: {cpu * 100:.2f} % of a core"
+            told += f" and {matching * 100:.2f} % beside it" if rules else ""
             sys.stdout.write(f"{told}, a beat at most {latest_s * 1000:.1f} ms late\n")
 
 

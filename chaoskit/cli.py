@@ -91,6 +91,11 @@ def launch(
         str,
         typer.Option(metavar="MIN..MAX|FILE", help="Sizes that `chaoskit scale` may give it, or a policy file."),
     ] = "",
+    follow: Annotated[
+        str,
+        typer.Option(metavar="RULE", help="Let the batch follow the world: linear (SGD), square-root (Adam) or none."),
+    ] = "",
+    follow_warmup_steps: Annotated[int, typer.Option(help="Steps in which a higher learning rate is reached.")] = 0,
     rules: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Log rules, as HyperPod has them: what each rank must print, and how often."),
@@ -137,6 +142,8 @@ def launch(
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     settings |= {"substrate": substrate, "health": health}
     settings |= {"control_port": control_port, "elastic": face.parse_elastic(elastic)}
+    if follow:
+        settings["follow"] = {"rule": follow, "warmup_steps": follow_warmup_steps}
     settings |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "otlp_endpoint": otlp_endpoint}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:

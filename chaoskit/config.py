@@ -70,6 +70,25 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return {"endpoint_url": self.endpoint} if self.endpoint else {}
 
 
+class Follow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The global batch follows the world: every rank keeps its number of shards.
+
+    Args:
+        rule: what becomes of the optimizer's numbers: ``linear`` (SGD), ``square-root`` (Adam, AdamW) or ``none``. See
+            :mod:`chaoskit.elastic.scaling`. They are chosen for the batch that the script names, which is that of the
+            ``nodes`` with which it starts.
+        warmup_steps: a higher learning rate is reached in so many steps.
+        schedule: (step, shards): from that step on the batch has so many, which one rank computes, whatever the world
+            is. Of the twin of a run whose world changed.
+        named_shards: of such a twin: those of the batch that the script names.
+    """
+
+    rule: Literal["linear", "square-root", "none"]
+    warmup_steps: int = 0
+    schedule: tuple[tuple[int, int], ...] = ()
+    named_shards: int = 0
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that coordinator, agents and workers must agree on.
 
@@ -121,6 +140,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         quarantined: nodes that are given no workers, whatever they find.
         on_probation: nodes that are given none until they have found that they are fit.
         elastic: between which sizes the world may move on request; None: it is of ``nodes``, as far as they are there.
+        follow: let the global batch follow the number of ranks; None: it stays, and so do the numbers.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
         rules: what the logs of the ranks must show, and what is done if they do not; see :mod:`chaoskit.rules`.
@@ -165,6 +185,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quarantined: tuple[str, ...] = ()
     on_probation: tuple[str, ...] = ()
     elastic: ElasticPolicy | None = None
+    follow: Follow | None = None
     disk: Tier | None = None
     remote: Tier | None = None
     resume: bool = False
@@ -174,6 +195,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def shard_count(self) -> int:
         """V, the number of shards."""
         return self.shards or self.nodes_max
+
+    def shards_of(self, step: int, world: int) -> int:
+        """Shards of the global batch of ``step``, if ``world`` ranks compute it."""
+        if self.follow is None:
+            return self.shard_count
+        scheduled = [shards for begin, shards in self.follow.schedule if begin <= step]
+        return scheduled[-1] if scheduled else self.shard_count // self.nodes_max * world
+
+    @property
+    def named_shards(self) -> int:
+        """Shards of the batch that the script names: that of ``nodes`` ranks."""
+        return (self.follow and self.follow.named_shards) or self.shards_of(-1, self.nodes)
 
     @property
     def least_world(self) -> int:
@@ -244,6 +277,8 @@ def validate(config: RunConfig) -> None:
     if config.shards and config.shards < config.nodes_max:
         field = "nodes" if config.elastic is None else "maxReplicas"
         raise BadInput("shards", config.shards, f"use at least {field}={config.nodes_max}: every rank needs a shard")
+    if config.follow is not None:
+        _validate_follow(config.follow, config)
     if not config.balance_gain < 1:
         raise BadInput("balance_gain", config.balance_gain, "use less than 1: it is a share of the step time")
     if 0 < config.slow_limit < SLOW_LIMIT_MIN:
@@ -268,6 +303,17 @@ def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
         raise BadInput(
             "nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}"
         )
+
+
+def _validate_follow(follow: Follow, config: RunConfig) -> None:
+    if follow.warmup_steps < 0:
+        raise BadInput("follow.warmup_steps", follow.warmup_steps, "use 0 or more")
+    if config.job.sharded:
+        remedy = "leave it out: a sharded job keeps its batch, as the order of its sums hangs on it"
+        raise BadInput("follow", follow.rule, remedy)
+    if config.shards % config.nodes_max:
+        remedy = f"use a multiple of {config.nodes_max}, the largest world: each rank has as many if the batch follows"
+        raise BadInput("shards", config.shards, remedy)
 
 
 def _validate_tier(field: str, tier: Tier | None) -> None:

@@ -169,9 +169,9 @@ class AgentHello(Message, frozen=True):
 
     ``generation``: the newest plan that this node has seen; ``term``: the newest coordinator. ``workers``: those that
     live here; ``ended``: those that did, as far as no coordinator has said that it knows. ``started``: the number of
-    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may try whether they can
-    connect to this one. What else must be known follows as the messages that say it, and
-    may have been heard before.
+    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may connect to
+    this one and test the link. What else must be known follows as the messages that say it, and may have been heard
+    before.
     """
 
     node: str
@@ -220,7 +220,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
 
     ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known. ``effort``:
-    None where it cannot be read, or is not measured.
+    None where it cannot be read, or is not measured. ``clock_ms``: how far its wall clock is ahead of its agent's.
     """
 
     worker: str
@@ -234,20 +234,33 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
     rehearsal_ms: float = 0.0
     effort: Effort | None = None
+    clock_ms: float = 0.0
+
+
+class ClockOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a wall clock is ahead of the coordinator's, give or take ``error_ms``."""
+
+    ahead_ms: float
+    error_ms: float
 
 
 class Heartbeat(Message, frozen=True):
-    """A node lives. ``sent_ns``: when it said so, by its own CLOCK_MONOTONIC."""
+    """A node lives. ``sent_ns``: when it said so, by its own CLOCK_MONOTONIC. ``clock``: None before an answer."""
 
     node: str
     beats: tuple[Beat, ...]
     sent_ns: int = 0
+    clock: ClockOffset | None = None
 
 
 class Heard(Message, frozen=True):
-    """Answers a :class:`Heartbeat`: the lease of the node runs from when it sent that, not from when this arrives."""
+    """Answers a :class:`Heartbeat`: the lease of the node runs from when it sent that, not from when this arrives.
+
+    ``wall_ns``: the coordinator's wall clock as it answered; nothing is decided by it.
+    """
 
     sent_ns: int
+    wall_ns: int = 0
 
 
 class TestLinks(Message, frozen=True):
@@ -265,19 +278,34 @@ class LinksTested(Message, frozen=True):
     unreachable: tuple[str, ...]
 
 
+class PairReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A test of the way to ``address``, of ``node``. With an ``error`` the rest is what was measured before it.
+
+    ``offset_ms``: how far the other wall clock is ahead of ours, give or take half the shortest round trip.
+    ``path_ms``, ``path_sent_mb_s``, ``path_received_mb_s``: round trip and streams as the kernels of both sides have
+    seen them, whether anybody had a CPU or not; 0 where they do not tell.
+    """
+
+    address: str
+    node: str = ""
+    error: str = ""
+    connect_ms: float = 0.0
+    rtt_ms: tuple[float, ...] = ()
+    offset_ms: float = 0.0
+    sent_mb_s: float = 0.0
+    received_mb_s: float = 0.0
+    intact: bool = True
+    path_ms: float = 0.0
+    path_sent_mb_s: float = 0.0
+    path_received_mb_s: float = 0.0
+
+
 class MeasureLinks(Message, frozen=True):
-    """Asks an agent how fast its links to other nodes are: node, host and port of each."""
+    """Asks a node how good its links to others are: node, host and port of each. ``joins``: it is new here."""
 
     number: int
     targets: tuple[tuple[str, str, int], ...]
-
-
-class LinkSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The link to ``node``: until an authenticated connection, and what came over it then; 0 if that did not come."""
-
-    node: str
-    connect_ms: float
-    mb_s: float
+    joins: bool = False
 
 
 class LinksMeasured(Message, frozen=True):
@@ -285,7 +313,8 @@ class LinksMeasured(Message, frozen=True):
 
     node: str
     number: int
-    links: tuple[LinkSpeed, ...]
+    links: tuple[PairReading, ...]
+    joins: bool = False
 
 
 class WorkerReady(Message, frozen=True):
@@ -523,6 +552,12 @@ class SpotNotice(Message, frozen=True):
     grace_s: float
 
 
+class NoticeCancelled(Message, frozen=True):
+    """``node`` stays after all. The coordinator passes it on to the node, which may still be asking to leave."""
+
+    node: str
+
+
 class LendNodes(Message, frozen=True):
     """A job of higher priority wants so many nodes within ``grace_s``. Answered by :class:`Answered`."""
 
@@ -686,6 +721,7 @@ AnyMessage = (
     | GroupBroken
     | ScaleTo
     | SpotNotice
+    | NoticeCancelled
     | LendNodes
     | ReturnNodes
     | Answered

@@ -20,6 +20,7 @@ _PF_EXITING = 0x4
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 2**25  # the most that glibc takes
+_MODEST = 10  # about a tenth of the time of whoever else wants a CPU
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -203,6 +204,19 @@ class Starvation:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def step_back() -> None:
+    """Let others have the CPUs first from now on, also while the kernel frees this process: 90 ms a GB of memory.
+
+    To be called by the leader of a session: kernels with autogroups share CPUs out among sessions, and look at the
+    niceness of a thread only within its own.
+    """
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _MODEST))
+    with contextlib.suppress(OSError):  # a kernel without them
+        Path("/proc/self/autogroup").write_text(str(_MODEST), encoding="ascii")
 
 
 def keep_freed_memory() -> None:

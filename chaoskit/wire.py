@@ -105,7 +105,7 @@ def receive(connection: socket.socket, decode: Callable[[bytes], Any] = decode) 
 # -- asyncio streams (coordinator, agents, harness) ---------------------------------------------------------------
 
 
-async def read_message(reader: asyncio.StreamReader) -> Any:
+async def read_message(reader: asyncio.StreamReader, decode: Callable[[bytes], Any] = decode) -> Any:
     """The next message. Raises ConnectionError at the end of the stream, and when the network has given it up."""
     try:
         header = await reader.readexactly(_LENGTH.size)

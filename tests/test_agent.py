@@ -101,7 +101,7 @@ async def live(how):
     spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
     (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper, _kept = socket.socketpair()
-    agent = Agent(spec, line, welcome, mine, socket.create_server(("127.0.0.1", 0)), KeeperLine(keeper, 0))
+    agent = Agent(spec, line, welcome, mine, 0, KeeperLine(keeper, 0), None)
     life = asyncio.ensure_future(agent.run())
     await asyncio.sleep(0)
     if how == "report":

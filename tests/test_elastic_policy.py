@@ -24,6 +24,7 @@ from chaoskit.elastic.events import (
     Left,
     Lost,
     Notice,
+    NoticeCancelled,
     Resize,
     Returned,
     Scale,
@@ -136,7 +137,7 @@ def test_the_least_costly_leave_for_a_job_of_priority_and_come_back() -> None:
     (resize,) = resizes(decisions)
     assert [(leave.node, leave.by_s) for leave in resize.leaves] == [("n2", 48), ("n3", 48)]
     world.handle(Left("n2"), 43)
-    assert world.handle(Tick(), 48) == [Evict("n3", "it has not left in time")]
+    assert world.handle(Tick(), 48) == [Evict("n3", "it has not left in time", 48)]
     assert world.lent == {"n2": "big", "n3": "big"}
     assert not world.handle(Tick(), 500)
     world.handle(Returned("big"), 600)
@@ -155,7 +156,58 @@ def test_a_node_with_a_notice_is_swapped_or_leaves_in_time() -> None:
     (resize,) = resizes(world.handle(Notice("n0", deadline_s=11), 1))
     assert (resize.size, resize.joins) == (4, ("n4",))
     assert [(leave.node, leave.by_s) for leave in resize.leaves] == [("n0", 9)]
-    assert world.handle(Tick(), 9) == [Evict("n0", "it has not left in time")]
+    assert resize.swap_by_s == 5, "half of that it may stay for its successor"
+    assert world.handle(Tick(), 9) == [Evict("n0", "it has not left in time", 10)]
+
+
+def test_who_leaves_for_nobody_leaves_at_once() -> None:
+    (resize,) = resizes(started(4).handle(Scale("r", 2), 1))
+    assert resize.swap_by_s is None
+
+
+def test_a_notice_that_is_taken_back_leaves_the_node_as_it_was() -> None:
+    world = started(2)
+    world.handle(Notice("n0", deadline_s=11), 1)
+    assert not world.handle(NoticeCancelled("n0"), 2)
+    assert world.members == ("n0", "n1")
+    assert world.next_s() == math.inf
+
+
+def test_a_node_that_has_left_after_a_notice_comes_back_when_that_is_taken_back() -> None:
+    """At once: it is no new capacity, and nobody waits for another node to stay."""
+    world = started(4)
+    assert resizes(world.handle(Notice("n0", deadline_s=101), 1))[0].size == 2
+    world.handle(Left("n0"), 35)
+    (resize,) = resizes(world.handle(NoticeCancelled("n0"), 40))
+    assert (resize.size, resize.joins, resize.reason) == (
+        4,
+        ("n0", "n3"),
+        "n0 is not taken away after all: 2 -> 4",
+    )
+
+
+def test_a_node_that_is_about_to_leave_stays_when_its_notice_is_taken_back() -> None:
+    world = started(4)
+    world.handle(Notice("n0", deadline_s=101), 1)
+    assert not world.handle(NoticeCancelled("n0"), 15)  # the snooze after the shrink ends at 31
+    assert world.handle(Tick(), 21) == [Evict("n3", "it has not left in time", 21)], "of four two were to go"
+    (resize,) = resizes(world.handle(Tick(), 31))
+    assert resize.joins == ("n0", "n3")
+
+
+def test_a_notice_that_is_taken_back_of_a_node_that_another_job_has_changes_nothing() -> None:
+    world = started(4)
+    world.handle(Demand("d", "big", nodes=2, grace_s=7), 1)
+    world.handle(Notice("n3", deadline_s=101), 2)
+    assert not world.handle(NoticeCancelled("n3"), 3)
+    assert world.lent == {"n2": "big", "n3": "big"}
+    assert [one.node for one in world.handle(Tick(), 8) if isinstance(one, Evict)] == ["n2", "n3"]
+
+
+def test_a_notice_that_never_was_is_taken_back_without_consequences() -> None:
+    world = started(3)
+    assert not world.handle(NoticeCancelled("n0"), 1)
+    assert not world.handle(NoticeCancelled("n9"), 1)
 
 
 def test_the_smallest_world_keeps_a_node_with_a_notice_while_it_may() -> None:
@@ -200,6 +252,7 @@ EVENTS = st.one_of(
     st.builds(Lost, NODES),
     st.builds(Left, NODES),
     st.builds(Notice, NODES, SECONDS),  # here: seconds from now
+    st.builds(NoticeCancelled, NODES),
     st.builds(Demand, st.uuids().map(str), st.sampled_from(["big", "huge"]), st.integers(1, 4), SECONDS),
     st.builds(Returned, st.sampled_from(["big", "huge"])),
     st.just(Tick()),
@@ -253,6 +306,8 @@ class Watched:
                 self.in_use -= {event.node} - members
             case Notice() if event.node in self.present:
                 self.deadlines[event.node] = min(self.deadlines.get(event.node, math.inf), event.deadline_s)
+            case NoticeCancelled():
+                self.deadlines.pop(event.node, None)
         decisions = self.world.handle(event, self.now_s)
         self.look(event, decisions, size, members)
         assert self.world.handle(Tick(), self.now_s) == [], "it is not done with one decision"
@@ -269,6 +324,9 @@ class Watched:
             if isinstance(decision, Resize):
                 assert decision.reason
                 assert set(decision.joins) == new - members
+                swaps = bool(decision.leaves and decision.joins)
+                assert swaps >= (decision.swap_by_s is not None)
+                assert all((decision.swap_by_s or 0.0) <= leave.by_s for leave in decision.leaves)
         assert world.size in (0, *policy.sizes)
         assert len(new) <= world.size
         assert new <= self.present

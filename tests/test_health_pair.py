@@ -14,16 +14,22 @@ import pytest
 from chaoskit import wire
 from chaoskit.errors import Refused
 from chaoskit.health import Finding, Limits, pair
-from chaoskit.health.pair import PairReading, PairServer
+from chaoskit.health.pair import PairServer
+from chaoskit.health.pair_protocol import Digest, Give, Take
+from chaoskit.messages import Message, PairReading
 
 TOKEN = "a-token-that-both-sides-know"
 LIMITS = Limits()
 WAIT_S = 20.0
 
 
+def anywhere() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
 @pytest.fixture
 def server() -> Iterator[PairServer]:
-    with PairServer(TOKEN) as serving:
+    with PairServer(TOKEN, anywhere()) as serving:
         yield serving
 
 
@@ -41,7 +47,7 @@ def test_a_good_way_is_measured(server: PairServer) -> None:
     assert wrong(pair.judge(reading, generous)) == {}
 
 
-def test_one_test_comes_after_the_other(server: PairServer) -> None:
+def test_several_test_at_once(server: PairServer) -> None:
     readings: list[PairReading] = []
     threads = [
         threading.Thread(target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20)))
@@ -63,7 +69,7 @@ def test_who_does_not_know_the_token_measures_nothing(server: PairServer) -> Non
 
 
 def test_nobody_listens() -> None:
-    with PairServer(TOKEN) as server:
+    with PairServer(TOKEN, anywhere()) as server:
         address = server.address
     reading = pair.read(address, TOKEN)
     assert "refused" in reading.error
@@ -89,8 +95,8 @@ def test_a_stranger_who_stays_silent_is_sent_away_when_the_server_ends(server: P
                 pass
 
 
-@pytest.mark.parametrize("request_", [pair.Take(2**40), pair.Give(-1), pair.Digest("x")], ids=repr)
-def test_what_is_no_request_ends_the_connection(server: PairServer, request_: pair.Message) -> None:
+@pytest.mark.parametrize("request_", [Take(2**40), Give(-1), Digest("x")], ids=repr)
+def test_what_is_no_request_ends_the_connection(server: PairServer, request_: Message) -> None:
     with wire.connect(server.address, TOKEN) as connection:
         wire.send(connection, request_)
         connection.settimeout(WAIT_S)
@@ -181,11 +187,31 @@ def test_a_way_is_judged(changed: dict[str, object], expected: dict[str, str]) -
     assert wrong(pair.judge(msgspec.structs.replace(GOOD, **changed), LIMITS)) == expected
 
 
-def test_a_server_that_cannot_listen_says_so(server: PairServer) -> None:
-    with pytest.raises(OSError, match="in use"):
-        PairServer(TOKEN, *server.address)
+def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: PairServer) -> None:
+    reading = pair.read(server.address, TOKEN, stream_bytes=2**20)
+    assert 0 < reading.path_ms <= min(reading.rtt_ms)
+    assert min(reading.path_sent_mb_s, reading.path_received_mb_s) > LIMITS.pair_throughput_min_mb_s
+    slow = msgspec.structs.replace(
+        GOOD, rtt_ms=(700.0, 900.0), received_mb_s=0.1, path_ms=0.2, path_received_mb_s=900.0
+    )
+    assert wrong(pair.judge(slow, LIMITS)) == {"pair.rtt_ms": "bad", "pair.received_mb_s": "bad"}
+    assert wrong(pair.judge(pair.of_path(slow, 2**18), LIMITS)) == {}
+
+
+def test_a_short_stream_over_a_long_way_is_not_taken_for_a_narrow_one() -> None:
+    """256 KiB in a little more than five round trips."""
+    far = msgspec.structs.replace(GOOD, rtt_ms=(20.0,), path_ms=20.0, sent_mb_s=2.4, received_mb_s=2.4)
+    assert wrong(pair.judge(pair.of_path(far, 2**18), LIMITS)) == {"pair.rtt_ms": "warn"}
+    narrow = msgspec.structs.replace(GOOD, path_ms=0.1, sent_mb_s=2.4)
+    assert wrong(pair.judge(pair.of_path(narrow, 2**18), LIMITS)) == {"pair.sent_mb_s": "bad"}
+
+
+def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServer) -> None:
+    reading = pair.read(server.address, TOKEN, stream_bytes=2**20, limit_s=0.0)
+    assert reading.error == "not through in 0 s"
+    assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
 
 
 def test_messages_of_a_pair_test_are_no_control_messages() -> None:
     with pytest.raises(Refused):
-        wire.decode(wire.encode(pair.Take(1))[4:])
+        wire.decode(wire.encode(Take(1))[4:])

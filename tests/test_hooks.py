@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import read_journals
 from chaoskit.vocabulary import Event
-from faults import Fault, Kill, Scale, TakeSpot
+from faults import Fault, Kill, Scale, Straggle, TakeSpot, Target
+from faults.node import all_gone, look_up
 
 JOB = str(Path(__file__).parent / "jobs" / "hooked.py")
 POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0)
@@ -95,6 +98,57 @@ def test_a_notice_gives_the_rank_less_time_than_the_machine_has(chaos: Any) -> N
     assert "will be taken away" in event["reason"]
     assert len(told(outcome, "said goodbye")) == 1
     assert outcome.lost_steps == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retire(TakeSpot):
+    """SIGTERM to the agent of the rank's node: it asks for leave itself, and ends by itself."""
+
+    def inject(self, target: Target) -> None:
+        agent, *_ = look_up(target)
+        target.cluster.signal_process(agent, signal.SIGTERM)
+        target.notes["taken"] = "of its own accord"  # the harness neither says nor takes anything
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        return all_gone(target)
+
+
+def test_an_agent_that_is_told_to_end_waits_for_the_hooks_of_its_rank(chaos: Any) -> None:
+    """SIGTERM, as a scheduler sends it. Those who stay are told of the smaller world, and train meanwhile."""
+    options = {"takes_s": 0.5, "step_s": 0.02}
+    outcome = run(chaos, Retire(rank=2, at_step=10), steps=120, options=options)
+    ((worker, (event,)),) = told(outcome, "on_preempt").items()
+    assert worker.startswith("node2.")
+    assert "node2 will be taken away: 4 -> 3" in event["reason"]
+    assert 0 < event["seconds_left"] <= 480  # 0.8 of gracefulShutdownTimeoutInSeconds
+    assert list(told(outcome, "said goodbye")) == [worker]
+    resizes = told(outcome, "on_resize")
+    assert {other.partition(".")[0] for other in resizes} == {"node0", "node1", "node3"}
+    assert {(e["old_world"], e["new_world"]) for lines in resizes.values() for e in lines} == {(4, 3)}
+    records = list(read_journals(Path(outcome.directory) / "journal"))
+    assert not [record for record in records if record.event == Event.DETECTED]
+    (gone,) = [record for record in records if record.event == Event.NODE_LOST]
+    (exit_,) = [r for r in records if r.event == Event.WORKER_EXITED and r["worker"] == worker]
+    assert (exit_["how"], exit_["status"]) == ("exited", "status 0")
+    assert exit_.t_ns < gone.t_ns
+    assert outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+
+
+def test_a_slow_rank_that_is_replaced_is_told_and_has_time(chaos: Any) -> None:
+    fault = Straggle(rank=1, at_step=6, delay_ms=100.0, steps=1000)
+    slow = {"slow_limit": 3.0, "slow_steps": 10, "balance": False, "spares": 1, "elastic": None}
+    outcome = run(chaos, fault, steps=60, options={"takes_s": 0.3, "step_s": 0.02}, **slow)
+    ((worker, (event,)),) = told(outcome, "on_preempt").items()
+    assert worker == "node1.0"
+    assert 20 < event["seconds_left"] <= 30
+    assert event["reason"]
+    assert list(told(outcome, "said goodbye")) == [worker]
+    faults = told(outcome, "on_fault")
+    assert {other.partition(".")[0] for other in faults} == {"node0", "node2", "node3"}
+    assert {line["cause"] for lines in faults.values() for line in lines} == {"slow"}
+    outcome.assert_same_losses_as_twin()
 
 
 def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:

@@ -31,7 +31,7 @@ STRUCK = "node1"
 # -- the line to it -----------------------------------------------------------------------------------------------
 
 ORDERS = """
-import asyncio, json, os, signal, sys
+import asyncio, json, os, signal, socket, sys
 import torch
 from chaoskit.checkpoint.arena import Arena
 from chaoskit.config import JobSpec, RunConfig
@@ -43,7 +43,7 @@ from chaoskit.runtime.board import Board
 
 COUNT = 300
 quarters = Quarters("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py")))
-connection, port = start_keeper(quarters, ())
+connection, port = start_keeper(quarters, socket.create_server(("127.0.0.1", 0)), ())
 (keeper,) = children(os.getpid())
 arena, board = Arena(4 * 1024), Board.create()
 slot = arena.slot("model/weight", torch.float32, (1024,))

@@ -20,6 +20,7 @@ from chaoskit.control.events import (
     Settled,
     StartWorker,
     StopWorker,
+    Tick,
     WorkerDone,
     WorkerLost,
     WorkerReady,
@@ -36,6 +37,7 @@ class Job:
         policy = ElasticPolicy(min_replicas=1, max_replicas=6)
         job = JobSpec("train.py", sharded=sharded)
         self.machine = Membership(RunConfig(job=job, nodes=len(nodes), spares=0, elastic=policy))
+        self.now_s = 0.0
         self.plans: list[Plan] = []
         self.started: list[str] = []
         self.stopped: list[tuple[str, str]] = []
@@ -44,7 +46,7 @@ class Job:
         self.settle()
 
     def tell(self, event: Event) -> Sequence[Action]:
-        actions = self.machine.handle(event, 0.0)
+        actions = self.machine.handle(event, self.now_s)
         for action in actions:
             match action:
                 case Publish(plan):
@@ -71,8 +73,8 @@ class Job:
         for worker in workers or self.members:
             self.tell(Healed(worker))
 
-    def resize(self, size: int, idle: str = "") -> Sequence[Action]:
-        return self.tell(Resized(size, tuple(idle)))
+    def resize(self, size: int, idle: str = "", swap_by_s: float | None = None) -> Sequence[Action]:
+        return self.tell(Resized(size, tuple(idle), "", swap_by_s))
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -177,6 +179,16 @@ def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
     assert job.world == ("d.0",)
     job.settle()
     assert {worker for worker, cause in job.stopped if cause == "left"} == {"a.0", "b.0", "c.0"}
+
+
+def test_who_leaves_does_not_make_a_member_dispensable_that_may_train_without_it() -> None:
+    """The smaller world may have formed, though nobody has heard of it: then the leaver is behind."""
+    job = Job("ab")
+    job.resize(1, "b")
+    assert job.machine.crew == ("a.0", "b.0")
+    assert job.machine.keepers == {"a"}
+    job.tell(WorkerLost("a.0"))
+    assert job.machine.keepers == {"b"}
 
 
 # -- something goes wrong on the way ------------------------------------------------------------------------------
@@ -294,6 +306,48 @@ def test_whoever_comes_in_place_of_a_node_that_leaves_is_started_at_once() -> No
     job.heal()
     job.become_ready()
     assert set(job.world) == {"b.0", "c.0", "d.0"}
+
+
+def test_who_is_replaced_stays_until_its_successor_is_ready_and_the_world_moves_once() -> None:
+    job = Job("abc")
+    job.join("d")
+    job.resize(3, "a", swap_by_s=9.0)
+    job.now_s = 8.0
+    job.tell(Tick())
+    assert len(job.plans) == 1
+    job.become_ready()
+    assert (job.plan.abort, set(job.world), job.plan.leavers) == (False, {"b.0", "c.0", "d.0"}, ("a.0",))
+    job.settle()
+    job.heal()
+    assert job.stopped == [("a.0", "left")]
+    assert len(job.plans) == 2
+
+
+def test_who_is_replaced_goes_without_a_successor_when_its_time_is_over() -> None:
+    job = Job("abc")
+    job.join("d")
+    job.resize(3, "a", swap_by_s=9.0)
+    job.now_s = 9.0
+    job.tell(Tick())
+    assert (set(job.world), job.plan.leavers) == ({"b.0", "c.0"}, ("a.0",))
+
+
+def test_who_is_replaced_goes_when_no_successor_is_on_its_way() -> None:
+    """It was lost, and the pause before the next start may be long."""
+    job = Job("abc")
+    job.join("d")
+    job.resize(3, "a", swap_by_s=9.0)
+    for turn in range(3):
+        job.tell(WorkerLost(f"d.{turn}"))
+    assert (set(job.world), job.plan.leavers) == ({"b.0", "c.0"}, ("a.0",))
+
+
+def test_a_rank_that_is_lost_while_another_waits_for_its_successor_is_not_waited_for() -> None:
+    job = Job("abc")
+    job.join("d")
+    job.resize(3, "a", swap_by_s=9.0)
+    job.tell(WorkerLost("b.0"))
+    assert (job.plan.abort, set(job.world)) == (True, {"a.0", "c.0"})
 
 
 def test_what_is_not_ready_on_a_node_that_idles_is_ended_at_once() -> None:

@@ -31,6 +31,33 @@ def spinning(cpu: int, how: str = "") -> Iterator[int]:
         process.wait()
 
 
+STEP_BACK = """
+import os, threading
+from chaoskit.osprocess import step_back
+wait = threading.Event()
+threads = [threading.Thread(target=wait.wait) for _ in range(2)]
+for thread in threads:
+    thread.start()
+before = {tid: os.getpriority(os.PRIO_PROCESS, int(tid)) for tid in os.listdir("/proc/self/task")}
+step_back()
+print([os.getpriority(os.PRIO_PROCESS, int(tid)) - nice for tid, nice in before.items()])
+try:
+    print(open("/proc/self/autogroup").read().split()[-1])
+except OSError:
+    print("none")
+wait.set()
+"""
+
+
+def test_who_steps_back_does_so_with_all_threads_and_its_session() -> None:
+    """Of a session of its own: with autogroups the niceness of a thread counts for nothing outside of it."""
+    command = ["nice", "-n", "3", sys.executable, "-c", STEP_BACK]
+    ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, check=True)
+    steps, session = ended.stdout.splitlines()
+    assert session in ("10", "none")
+    assert steps in ("[10, 10, 10]", "[9, 9, 9]", "[8, 8, 8]", "[6, 6, 6]"), "19 is the end"
+
+
 def _account(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/schedstat").read_text()
 

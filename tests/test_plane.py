@@ -166,6 +166,67 @@ def test_a_node_that_a_rule_replaces_gets_no_more_workers() -> None:
         assert one.plane.membership.workers_on("b") == {"b.0", "b.1", "b.2"}
 
 
+def test_what_a_rule_has_done_is_known_to_the_next_coordinator() -> None:
+    """What a step brings back is no rank's fault, whoever has decided that before."""
+    bench, bad = Bench().begin(), {"verdict": "not-a-number", "reason": "the metric is 'nan'"}
+    bench.hear(rule_fired("b.0", **bad))
+    heir = bench.successor()
+    heir.do(heir.plane.retell())
+    heir.attach(back("a", generation=2), back("b", generation=2, workers=("b.1",)))
+    heir.hear(*map(ready, ("b.1",)))
+    generation = heir.plane.membership.generation
+    heir.hear(rule_fired("a.0", generation=generation, **bad))
+    assert told(heir.outputs) == [("b.0", 1, "log rule", 0)], "the loss is told again, and there is no other"
+    assert [one.event for one in heir.outputs if isinstance(one, Note)][-1] == Event.RULE_EXCUSED
+
+
+def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=99)).begin()
+    for number in range(1, 4):
+        generation = bench.plane.membership.generation
+        last = max(bench.plane.membership.members)
+        bench.hear(rule_fired(last, generation=generation, step=9 * number, since_step=9 * number))
+        if number == 3:
+            break
+        bench = bench.successor()
+        node = last[0]
+        fresh = f"{node}.{number}"
+        others = tuple(bench.plane.membership.workers_on("a"))
+        bench.attach(back("a", generation=generation, workers=others), back("b", generation=generation, workers=()))
+        bench.wait(0.1)
+        plan = bench.plane.membership.generation
+        bench.hear(Formed("a.0", plan), ready(fresh))
+        bench.wait(2.0)
+        plan = bench.plane.membership.generation
+        bench.hear(*(Formed(worker, plan) for worker in bench.plane.membership.members))
+        bench.hear(*(Healed(worker, plan) for worker in bench.plane.membership.members))
+    (end,) = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.JOB_ENDED]
+    assert end["reason"].endswith("again after 2 restarts in a row")
+
+
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_rule_that_was_carried_out_in_part_is_carried_out(written: int) -> None:
+    """The coordinator ended while it wrote: its decision, or that and the loss of the spare, are in the record."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
+    bench.hear(ready("a.1"))
+    before = len(bench.record)
+    bench.hear(rule_fired("a.0", action="replace-node"))
+    assert len(bench.record) == before + 3
+    del bench.record[before + written :]
+    heir = bench.successor()
+    heir.do(heir.plane.retell())
+    assert [one.fields["node"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.SET_ASIDE] == [
+        "a"
+    ]
+    heir.attach(back("a", workers=("a.0", "a.1")), back("b"))
+    heir.hear(rule_fired("a.0", action="replace-node"))  # the agent does not know that it was heard
+    heir.wait(0.05)
+    assert [worker for worker, *_ in told(heir.outputs)] == ["a.1", "a.0"]
+    assert heir.plane.membership.workers_on("a") == frozenset()
+    heir.wait(0.05)
+    assert len(told(heir.outputs)) == 2, "once"
+
+
 def test_the_last_node_is_not_set_aside() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=1, spares=1))
     bench.attach(hello("a"))
@@ -257,6 +318,38 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
     ((node, order),) = [one for one in sent if isinstance(one[1], StopWorker)]
     assert (node, order.worker, order.cause, order.reason) == ("b", "b.0", "left", "b will be taken away: 3 -> 2")
     assert order.grace_s == pytest.approx(7.9)  # 0.8 of the notice, less what is over
+
+
+def noticed(size: int, grace_s: float = 10.0) -> Bench:
+    """A run of so many nodes, and no fewer, one of which will be taken away."""
+    policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    workers = ("a.0", "b.0", "c.0")
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(messages.SpotNotice("b", grace_s))
+    return bench
+
+
+def test_who_is_evicted_may_say_goodbye_until_shortly_before_its_machine_is_gone() -> None:
+    """It was to leave, and the others never met without it."""
+    bench = noticed(2)
+    assert newest(bench)[0] == 2
+    sent = bench.wait(8.05)
+    orders = [message for _, message in sent if isinstance(message, StopWorker) and message.worker == "b.0"]
+    assert [(order.cause, order.reason) for order in orders] == [("evicted", "it has not left in time")]
+    assert 0.9 <= orders[0].grace_s <= 1.0  # 0.9 of the notice
+
+
+def test_a_notice_that_is_taken_back_is_passed_on_and_the_node_is_used_again() -> None:
+    bench = noticed(2)
+    bench.hear(Formed("a.0", 2), Formed("c.0", 2))
+    sent = bench.hear(messages.NoticeCancelled("b"))
+    assert ("b", messages.NoticeCancelled("b")) in sent
+    assert bench.plane.membership.workers_on("b") == {"b.1"}
+    heir = bench.successor()
+    assert heir.plane.membership.size == 3
+    assert heir.plane.membership.idle == frozenset()
 
 
 def newest(bench: Bench) -> tuple[int, str, tuple[Loss, ...], int]:
@@ -772,6 +865,94 @@ def test_observers_are_told_of_the_last_report_of_each_node() -> None:
     ]
 
 
+def hello_with_door(node: str, **changes: Any) -> AgentHello:
+    return hello(node, **({"host": node, "port": 7} | changes))
+
+
+def trains(health: Literal["enforce", "report"] = "enforce", **settings: Any) -> Bench:
+    """Two nodes that train, and could be connected to."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, health=health, **settings))
+    bench.attach(hello_with_door("a"), hello_with_door("b"))
+    bench.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
+    bench.go_on(1.2, *NODES)
+    return bench
+
+
+def measured(sent: list[Any], **reading: Any) -> list[messages.LinksMeasured]:
+    """What the nodes answer that are asked."""
+    good = {"connect_ms": 1.0, "rtt_ms": (0.1,), "sent_mb_s": 900.0, "received_mb_s": 900.0} | reading
+    return [
+        messages.LinksMeasured(
+            node,
+            message.number,
+            tuple(messages.PairReading(address="h:7", node=target[0], **good) for target in message.targets),
+            joins=True,
+        )
+        for node, message in sent
+        if isinstance(message, messages.MeasureLinks)
+    ]
+
+
+def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_have_passed() -> None:
+    bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
+    assert bench.attach(hello_with_door("c")) == []
+    asked = bench.wait(0.02)
+    assert [node for node, _ in asked] == ["c"]
+    assert bench.hear(report("c", "ok")) == []
+    heir = bench.successor()
+    assert heir.plane.membership.on_probation == {"c"}, "the next coordinator does not use it either"
+    bench.hear(*measured(asked))
+    assert bench.plane.membership.unfit == frozenset()
+    bench.wait(0.02)
+    assert bench.plane.membership.workers_on("c") == {"c.0"}
+    (known,) = [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)]
+    assert {"gpu0.xid", "pair.reached"} <= {one.what for one in known.findings}
+
+
+def test_a_newcomer_that_is_badly_connected_is_refused_after_some_tries() -> None:
+    bench = trains()
+    bench.attach(hello_with_door("c"))
+    bench.hear(report("c", "ok"))
+    for _ in range(3):
+        bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), sent_mb_s=0.5))
+    assert (bench.plane.membership.unfit, bench.plane.membership.on_probation) == ({"c"}, frozenset())
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["admitted", "refused"]
+    assert [one for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, StartWorker)][2:] == []
+
+
+def test_a_newcomer_that_is_needed_is_used_before_anything_is_known_of_it() -> None:
+    bench = trains()
+    bench.do(bench.plane.detach("b", "its agent ended", bench.now_s, dead=True))
+    bench.hear(Formed("a.0", 2))
+    assert bench.plane.membership.settled
+    bench.attach(hello_with_door("b", pid=2, started=1))
+    assert bench.plane.membership.unfit == frozenset()
+
+
+def test_a_newcomer_that_is_needed_before_it_has_proved_itself_is_used_then() -> None:
+    bench = trains()
+    bench.attach(hello_with_door("c"))
+    asked = bench.wait(0.02)
+    assert bench.plane.membership.on_probation == {"c"}
+    bench.do(bench.plane.detach("b", "its agent ended", bench.now_s, dead=True))
+    bench.wait(0.02)
+    assert bench.plane.membership.unfit == frozenset()
+    for _ in range(3):
+        bench.hear(*measured(asked, sent_mb_s=0.5))
+        asked = bench.go_on(0.5, "a", "c")
+    assert bench.plane.membership.unfit == {"c"}, "and given up when it is found unfit after all"
+
+
+def test_in_a_run_that_only_reports_a_newcomer_is_used_at_once_and_its_link_is_told() -> None:
+    bench = trains("report")
+    bench.attach(hello_with_door("c"))
+    assert bench.plane.membership.unfit == frozenset()
+    for _ in range(3):
+        bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), error="silent for 2 s"))
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused"]
+    assert bench.plane.membership.unfit == frozenset()
+
+
 def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
     bench.attach(hello("a"), hello("b"))
@@ -885,7 +1066,9 @@ def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None
     uneven = Uneven(slow_limit=4.0, slow_steps=10, shards=3)
     assert uneven.train(30, b=70.0) == [], "not over the limit"
     sent = uneven.train(20, b=90.0)
-    assert ("b", StopWorker("b.0", "slow")) in sent
+    orders = [message for node, message in sent if node == "b" and isinstance(message, StopWorker)]
+    assert {order.cause for order in orders} == {"slow", "lost"}
+    assert all(29 < order.grace_s <= 30 and order.reason for order in orders), "it is well, and has hooks to call"
     plan = uneven.bench.plane.membership.plan
     assert plan is not None
     assert [member.worker for member in plan.members] == ["a.0", "a.1", "c.0"]

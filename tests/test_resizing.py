@@ -89,6 +89,17 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
     assert {member["node"] for member in planned(outcome)[-1]["members"]} == {f"node{n}" for n in range(4)}
 
 
+def test_who_comes_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
+    """The others are in the first step of the larger world by then, and have all of it before them."""
+    outcome = run(chaos, Scale(to=4, at_step=4), nodes=3, shards=4, steps=16, options={"step_s": 0.4, "full": 4})
+    grown = next(point.step for point in outcome.steps if point.world == 4)
+    (restored,) = journal(outcome, Event.RESTORED)
+    reduced = [record for record in journal(outcome, Event.REDUCE) if record["generation"] == restored["generation"]]
+    firsts = [record.t_ns for record in reduced if record["step"] == grown and record.source != restored.source]
+    assert len(firsts) == 3
+    assert restored.t_ns < min(firsts)
+
+
 def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
     faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=4 * AT)]
     outcome = run(chaos, *faults, nodes=1, options={"full": 3})
@@ -163,6 +174,19 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
     assert sizes(outcome) == [4, 3]
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {"node lost", "evicted"}
     assert len(outcome.recoveries) == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
+    """It stays until the idle node's worker is warm: the world is never smaller."""
+    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=6.0, at_step=2 * AT)]
+    outcome = run(chaos, *faults, nodes=3, elastic=policy(2, 3), options={"step_s": 0.1, "full": 0}, steps=85)
+    assert sizes(outcome) == [3]
+    plans = planned(outcome)
+    assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node1.0",)]
+    assert "node1 will be taken away: 3 -> 3" in plans[-1]["reason"]
+    assert {member["node"] for member in plans[-1]["members"]} == {"node0", "node2", "node3"}
+    assert left(outcome) == {"node1.0"}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
+from chaoskit.messages import Welcome, WorkerLost
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, Verdict
@@ -103,6 +105,27 @@ def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> Non
     excused = journal(outcome, Event.RULE_EXCUSED)
     assert excused
     assert {record["rule"] for record in excused} == {"quiet"}
+
+
+def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos: Chaos) -> None:
+    """What it has decided is in its record: else the next one would begin to count anew, and restart ranks forever."""
+    coordinator, killed_for = 0, set[str]()
+
+    def assassin(message: Any) -> None:
+        nonlocal coordinator
+        if isinstance(message, Welcome):
+            coordinator = message.pid
+        known = not isinstance(message, WorkerLost) or message.worker in killed_for  # the next one tells of it again
+        if coordinator and not known and len(killed_for) < 2:
+            os.kill(coordinator, signal.SIGKILL)
+            coordinator = 0
+            killed_for.add(message.worker)
+
+    settings = {"options": {"nan_from": 8}, "check": False, "steps": 1000, "twin": False}
+    outcome = run(chaos, QUIET, nodes=2, watch=assassin, **settings)
+    assert outcome.reasons[0].startswith("training completed: log rule quiet: the metric is 'nan', again after 2 ")
+    assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == killed_for
+    assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3]
 
 
 def test_a_line_can_end_the_watch(chaos: Chaos) -> None:

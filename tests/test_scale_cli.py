@@ -110,12 +110,40 @@ def test_every_way_to_ask(launch: Launch) -> None:
 
 def test_a_node_that_is_told_to_end_leaves_first(launch: Launch) -> None:
     """SIGTERM to its agent, as Kubernetes sends it: the agent ends by itself, with status 0, when its rank is out."""
-    (agent,) = [pid for pid in descendants(launch.process.pid) if process_name(pid) == "ck-node1"]
+    agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)
     launch.until(lambda: not Path(f"/proc/{agent}").exists())
     launch.until_world(1)
     assert [record.source for record in launch.records(Event.LEFT)] == ["node1.0"]
     assert not launch.records(Event.DETECTED)
+
+
+def agent_of(launch: Launch, node: str) -> int:
+    (agent,) = [pid for pid in descendants(launch.process.pid) if process_name(pid) == f"ck-{node}"]
+    return agent
+
+
+def test_a_notice_is_taken_back_by_command_and_by_signal(launch: Launch) -> None:
+    assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
+    launch.until_world(1)
+    agent = agent_of(launch, "node1")
+    os.kill(agent, signal.SIGTERM)  # nobody else is left: it stays as long as it can, and asks again and again
+    os.kill(agent, signal.SIGUSR1)
+    assert launch.command("notice", "node0", "--cancel")[0] == 0
+    launch.until_world(2)
+    assert set(launch.run.state().nodes) == {"node0", "node1"}
+    os.kill(agent, signal.SIGTERM)  # counts as the first one
+    launch.until_world(1)
+    launch.until(lambda: not Path(f"/proc/{agent}").exists())
+    assert [record.source for record in launch.records(Event.LEFT)] == ["node0.0", "node1.0"]
+    assert not launch.records(Event.DETECTED)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--grace-s", "5", "--cancel")], ids=["neither", "both"])
+def test_a_notice_says_when_or_that_it_is_taken_back(workplace: Workplace, arguments: tuple[str, ...]) -> None:
+    ended = workplace.run("notice", "node0", *arguments)
+    assert ended.returncode == 2
+    assert "--cancel" in ended.stderr
 
 
 def test_a_stranger_learns_nothing(launch: Launch) -> None:

@@ -28,10 +28,10 @@ from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
-from chaoskit.control.link_speed import answer_probe, probe
-from chaoskit.control.logwatch import LogWatcher
+from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
+from chaoskit.health.clock import apart_ns
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
@@ -42,9 +42,9 @@ from chaoskit.messages import (
     Heartbeat,
     Holding,
     KeepWarm,
-    LinksMeasured,
     LinksTested,
     MeasureLinks,
+    NoticeCancelled,
     Ping,
     Plan,
     PullNode,
@@ -124,17 +124,19 @@ class Agent:
         coordinator: socket.socket,
         welcome: Welcome,
         reports: socket.socket,
-        door: socket.socket,
+        port: int,
         keeper: KeeperLine,
+        log_process: socket.socket | None,
     ) -> None:
         self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
-        self._zygote, self._door, self._keeper = reports, door, keeper
+        self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
         self._charges: dict[str, _Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
     async def run(self) -> None:
         """Until the job ends."""
@@ -142,16 +144,14 @@ class Agent:
         self._loop.set_exception_handler(lambda loop, context: self._suffer(context))
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
-        token = self._spec.token
-        await asyncio.start_server(lambda reader, writer: answer_probe(reader, writer, token), sock=self._door)
         self._keeper.open(self._tell, die_of)
         self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
-        if self._config.rules:
-            logs = Path(self._spec.run_directory) / "log"
-            watcher = LogWatcher(self._spec.node, self._config.rules, logs, self._watched, self._tell_of_log)
-            self._spawn(watcher.run())
+            self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._tell(NoticeCancelled(self._spec.node)))
+        if self._log_process is not None:
+            line = LogLine(self._spec.node, self._config.rules, self._log_process, self._watched, self._tell_of_log)
+            self._spawn(line.run())
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
@@ -173,13 +173,14 @@ class Agent:
             term=self._uplink.term,
             started=self._started_count,
             host=self._spec.host,
-            port=self._door.getsockname()[1],
+            port=self._port,
         )
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -223,10 +224,12 @@ class Agent:
             case TestLinks():
                 self._spawn(self._test_links(message))
             case MeasureLinks():
-                self._spawn(self._measure_links(message))
+                self._keeper.measure(message)
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
+            case NoticeCancelled():
+                self._stay()
             case StopWorker(worker):
                 if worker in self._charges:
                     self._stop(self._charges[worker], message)
@@ -234,7 +237,14 @@ class Agent:
     def _take_notice(self) -> None:
         """SIGTERM, as a cloud or a scheduler sends it: the node is to go. The second one ends it at once."""
         self._loop.remove_signal_handler(signal.SIGTERM)
-        self._spawn(self._retire())
+        self._retirement = self._spawn(self._retire())
+
+    def _stay(self) -> None:
+        """The notice is taken back."""
+        if self._retirement is not None:
+            self._retirement.cancel()
+            self._retirement = None
+            self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
 
     async def _retire(self) -> None:
         """Ask for leave, and end once no worker is left."""
@@ -254,10 +264,6 @@ class Agent:
         reached = await asyncio.gather(*(can_connect(door) for door in doors.values()))
         unreachable = tuple(node for node, well in zip(doors, reached, strict=True) if not well)
         self._tell(LinksTested(self._spec.node, order.number, unreachable))
-
-    async def _measure_links(self, order: MeasureLinks) -> None:
-        links = [await probe(node, (host, port), self._spec.token) for node, host, port in order.targets]
-        self._tell(LinksMeasured(self._spec.node, order.number, tuple(links)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
         charge = self._charges.get(worker)
@@ -433,7 +439,7 @@ class Agent:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
             beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
-            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns()))
+            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns(), self._uplink.clock.offset))
             self._uplink.look(time.monotonic())
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)
@@ -460,6 +466,7 @@ class Agent:
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
             effort=_effort(board, starved),
+            clock_ms=(board.apart_ns - apart_ns()) / 1e6 if board.apart_ns else 0.0,
         )
 
     def _watched(self) -> list[tuple[str, Board]]:
@@ -510,7 +517,7 @@ def _started_before(spec: AgentSpec) -> int:
 def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     """The life of an agent process. Does not return.
 
-    Must be called before the process has any other thread: it forks the zygote and the keeper.
+    Must be called before the process has any other thread: it forks the zygote, the keeper and who matches log rules.
     """
     die_with_parent(parent_pid)
     adopt_orphans()
@@ -529,10 +536,15 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
     quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config)
-    keeper = KeeperLine(*start_keeper(quarters, (mine, connection, door)))
+    keeper, copies_port = start_keeper(quarters, door, (mine, connection))
+    log_process = None
+    if rules := welcome.config.rules:
+        logs = Path(spec.run_directory) / "log"
+        log_process, _ = start_log_process(spec.node, rules, logs, (mine, connection, keeper))
     raise_priority()
     try:
-        asyncio.run(Agent(spec, connection, welcome, mine, door, keeper).run())
+        agent = Agent(spec, connection, welcome, mine, port, KeeperLine(keeper, copies_port), log_process)
+        asyncio.run(agent.run())
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
         os._exit(1)

@@ -9,16 +9,23 @@ import msgspec
 from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import events
+from chaoskit.control.clocks import Clocks
 from chaoskit.control.contact import Contact
-from chaoskit.control.fitness import Fitness
+from chaoskit.control.fitness import ITSELF, Fitness
 from chaoskit.control.generations import Generations
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
-from chaoskit.control.outputs import Note, Output, Send
-from chaoskit.control.rulings import Excused, Hopeless, Rulings
-from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload
-from chaoskit.messages import HealthReport, RuleFired, StopWorker
+from chaoskit.control.newcomers import Newcomers
+from chaoskit.control.outputs import Note, Output, Show
+from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
+from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
+from chaoskit.health.finding import of_node
+from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
 from chaoskit.vocabulary import LOG_RULE, Event
+
+#: A slow rank that is replaced is well: it has so long for its own hooks, where no elastic policy says how long.
+FAREWELL_S = 30.0
+_LINKS, _CLOCK = "links", "clock"  # looks at a node
 
 
 class Attention(Generations):
@@ -29,6 +36,8 @@ class Attention(Generations):
         self._workload = Workload(config)
         self._link_speeds = LinkSpeeds()
         self._links = Links()
+        self._newcomers = Newcomers()
+        self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
         self._rulings = Rulings(config.nodes, config.strike_window_s)
         self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
@@ -43,23 +52,36 @@ class Attention(Generations):
         self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
     ) -> list[Output]:
         lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
-        return [Send(self._hosts.get(worker, ""), StopWorker(worker, cause)), *self._lose_worker(lost, now_s)]
+        return [self._stop(worker, cause, now_s), *self._lose_worker(lost, now_s)]
 
     def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
         """Do what a log rule asks for, if that can help."""
         membership = self._membership
-        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s)
+        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s - self._lag_s)
         if isinstance(ruling, Hopeless):
             return self._advance(events.JobFailed(ruling.reason), now_s)
         if isinstance(ruling, Excused):
             said = {"rule": fired.rule, "worker": fired.worker, "verdict": fired.verdict, "detail": ruling.why}
             return [Note(Event.RULE_EXCUSED, said)] if ruling.why else []
-        if not ruling.whole_node or len(membership.nodes) == 1:
-            return self._stop_and_lose(fired.worker, LOG_RULE, ruling.detail, now_s)
-        outputs: list[Output] = [Note(Event.SET_ASIDE, {"node": fired.node, "strikes": 0, "detail": ruling.detail})]
+        aside = ruling.whole_node and len(membership.nodes) > 1
         # its spares first: none of them is to take the rank
-        for worker in sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker):
-            outputs += self._stop_and_lose(worker, LOG_RULE, ruling.detail, now_s, aside=True)
+        staff = sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker)
+        ruled = events.Ruled(fired, membership.generation, tuple(staff) if aside else (fired.worker,), aside)
+        self._rulings.take_in(ruled, now_s - self._lag_s)
+        return [*self._tell_ruling(ruled), *self._advance(ruled, now_s), *self._carry_out_ruling(ruled, now_s)]
+
+    def _tell_ruling(self, ruled: events.Ruled) -> list[Output]:
+        if not ruled.aside:
+            return []
+        said = {"node": ruled.fired.node, "strikes": 0, "detail": reason_of(ruled.fired)}
+        return [Note(Event.SET_ASIDE, said)]
+
+    def _carry_out_ruling(self, ruled: events.Ruled, now_s: float) -> list[Output]:
+        """Give up whom it names, as far as they are there."""
+        outputs: list[Output] = []
+        for worker in ruled.workers:
+            if self._membership.host_of(worker) is not None:
+                outputs += self._stop_and_lose(worker, LOG_RULE, reason_of(ruled.fired), now_s, aside=ruled.aside)
         return outputs
 
     def _look_for_hangs(self, now_s: float) -> list[Output]:
@@ -108,6 +130,9 @@ class Attention(Generations):
                 case Note():
                     outputs.append(decided)
                 case GiveUp(worker, detail):
+                    elastic = self._config.elastic
+                    grace_s = FAREWELL_S if elastic is None else elastic.graceful_shutdown_timeout_s
+                    self._farewells[worker] = now_s + grace_s, detail
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
                 case TryLinks(nodes):
                     outputs += self._link_speeds.order(nodes)
@@ -115,22 +140,59 @@ class Attention(Generations):
                     outputs += self._advance(decided, now_s)
         return outputs
 
-    def _note_health(self, report: HealthReport, now_s: float) -> list[Output]:
-        verdict = self._fitness.hear(report)
+    def _test_newcomers(self, now_s: float) -> list[Output]:
+        if self._config.health == "off" or self._membership.finished:
+            return []
+        return [*self._newcomers.order(self._membership, self._attendance.attached, now_s)]
+
+    def _hear_of_links(self, answer: LinksMeasured, now_s: float) -> list[Output]:
+        if not answer.joins:
+            links = self._link_speeds.answer(answer)
+            return [] if links is None else [tell_links(links)]
+        self._newcomers.answer(answer, lambda node: self._contact.steady(node, now_s), now_s)
+        outputs: list[Output] = []
+        for node, found in self._newcomers.news(self._membership):
+            if node not in self._membership.unfit - self._membership.on_probation:
+                report = HealthReport(node, tuple(of_node(node, found)), 0.0)
+                outputs += self._note_health(report, now_s, look=_LINKS)
+        return outputs
+
+    def _look_at_clocks(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
+        found = self._clocks.hear(heartbeat) if self._config.health != "off" else None
+        if found is None:
+            return []
+        report = HealthReport(heartbeat.node, tuple(of_node(heartbeat.node, [found])), 0.0)
+        if found.severity == "ok" and not self._fitness.knows(heartbeat.node, _CLOCK):
+            self._fitness.hear(report, _CLOCK)  # is told with what else is found
+            return []
+        return self._note_health(report, now_s, look=_CLOCK)
+
+    def _note_health(self, report: HealthReport, now_s: float, look: str = ITSELF) -> list[Output]:
+        verdict = self._fitness.hear(report, look)
+        known = self._fitness.report(report.node)
+        self._facts.note(known)
         if verdict is None:
             return []
-        fields = msgspec.structs.asdict(verdict) | {"findings": report.findings, "took_ms": report.took_ms}
-        return [Note(Event.HEALTH, fields), *self._keep_unfit_out(now_s)]
+        fields = msgspec.structs.asdict(verdict) | {"findings": known.findings, "took_ms": known.took_ms}
+        return [Note(Event.HEALTH, fields), Show(known), *self._keep_unfit_out(now_s)]
 
     def _keep_unfit_out(self, now_s: float) -> list[Output]:
         """Go on without nodes that are not fit, as soon as they can be done without; let in who has proved itself."""
         outputs: list[Output] = []
-        while not self._membership.finished and (event := self._fitness.judge(self._membership)) is not None:
+        membership = self._membership
+        while not membership.finished and (event := self._next_judgement()) is not None:
             workers = self._membership.workers_on(event.node)
             outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
             for worker in workers if isinstance(event, events.Unfit) else ():
                 self._watch.forget(worker)
         return outputs
+
+    def _next_judgement(self) -> events.Unfit | events.Fit | None:
+        membership, held = self._membership, self._membership.on_probation
+        untested = self._newcomers.untested(membership, self._attendance.attached) if held else frozenset[str]()
+        is_short = len(membership.members) < membership.size
+        needed = held.difference(self._config.on_probation) if is_short else ()  # others must prove themselves first
+        return self._fitness.judge(membership, untested, needed)
 
     def _give_up_late(self, now_s: float) -> list[Output]:
         """Workers that were started, and are not ready in time."""

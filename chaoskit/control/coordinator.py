@@ -31,7 +31,7 @@ from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.journal import Journal
-from chaoskit.messages import AgentHello, EndJob, ObserverHello, RendezvousHello, Trigger, Welcome
+from chaoskit.messages import AgentHello, EndJob, Heard, ObserverHello, RendezvousHello, Trigger, Welcome
 from chaoskit.osprocess import Starvation, die_with_parent, is_ending, kernel_id, raise_priority, set_name
 from chaoskit.vocabulary import Event
 
@@ -222,6 +222,8 @@ class Coordinator:
         for output in outputs:
             match output:
                 case Send(node, message):
+                    if isinstance(message, Heard):  # here, where there are clocks
+                        message = msgspec.structs.replace(message, wall_ns=time.time_ns())
                     self._write(self._agents.get(node), message)
                 case Show(message):
                     self._show(message)

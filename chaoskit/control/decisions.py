@@ -37,6 +37,7 @@ class Decisions:
         self._facts = Facts()  # for observers
         self._attendance = Attendance(config.nodes, now_s + config.startup_s)
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
+        self._farewells: dict[str, tuple[float, str]] = {}  # worker that is given up, and well -> until when, and why
         self._ordered_s: dict[str, float] = {}  # worker -> when its node was told to start it, perhaps long after
         self._begun = False  # there is an event to remember
         self._lag_s = 0.0  # how far the clock is ahead of that of the membership
@@ -80,14 +81,20 @@ class Decisions:
                 return self._finish(ok, reason)
 
     def _stop(self, worker: str, cause: str, now_s: float) -> Send:
-        node = self._hosts.get(worker, "")
-        stop = StopWorker(worker, cause)
-        if cause == "left" and self._elasticity is not None:
-            stop = StopWorker(worker, cause, *self._elasticity.farewell(node, now_s - self._lag_s))
+        stop = StopWorker(worker, cause, *self._farewell(worker, cause, now_s))
         if cause == "left":
             self._facts.note(stop)
             self._watch.forget(worker)
-        return Send(node, stop)
+        return Send(self._hosts.get(worker, ""), stop)
+
+    def _farewell(self, worker: str, cause: str, now_s: float) -> tuple[float, str]:
+        """How many seconds a worker that is to end may take for what it wants to do before, and why it is to end."""
+        if worker in self._farewells:
+            until_s, reason = self._farewells[worker]
+            return max(0.0, until_s - now_s), reason
+        if cause in ("left", "evicted") and self._elasticity is not None:
+            return self._elasticity.farewell(self._hosts.get(worker, ""), now_s - self._lag_s)
+        return 0.0, ""
 
     def _start(self, workers: list[str], now_s: float) -> list[Output]:
         alive = [worker for worker in workers if self._membership.host_of(worker) is not None]

@@ -11,7 +11,7 @@ import math
 from chaoskit.control import events
 from chaoskit.control.membership import Membership
 from chaoskit.elastic import events as happenings
-from chaoskit.elastic.events import Answer, Decision, Resize
+from chaoskit.elastic.events import Answer, Decision, Evict, Resize
 from chaoskit.elastic.policy import World
 from chaoskit.elastic.settings import ElasticPolicy
 
@@ -28,6 +28,7 @@ class Elasticity:
         self._answers: dict[str, Answer] = {}
         self._wanted = 0
         self._reason = ""  # of the last resize
+        self._swap_by_s: float | None = None  # until then who leaves may stay for its successor
 
     @property
     def wanted(self) -> int:
@@ -35,7 +36,7 @@ class Elasticity:
         return self._wanted
 
     def farewell(self, node: str, now_s: float) -> tuple[float, str]:
-        """How many seconds the workers of a node that leaves may take for what they want to do before, and why."""
+        """How many seconds the workers of a node that leaves or is evicted may take before they end, and why."""
         by_s, reason = self._leaving.get(node, (now_s, ""))
         return max(0.0, by_s - now_s), reason
 
@@ -68,7 +69,7 @@ class Elasticity:
         idle = frozenset(membership.nodes).difference(members) if self._world.size else frozenset[str]()
         if (size, idle) == (membership.size, membership.idle):
             return None
-        return events.Resized(size, tuple(sorted(idle)), self._reason)
+        return events.Resized(size, tuple(sorted(idle)), self._reason, self._swap_by_s)
 
     def _begin(self, now_s: float) -> list[Decision]:
         self._world = World(self._policy, self._nodes)
@@ -105,6 +106,10 @@ class Elasticity:
                 for node in decision.members:
                     self._leaving.pop(node, None)
                 self._reason = decision.reason
+                if decision.leaves:
+                    self._swap_by_s = decision.swap_by_s
+            elif isinstance(decision, Evict):
+                self._leaving[decision.node] = decision.by_s, decision.reason
             elif isinstance(decision, Answer):
                 self._answers[decision.request] = decision
                 if isinstance(happening, happenings.Scale) and decision.accepted:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.elastic import events as elastic
-from chaoskit.messages import Endpoint, Plan, Snapshot, Trigger
+from chaoskit.messages import Endpoint, Plan, RuleFired, Snapshot, Trigger
 
 # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -20,11 +20,13 @@ class NodeJoined(Event, frozen=True):
     """``incarnation``: which agent speaks for the node; its workers live as long as it does.
 
     ``started``: workers that it has ever started, as far as it knows: names with lower numbers are taken.
+    ``proves``: it gets no workers before it is :class:`Fit`, as nobody needs it yet.
     """
 
     node: str
     incarnation: str = ""
     started: int = 0
+    proves: bool = False
 
 
 class NodeLost(Event, frozen=True):
@@ -163,11 +165,15 @@ class Rebalanced(Event, frozen=True):
 
 
 class Resized(Event, frozen=True):
-    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss."""
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss.
+
+    ``swap_by_s``: until then it may stay for who is being started in its place.
+    """
 
     size: int
     idle: tuple[str, ...] = ()
     reason: str = ""
+    swap_by_s: float | None = None
 
 
 class Evicted(Event, frozen=True):
@@ -188,6 +194,18 @@ class Armed(Event, frozen=True):
 
     node: str
     trigger: Trigger
+
+
+class Ruled(Event, frozen=True):
+    """A log rule has ``workers`` given up; the loss of each of them follows. No business of the membership.
+
+    ``generation``: in which it was decided. ``aside``: the node gets no more workers.
+    """
+
+    fired: RuleFired
+    generation: int
+    workers: tuple[str, ...]
+    aside: bool = False
 
 
 AnyEvent = (
@@ -214,6 +232,7 @@ AnyEvent = (
     | Evicted
     | Elastic
     | Armed
+    | Ruled
 )
 
 

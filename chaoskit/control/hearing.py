@@ -13,7 +13,6 @@ from chaoskit.control.losses import difference
 from chaoskit.control.outputs import Note, Output, Remember, Send, Show
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.timetable import Timetable
-from chaoskit.control.workload import tell_links
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
@@ -31,6 +30,7 @@ from chaoskit.messages import (
     LinesMatched,
     LinksMeasured,
     LinksTested,
+    NoticeCancelled,
     Ping,
     Pong,
     PullNode,
@@ -116,10 +116,9 @@ class Hearing(Inheritance):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)
             case LinksMeasured():
-                links = self._link_speeds.answer(message)
-                return [] if links is None else [tell_links(links)]
+                return self._hear_of_links(message, now_s)
             case HealthReport():
-                return self._note_health(message, now_s) + shown
+                return self._note_health(message, now_s)
             case Sealed(node, snapshots, number, committed):
                 return self._advance(events.Sealed(node, snapshots, number, committed), now_s) + shown
             case SourceFailed(_, snapshot, corrupt):
@@ -139,7 +138,7 @@ class Hearing(Inheritance):
                 return [Send(node, message)]
             case Arm(node, worker, trigger):
                 return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
-            case ScaleTo() | LendNodes() | SpotNotice() | ReturnNodes():
+            case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
             case EndJob(reason=reason):
                 return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
@@ -156,7 +155,8 @@ class Hearing(Inheritance):
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
         started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
-        return [heard, *started, *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
+        looked = [*self._look_for_hangs(now_s), *self._look_at_workload(now_s), *self._look_at_clocks(heartbeat, now_s)]
+        return [heard, *started, *looked]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint

@@ -30,6 +30,7 @@ class Inheritance(Nodes):
         super().__init__(config, now_s)
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
+        self._ruled: events.Ruled | None = None  # the last one: of the losses that it decided some may not be written
         self._untold: list[Output] = []  # losses of which the coordinator before this one may not have told
         self._started_s = now_s
         self._begun = self._resuming = bool(memory)
@@ -42,8 +43,8 @@ class Inheritance(Nodes):
         self._lag_s = now_s - (memory[-1].now_s - memory[-1].lag_s)
         for entry in memory:
             if entry.now_s == memory[-1].now_s:  # decided and written down together: all before was carried out
-                self._untold += self._tell_loss(entry.event, entry.now_s)
-            self._know_again(entry.event, now_s)
+                self._untold += self._tell_again(entry)
+            self._know_again(entry, now_s)
             self._replay(entry)
         if self._membership.nodes or self._membership.plan is not None:
             self._attendance.begin()
@@ -57,16 +58,23 @@ class Inheritance(Nodes):
         else:
             self._inherited = self._membership.generation
 
-    def _know_again(self, event: events.AnyEvent, now_s: float) -> None:
-        """What an event says of nodes."""
-        match event:
+    def _tell_again(self, entry: Remember) -> list[Output]:
+        ruling = self._tell_ruling(entry.event) if isinstance(entry.event, events.Ruled) else []
+        return [*ruling, *self._tell_loss(entry.event, entry.now_s)]
+
+    def _know_again(self, entry: Remember, now_s: float) -> None:
+        """What an event says to others than the membership."""
+        match entry.event:
             case events.NodeJoined(node):
-                self._joined[node] = event
+                self._joined[node] = entry.event
             case events.Armed(node, trigger):
                 self._armed.setdefault(node, []).append(trigger)
             case events.GenerationSeen():
                 self._attendance.hurry(now_s + REATTACH_S)
                 self._attendance.linger(now_s + REATTACH_S)
+            case events.Ruled():
+                self._rulings.take_in(entry.event, entry.now_s - entry.lag_s)
+                self._ruled = entry.event
 
     def _replay(self, entry: Remember) -> None:
         """Take in an event again. What follows from it was carried out, or is repeated when the nodes attach."""
@@ -90,11 +98,16 @@ class Inheritance(Nodes):
         untold, self._untold = self._untold, []
         return untold
 
-    def _resume(self, now_s: float) -> None:
-        """Once every node is back that comes back: a regroup that the last coordinator left half-way is repeated."""
-        if self._resuming and self._attendance.attached.issuperset(self._membership.nodes):
-            self._resuming = False
-            self._inherited_until_s = now_s + FORMING_GRACE_S
+    def _resume(self, now_s: float) -> list[Output]:
+        """Once every node is back that comes back: what the last coordinator left half-way is repeated.
+
+        That is a regroup, later, and a log rule's loss of several workers.
+        """
+        if not (self._resuming and self._attendance.attached.issuperset(self._membership.nodes)):
+            return []
+        self._resuming = False
+        self._inherited_until_s = now_s + FORMING_GRACE_S
+        return self._carry_out_ruling(self._ruled, now_s) if self._ruled is not None else []
 
     def _stall_inherited(self, now_s: float) -> list[Output]:
         """Plan the generation again that the last coordinator left unsettled, if it has not formed by now."""

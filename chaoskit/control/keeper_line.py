@@ -15,7 +15,7 @@ import msgspec
 from chaoskit import wire
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, WentOn, decode_answer
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Endpoint, Holding, KeepWarm, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import Endpoint, Holding, KeepWarm, MeasureLinks, Message, Plan, PullNode, Recall, Store
 from chaoskit.runtime.board import Board
 
 _RECEIVE_BYTES = 65536
@@ -110,6 +110,10 @@ class KeeperLine:
 
     def store(self, order: Store) -> None:
         """The state after one more step is to be stored."""
+        self._give(order)
+
+    def measure(self, order: MeasureLinks) -> None:
+        """Answered by ``LinksMeasured``, which goes to the coordinator."""
         self._give(order)
 
     async def finish(self, timeout_s: float) -> None:

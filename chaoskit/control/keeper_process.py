@@ -25,10 +25,11 @@ from chaoskit.control.checkup import start_checkup
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, Order, WentOn, decode_order
 from chaoskit.control.keeping import NodeContext, NodeKeeper
+from chaoskit.control.link_tester import answer_tests, start_tests
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.data.pages import PageKeeper
 from chaoskit.journal import Journal
-from chaoskit.messages import Holding, KeepWarm, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import Holding, KeepWarm, MeasureLinks, Message, Plan, PullNode, Recall, Store
 from chaoskit.osprocess import die_of, die_with_parent, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
@@ -48,10 +49,11 @@ class Quarters:
     config: RunConfig
 
 
-def start_keeper(quarters: Quarters, others: Sequence[socket.socket]) -> tuple[socket.socket, int]:
+def start_keeper(quarters: Quarters, door: socket.socket, others: Sequence[socket.socket]) -> tuple[socket.socket, int]:
     """Fork the process. To be called before this one has any other thread.
 
     Args:
+        door: listens where other nodes test their links to this one; closed here.
         others: sockets of this process, which the keeper must not hold open.
 
     Returns:
@@ -61,8 +63,9 @@ def start_keeper(quarters: Quarters, others: Sequence[socket.socket]) -> tuple[s
     listener = socket.create_server((quarters.host, 0)) if quarters.config.job.sharded else None
     me = os.getpid()
     if os.fork() == 0:
-        _run(theirs, listener, quarters, me, (mine, *others))
+        _run(theirs, listener, door, quarters, me, (mine, *others))
     theirs.close()
+    door.close()
     if listener is None:
         return mine, 0
     with listener:
@@ -72,6 +75,7 @@ def start_keeper(quarters: Quarters, others: Sequence[socket.socket]) -> tuple[s
 def _run(
     line: socket.socket,
     listener: socket.socket | None,
+    door: socket.socket,
     quarters: Quarters,
     agent_pid: int,
     others: Sequence[socket.socket],
@@ -83,7 +87,7 @@ def _run(
             one.close()
         set_name(NAME)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _Service(line, listener, quarters).serve()
+        _Service(line, listener, door, quarters).serve()
     except ConnectionError:
         pass  # the agent is gone
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
@@ -95,15 +99,18 @@ def _run(
 class _Service:
     """Takes the agent's orders from the line to the keeper, and the keeper's answers back."""
 
-    def __init__(self, line: socket.socket, listener: socket.socket | None, quarters: Quarters) -> None:
+    def __init__(
+        self, line: socket.socket, listener: socket.socket | None, door: socket.socket, quarters: Quarters
+    ) -> None:
         self._line, self._sending = line, threading.Lock()
         self._splitter = wire.Splitter(decode_order)
         self._descriptors: deque[int] = deque()
         self._pages = PageKeeper()
-        node, config = quarters.node, quarters.config
+        self._quarters, node, config = quarters, quarters.node, quarters.config
         journal = Journal(Path(quarters.run_directory) / "journal", node)  # the agent's, too: a record is one write
         context = NodeContext(node, quarters.host, quarters.token, config, journal, self._tell, die_of)
         self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
+        answer_tests(quarters.token, door)
         if config.health != "off":
             # not in the agent: what holds up its interpreter looks like the loss of the node
             start_checkup(node, disk_directory(quarters.run_directory, node), config.device, self._tell)
@@ -150,6 +157,8 @@ class _Service:
                 keeper.pull(fault, lever)
             case Store(step):
                 keeper.store(step)
+            case MeasureLinks():
+                start_tests(self._quarters.node, self._quarters.token, order, self._tell)
             case Finish(timeout_s):
                 keeper.finish(timeout_s)
                 self._tell(Finished())

@@ -12,6 +12,8 @@ from chaoskit.messages import (
     Holding,
     KeepWarm,
     LeverPulled,
+    LinksMeasured,
+    MeasureLinks,
     Message,
     Plan,
     PullNode,
@@ -50,8 +52,8 @@ class Finished(Message, frozen=True):
     """Nothing is being stored any more, or its time is up."""
 
 
-Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Store | Finish
-Answer = Sealed | LeverPulled | HealthReport | Finished
+Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Store | MeasureLinks | Finish
+Answer = Sealed | LeverPulled | HealthReport | LinksMeasured | Finished
 
 decode_order = wire.decoder(Order)
 decode_answer = wire.decoder(Answer)

@@ -1,31 +1,33 @@
-"""How fast the links between nodes are, measured when all ranks wait and nobody computes: which one is to blame.
+"""Which of the links between nodes is to blame when all ranks wait and nobody computes: a pure state machine.
 
-Each node fetches a little from each other one, over an authenticated connection, one after the other. No speed is too
-low by itself: a link is slow when it is much slower than the good ones of the same run.
+Each node tests its link to each other one (:mod:`chaoskit.health.pair`). No speed is too low by itself: a link is slow
+when it is much slower than the good ones of the same run.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from chaoskit import wire
 from chaoskit.control.outputs import Send
-from chaoskit.errors import Refused
-from chaoskit.messages import AgentHello, LinksMeasured, LinkSpeed, MeasureLinks
+from chaoskit.messages import AgentHello, LinksMeasured, MeasureLinks, PairReading
 
-#: What is fetched: more than a socket holds, and little beside a gradient.
-PROBE_BYTES = 2**19
-#: A link that takes longer is as slow as that.
-PROBE_S = 2.0
 #: How many times slower than the good ones a link must be.
 SCORE = 3.0
 #: What is less late than this is a busy machine.
 LATE_MS = 5.0
+#: What is faster than this cannot be told apart by so small a test.
+FAST_MB_S = 200.0
+#: Of a link to which nobody could connect.
+_NEVER_MS = 2000.0
+
+
+class LinkSpeed(NamedTuple):
+    """Until an authenticated connection, and what came over it the slower way; 0 if that did not come."""
+
+    connect_ms: float
+    mb_s: float
 
 
 class SlowLink(NamedTuple):
@@ -36,29 +38,9 @@ class SlowLink(NamedTuple):
     speed: LinkSpeed
 
 
-async def answer_probe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-    """The side that is tried. Whoever only wants to know whether it can connect goes away at once."""
-    with suppress(ConnectionError, Refused, TimeoutError):
-        await wire.accept_async(reader, writer, token, PROBE_S)
-        writer.write(bytes(PROBE_BYTES))
-        await asyncio.wait_for(writer.drain(), PROBE_S)
-    writer.close()
-
-
-async def probe(node: str, door: tuple[str, int], token: str) -> LinkSpeed:
-    """Try the link to the ``door`` of another node; one that does not answer in time has no throughput."""
-    began_s = connected_s = time.monotonic()
-    try:
-        async with asyncio.timeout(PROBE_S):
-            reader, writer = await wire.connect_async(door, token)
-            connected_s = time.monotonic()
-            try:
-                await reader.readexactly(PROBE_BYTES)
-            finally:
-                writer.close()
-    except (OSError, Refused, TimeoutError, asyncio.IncompleteReadError):
-        return LinkSpeed(node, (connected_s - began_s or PROBE_S) * 1e3, 0.0)
-    return LinkSpeed(node, (connected_s - began_s) * 1e3, PROBE_BYTES / 1e6 / (time.monotonic() - connected_s))
+def speed_of(reading: PairReading) -> LinkSpeed:
+    """What a test says of a link."""
+    return LinkSpeed(reading.connect_ms or _NEVER_MS, min(reading.sent_mb_s, reading.received_mb_s, FAST_MB_S))
 
 
 def slow_links(measured: Mapping[tuple[str, str], LinkSpeed]) -> list[SlowLink]:
@@ -119,5 +101,5 @@ class LinkSpeeds:
         if answer.number != self._number or answer.node not in self._asked:
             return None
         self._asked -= {answer.node}
-        self._measured |= {(answer.node, link.node): link for link in answer.links}
+        self._measured |= {(answer.node, link.node): speed_of(link) for link in answer.links}
         return None if self._asked else slow_links(self._measured)

@@ -7,19 +7,19 @@ when the whole node was frozen. So a rank that is held up by another one is not 
 printed at the last look before it was read: a limit may be met early by as much as lies between two looks.
 
 A worker without a rank is not watched. With its first rank a watch begins, with every new generation it begins anew.
+Who looks, and how often, is a matter of :mod:`chaoskit.control.log_process`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.logrule import Rule
-from chaoskit.messages import LinesMatched, Message, RuleFired
+from chaoskit.messages import LinesMatched, RuleFired
 from chaoskit.rules import Fired, Verdict, Watch
+from chaoskit.rules.budget import UNLIMITED, Budget
 from chaoskit.rules.follow import LogFile, Splitter
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import WAITING_PHASES
@@ -29,11 +29,8 @@ LOOK_S = 0.05
 REMIND_S = 5.0
 #: Of one log, at one look: 1.3 MB/s. What is written faster is read behind its time.
 LOOK_BYTES = 1 << 16
-#: Between two looks so many times what the last one took: a pattern that backtracks must not keep an agent from beats.
-_REST = 4.0
 #: If nobody looked for longer, the rest of that time does not count.
 _GAP_S = 0.5
-_LINE_CHARS_MAX = 4096
 _SHOWN_CHARS = 200
 
 
@@ -59,10 +56,23 @@ class WorkerLog:
         worker, node: whose log it is.
         path: of the log; it may not be there yet.
         now_s: on any clock.
+        budget: what a pattern may take for a line.
+        off: names of rules that used it up, on any log of the node; added to.
     """
 
-    def __init__(self, worker: str, node: str, rules: Sequence[Rule], path: Path, now_s: float) -> None:
+    def __init__(
+        self,
+        worker: str,
+        node: str,
+        rules: Sequence[Rule],
+        path: Path,
+        now_s: float,
+        *,
+        budget: Budget = UNLIMITED,
+        off: set[str] | None = None,
+    ) -> None:
         self._worker, self._node, self._rules = worker, node, rules
+        self._budget, self._off = budget, set[str]() if off is None else off
         self._file, self._splitter = LogFile(path), Splitter()
         self._watches: list[Watch] = []
         self._generation = self._step = 0
@@ -71,7 +81,7 @@ class WorkerLog:
         self._told: dict[str, tuple[Fired, float]] = {}  # by rule: what was told last, and when
         self._line = ""
 
-    def look(self, now_s: float, standing: Standing) -> list[Message]:
+    def look(self, now_s: float, standing: Standing) -> list[RuleFired | LinesMatched]:
         """Read on. Returns what is to be told: rules that fired, and rules whose first line has come."""
         passed_s, self._looked_s = min(now_s - self._looked_s, _GAP_S), now_s
         data = self._file.read(LOOK_BYTES)
@@ -79,14 +89,17 @@ class WorkerLog:
         if standing.rank < 0:
             return []
         self._begin(standing.generation)
-        found = [one for line in lines for one in self._read(line[:_LINE_CHARS_MAX])]
+        found = [one for line in lines for one in self._read(line)]
         if len(data) < LOOK_BYTES and not standing.waits:
             self._clock_s += passed_s
             due = [watch for watch in self._watches if self._clock_s > watch.deadline_s]
             found += [(watch, fired) for watch in due for fired in watch.tick(self._clock_s)]
         for watch, fired in found:
             self._told[watch.rule.name] = (fired, self._clock_s)
-        told: list[Message] = [self._say(watch, fired, standing) for watch, fired in [*found, *self._remind()]]
+            self._off.update([fired.rule] if fired.verdict == Verdict.SWITCHED_OFF else [])
+        told: list[RuleFired | LinesMatched] = [
+            self._say(watch, fired, standing) for watch, fired in [*found, *self._remind()]
+        ]
         self._step = standing.step
         return [*self._say_matched(), *told]
 
@@ -104,17 +117,20 @@ class WorkerLog:
     def _begin(self, generation: int) -> None:
         """A watch for each rule with the first rank; anew with each generation, which repeats a step."""
         if not self._watches:
-            self._watches = [Watch(rule, self._clock_s) for rule in self._rules]
+            self._watches = [Watch(rule, self._clock_s, self._budget) for rule in self._rules]
         elif generation != self._generation:
             for watch in self._watches:
                 watch.restart(self._clock_s)
         self._generation = generation
+        for watch in self._watches:
+            if watch.rule.name in self._off and not watch.stopped:
+                watch.switch_off()
 
     def _read(self, line: str) -> list[tuple[Watch, Fired]]:
         self._line = line
         return [(watch, fired) for watch in self._watches for fired in watch.feed(self._clock_s, line)]
 
-    def _say_matched(self) -> list[Message]:
+    def _say_matched(self) -> list[RuleFired | LinesMatched]:
         matched = tuple(watch.rule.name for watch in self._watches if watch.matched)
         if matched == self._matched:
             return []
@@ -142,43 +158,3 @@ class WorkerLog:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
-
-
-class LogWatcher:
-    """Looks at the logs of a node again and again.
-
-    Args:
-        directory: where ``WORKER.log`` is for each worker.
-        boards: of the workers that live, by name.
-        tell: is given what is found.
-    """
-
-    def __init__(
-        self,
-        node: str,
-        rules: Sequence[Rule],
-        directory: Path,
-        boards: Callable[[], Iterable[tuple[str, Board]]],
-        tell: Callable[[Message], None],
-    ) -> None:
-        self._node, self._rules, self._directory = node, rules, directory
-        self._boards, self._tell = boards, tell
-        self._logs: dict[str, WorkerLog] = {}
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            begun_s = time.monotonic()
-            self._look(begun_s)
-            await asyncio.sleep(max(LOOK_S, _REST * (time.monotonic() - begun_s)))
-
-    def _look(self, now_s: float) -> None:
-        boards = dict(self._boards())
-        for worker in self._logs.keys() - boards:
-            self._logs.pop(worker).close()
-        for worker, board in boards.items():
-            if worker not in self._logs:
-                path = self._directory / f"{worker}.log"
-                self._logs[worker] = WorkerLog(worker, self._node, self._rules, path, now_s)
-            for message in self._logs[worker].look(now_s, Standing.of(board)):
-                self._tell(message)

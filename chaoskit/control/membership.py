@@ -60,6 +60,8 @@ class Membership(Renewal):
             return []
         self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
         chores = self._take_in(event, now_s)
+        if self._swap_by_s is not None and now_s >= self._swap_by_s:
+            self._swap_by_s = None
         if self._config.job.sharded:
             self._look_at_pieces()
         chores += self._recall(now_s)
@@ -83,8 +85,8 @@ class Membership(Renewal):
                 return self._hear_of_generation(event, now_s)
             case Sealed() | SourceFailed():
                 self._hear_of_copies(event, now_s)
-            case Resized(size, idle):
-                self._size, self._idle = size, set(idle)
+            case Resized(size, idle, _, swap_by_s):
+                self._size, self._idle, self._swap_by_s = size, set(idle), swap_by_s
                 return self._vacate(now_s)
             case Rebalanced(shares) if self.may_rebalance:
                 self._shares = dict(shares)
@@ -102,8 +104,11 @@ class Membership(Renewal):
     def _gain(self, event: NodeJoined | Returned | Fit, now_s: float) -> list[Action]:
         """There is a node more that may have workers."""
         match event:
-            case NodeJoined(node, _, started) if node not in self._nodes:
+            case NodeJoined(node, _, started, proves) if node not in self._nodes:
                 self._nodes.append(node)
+                if proves:
+                    self._unfit.add(node)
+                    self._on_probation.add(node)
                 self._silent.pop(node, None)
                 self._started[node] = max(self._started.get(node, 0), started)
                 self._launched |= self._may_start(now_s)

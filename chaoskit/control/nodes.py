@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.attention import Attention
@@ -51,6 +53,7 @@ class Nodes(Attention):
             return [Send(node, self._end)]
         self._links.introduce(hello)
         self._link_speeds.introduce(hello)
+        self._newcomers.introduce(hello)
         if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
             self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
@@ -64,7 +67,8 @@ class Nodes(Attention):
                 return outputs + self._welcome_back(hello, now_s)
             outputs += self._lose_node(node, "another agent came in its place", now_s)
         self._joined[node] = joined
-        self._fitness.forget(node)
+        for known in (self._fitness, self._newcomers, self._clocks):
+            known.forget(node)
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]
         return outputs + self._admit(self._attendance.arrive(node, now_s), now_s)
 
@@ -98,8 +102,14 @@ class Nodes(Attention):
         for node in nodes:
             self._contact.beat(node, now_s)
             self._contact.expect(node, now_s + ATTACH_S)
-            outputs += self._advance(self._joined[node], now_s)
+            outputs += self._advance(msgspec.structs.replace(self._joined[node], proves=self._may_prove(node)), now_s)
         return outputs
+
+    def _may_prove(self, node: str) -> bool:
+        """Whether a node that joins can be looked at before it is used: no rank is missing."""
+        membership = self._membership
+        spared = membership.settled and len(membership.members) >= membership.size
+        return spared and self._config.health == "enforce" and self._newcomers.can_test(node)
 
     def detach(self, node: str, detail: str, now_s: float, *, dead: bool = False) -> list[Output]:
         """The connection of a node ended. ``dead``: its agent is known to have ended, and its workers with it."""

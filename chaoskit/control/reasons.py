@@ -39,7 +39,7 @@ class Reasons:
         """``plan`` with its reasons. ``size``: ranks that the world shall have."""
         world = len(plan.members)
         reason = "; ".join(f"rank {loss.rank}: {loss.cause}: {loss.detail}" for loss in self._losses)
-        if not reason and world != self._former_world:
+        if not reason and (world != self._former_world or plan.leavers):
             reason = self._wish or ("a worker is ready" if self._former_world else "")
         if world == size:
             self._wish = ""

@@ -22,6 +22,7 @@ class Roll:
         self._config = config
         self._size = config.nodes  # of the full world
         self._idle: set[str] = set()  # nodes that are to have no workers
+        self._swap_by_s: float | None = None  # until then who goes may stay for who is started in its place
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
@@ -163,9 +164,10 @@ class Roll:
     def keepers(self) -> frozenset[str]:
         """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
 
-        Without any it is every node: each may have a copy of it.
+        Not of those who leave, while a member has it: the members can train on without them. Without any it is every
+        node: each may have a copy of it.
         """
-        workers = self._holders or self.crew
+        workers = self._holders.intersection(self.members) or self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)

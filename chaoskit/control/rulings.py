@@ -4,6 +4,8 @@ A rule knows nothing but a log, and all ranks may print the same: of one rule th
 generation. What still holds is said again in the next one, which repeats the step. If that step makes another rank
 print the same, the step is bad and not the rank. If restarts of the same rule, for the same reason, do not help time
 and again, the job ends.
+
+What was decided is an event of the run's record: the next coordinator takes it in again, and judges as this one would.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from chaoskit.control.events import Ruled
 from chaoskit.messages import RuleFired
 
 
@@ -25,7 +28,6 @@ class Excused:
 class GiveUp:
     """The worker is to be given up; ``whole_node``: all of its node, which gets no more workers."""
 
-    detail: str
     whole_node: bool = False
 
 
@@ -58,7 +60,7 @@ class Rulings:
     def judge(
         self, fired: RuleFired, generation: int, members: Collection[str], now_s: float
     ) -> Excused | GiveUp | Hopeless:
-        """What comes of ``fired`` in ``generation``, whose live members are ``members``."""
+        """What comes of ``fired`` in ``generation``, whose live members are ``members``. Decides nothing by itself."""
         if fired.action not in ("restart-process", "replace-node"):
             return Excused()
         if fired.worker not in members or fired.generation != generation:
@@ -72,16 +74,29 @@ class Rulings:
         blamed = self._blamed.get(kind)
         if fired.verdict != "hanging" and blamed is not None and _overlap(fired, blamed):
             return Excused(f"{blamed.worker} was given up for this in step {blamed.step}, and the step brings it back")
-        count, last_s = self._row.get(kind, (0, now_s))
-        count = 1 if now_s - last_s > self._window_s else count + 1
-        self._row[kind] = (count, now_s)
+        count = self._in_row(kind, now_s) + 1
         if count > self._limit:
             return Hopeless(f"log rule {fired.rule}: {fired.reason}, again after {count - 1} restarts in a row")
-        self._acted[fired.rule], self._blamed[kind] = generation, fired
-        detail = f"{fired.rule}: {fired.verdict}, {fired.reason}"
-        return GiveUp(detail, whole_node=fired.action == "replace-node")
+        return GiveUp(whole_node=fired.action == "replace-node")
+
+    def take_in(self, ruled: Ruled, now_s: float) -> None:
+        """It was decided so, by this coordinator or by one before it."""
+        fired = ruled.fired
+        kind = (fired.rule, fired.verdict)
+        self._row[kind] = (self._in_row(kind, now_s) + 1, now_s)
+        self._acted[fired.rule], self._blamed[kind] = ruled.generation, fired
+
+    def _in_row(self, kind: tuple[str, str], now_s: float) -> int:
+        """Restarts up to now, each soon after the one before."""
+        count, last_s = self._row.get(kind, (0, now_s))
+        return 0 if now_s - last_s > self._window_s else count
 
 
 def _overlap(one: RuleFired, other: RuleFired) -> bool:
     """Whether both may have been seen in the same step."""
     return one.since_step <= other.step and other.since_step <= one.step
+
+
+def reason_of(fired: RuleFired) -> str:
+    """Why somebody is given up, in words."""
+    return f"{fired.rule}: {fired.verdict}, {fired.reason}"

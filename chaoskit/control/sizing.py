@@ -6,10 +6,10 @@ import msgspec
 
 from chaoskit.control import events
 from chaoskit.control.decisions import Decisions
-from chaoskit.control.outputs import Note, Output, Show
+from chaoskit.control.outputs import Note, Output, Send, Show
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.events import Answer, Evict
-from chaoskit.messages import Answered, LendNodes, ReturnNodes, ScaleTo, SpotNotice, WorldSize
+from chaoskit.messages import Answered, LendNodes, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice, WorldSize
 from chaoskit.vocabulary import Event
 
 
@@ -27,7 +27,9 @@ class Sizing(Decisions):
             return []
         return self._advance(events.Elastic(happenings.Tick()), now_s)
 
-    def _ask_for(self, message: ScaleTo | LendNodes | SpotNotice | ReturnNodes, now_s: float) -> list[Output]:
+    def _ask_for(
+        self, message: ScaleTo | LendNodes | SpotNotice | NoticeCancelled | ReturnNodes, now_s: float
+    ) -> list[Output]:
         """Somebody wants another size."""
         if isinstance(message, LendNodes) and (message.nodes < 1 or not message.grace_s >= 0):
             return self._answer(Answer(message.request, False, "ask for 1 node or more, and a grace of 0 s or more"))
@@ -38,12 +40,15 @@ class Sizing(Decisions):
                 happening = happenings.Demand(request, job, nodes, grace_s)
             case SpotNotice(node, grace_s):
                 happening = happenings.Notice(node, now_s - self._lag_s + max(0.0, grace_s))
+            case NoticeCancelled(node):
+                happening = happenings.NoticeCancelled(node)
             case ReturnNodes(job):
                 happening = happenings.Returned(job)
         if self._elasticity is None:
             request = getattr(message, "request", "")
             return self._answer(Answer(request, False, "the run has no elastic policy: start it with one"))
-        return self._advance(events.Elastic(happening), now_s)
+        told: list[Output] = [Send(message.node, message)] if isinstance(message, NoticeCancelled) else []
+        return told + self._advance(events.Elastic(happening), now_s)
 
     def _answer(self, answer: Answer) -> list[Output]:
         fields = msgspec.structs.asdict(said := Answered(answer.request, answer.accepted, answer.reason, answer.nodes))

@@ -34,16 +34,25 @@ class Succession(Staffing):
         """Whether the members of the last plan have not as many shards as they should."""
         assert self._plan is not None
         loads = {member.worker: len(member.shards) for member in self._plan.members}
-        fitted = fit(self._shares, self.members, self._config.shard_count)
+        fitted = fit(self._shares, self.members, sum(loads.values()))
         return max(loads.values()) - min(loads.values()) > 1 if fitted is None else fitted != loads
 
     def _may_grow(self) -> bool:
         """Whether the world is not full, though it could be, and no member is at its end."""
         return self._settled and not self._done and self._is_wanting and not self._revival.active
 
+    @property
+    def _awaits_successors(self) -> bool:
+        """Whether who goes stays for now, as others are being started in its place: then the world moves once."""
+        if self._swap_by_s is None or not (going := self._going):
+            return False
+        room = self._size - (len(self.crew) - len(going))
+        coming = any(self._hosts[worker] not in self._idle for worker in self._begun_s)
+        return coming and len(self._willing(room)) < room
+
     def _may_move(self) -> bool:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
-        if not self._settled or self._done or self._revival.active:
+        if not self._settled or self._done or self._revival.active or self._awaits_successors:
             return False
         going = self._going
         if not going and not self._is_wanting:  # as between most events: nobody need be seated to know that
@@ -79,7 +88,8 @@ class Succession(Staffing):
             kept += needed
         else:
             needed = []
-        room = min(self._size + len(needed), self._config.shard_count) - len(kept)
+        most = self._size + len(needed)
+        room = min(most, self._config.shards_of(-1, most)) - len(kept)
         spares = self._willing(room)
         seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
         members = {worker: self._hosts[worker] for worker in kept}
@@ -105,8 +115,11 @@ class Succession(Staffing):
         self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
     ) -> Publish:
         previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
-        shares = fit(self._shares, workers, self._config.shard_count)
-        shards = reassign(previous, workers, self._config.shard_count, shares)
+        shard_count = self._config.shards_of(-1, len(workers))
+        if sum(map(len, previous.values())) != shard_count:
+            previous = {}  # gradients of another batch are of no use
+        shares = fit(self._shares, workers, shard_count)
+        shards = reassign(previous, workers, shard_count, shares)
         self._plan = Plan(
             generation=self.newest_known + 1,
             members=tuple(

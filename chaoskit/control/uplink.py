@@ -18,6 +18,7 @@ from chaoskit.control.dialing import dial
 from chaoskit.control.facts import Facts
 from chaoskit.control.lease import Leases
 from chaoskit.errors import Refused
+from chaoskit.health.clock import OffsetWindow
 from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
 
 _CONNECT_S = 10.0
@@ -59,6 +60,7 @@ class Uplink:
         self._silent = asyncio.Event()
         self._acknowledged_ns = time.monotonic_ns()
         self.facts = Facts()
+        self.clock = OffsetWindow()  # beside that of the coordinator
 
     @property
     def term(self) -> int:
@@ -90,7 +92,7 @@ class Uplink:
             try:
                 while (message := await self._next(reader)) is not None:
                     if isinstance(message, Heard):
-                        self._acknowledge(message.sent_ns)
+                        self._acknowledge(message)
                         continue
                     self.facts.note(message)
                     yield message
@@ -117,7 +119,9 @@ class Uplink:
         self._silent.clear()
         self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
 
-    def _acknowledge(self, sent_ns: int) -> None:
+    def _acknowledge(self, heard: Heard) -> None:
+        sent_ns, now_ns, wall_ns = heard.sent_ns, time.monotonic_ns(), time.time_ns()
+        self.clock.hear(heard.wall_ns, wall_ns - (now_ns - sent_ns), now_ns - sent_ns)
         if sent_ns > self._acknowledged_ns:  # an answer that the network held back for long says nothing of now
             self._acknowledged_ns = sent_ns
             self._leases.beat(_COORDINATOR, time.monotonic())

@@ -70,7 +70,7 @@ class Workload:
         for one in self._slow.look(round_):
             if membership.has_substitute(one.worker):
                 return [*decided, GiveUp(one.worker, one.detail)]
-        if not self._config.balance or len(ranks) < 2 or self._config.shard_count <= len(ranks):
+        if not self._config.balance or len(ranks) < 2 or self._config.shards_of(-1, len(ranks)) <= len(ranks):
             return decided
         proposal = self._balancer.look(shares, round_.paces)
         if proposal is not None:
@@ -84,9 +84,10 @@ class Workload:
         return decided
 
     def _remark(self, world: int) -> str:
-        if not self._config.balance or self._config.shard_count > world:
+        shards = self._config.shards_of(-1, world)
+        if not self._config.balance or shards > world:
             return ""
-        return f"; no shard can be moved: shards={self._config.shard_count} for {world} ranks"
+        return f"; no shard can be moved: shards={shards} for {world} ranks"
 
 
 def _tell(one: Straggler, ranks: Mapping[str, int], remark: str) -> Note:

@@ -44,12 +44,16 @@ class Positions:
         if not 0 <= rank < world:
             raise BadInput("rank", rank, f"use 0 to {world - 1}")
         part = self.batch_size // world
-        epoch, place = divmod(step * self.batch_size + rank * part, self.size)
-        here = min(part, self.size - place)
+        return self.stretch(step * self.batch_size + rank * part, part)
+
+    def stretch(self, start: int, count: int) -> NDArray[np.int64]:
+        """Indices of ``count`` samples, at most one epoch, from the ``start``-th on of all that are ever dealt."""
+        epoch, place = divmod(start, self.size)
+        here = min(count, self.size - place)
         samples = self._of(epoch)(np.arange(place, place + here))
-        if here == part:
+        if here == count:
             return samples
-        return np.concatenate([samples, self._of(epoch + 1)(np.arange(part - here))])
+        return np.concatenate([samples, self._of(epoch + 1)(np.arange(count - here))])
 
     def _of(self, epoch: int) -> Permutation:
         if epoch != self._epoch:

@@ -90,6 +90,10 @@ class Run:
         """Say that ``node`` will be taken away in ``grace_s``."""
         return self._reply("notice", {"node": node, "grace_s": grace_s})
 
+    def cancel_notice(self, node: str) -> Reply:
+        """Say that ``node`` stays after all, however it was announced to go."""
+        return self._reply("cancel-notice", {"node": node})
+
     def lend(self, nodes: int, job: str, grace_s: float) -> Reply:
         """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})

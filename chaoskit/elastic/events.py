@@ -47,6 +47,12 @@ class Notice(_Happening, frozen=True):
     deadline_s: float
 
 
+class NoticeCancelled(_Happening, frozen=True):
+    """A node stays, though there was a notice."""
+
+    node: str
+
+
 class Demand(_Happening, frozen=True):
     """A job of higher priority wants so many nodes within ``grace_s``."""
 
@@ -66,7 +72,7 @@ class Tick(_Happening, frozen=True):
     """Time has passed."""
 
 
-Event = Scale | Arrived | Lost | Left | Notice | Demand | Returned | Tick
+Event = Scale | Arrived | Lost | Left | Notice | NoticeCancelled | Demand | Returned | Tick
 
 
 # -- what is decided ----------------------------------------------------------------------------------------------
@@ -84,7 +90,8 @@ class Leave:
 class Resize:
     """The world shall be another: of ``size`` nodes, or 0: it waits until there are enough.
 
-    ``members`` may be fewer than ``size`` while a lost node's replacement is waited for.
+    ``members`` may be fewer than ``size`` while a lost node's replacement is waited for. ``swap_by_s``: until then who
+    leaves may stay for who joins in its place, so that the world moves once; None where nobody does.
     """
 
     size: int
@@ -92,14 +99,16 @@ class Resize:
     joins: tuple[str, ...]
     leaves: tuple[Leave, ...]
     reason: str
+    swap_by_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A node has not left in time: end its workers."""
+    """A node has not left in time: end its workers, which may take until ``by_s`` for what they want to do before."""
 
     node: str
     reason: str
+    by_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from chaoskit.elastic.events import (
     Left,
     Lost,
     Notice,
+    NoticeCancelled,
     Resize,
     Returned,
     Scale,
@@ -31,8 +32,10 @@ from chaoskit.errors import BadInput
 
 #: Of a notice's time: a world too small without the node keeps it for this share of it, and then it must leave; ...
 _HOLD_SHARE = 0.5
-#: ... a node that has not left by this share is made to, so that it is out before the machine is.
+#: ... a node that has not left by this share is made to, so that it is out before the machine is, ...
 _DRAIN_SHARE = 0.8
+#: ... and its workers may say goodbye until this share.
+_FAREWELL_SHARE = 0.9
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class _Node:
     leave_by_s: float = math.inf  # finite: it is leaving
     hold_until_s: float = math.inf  # finite: it had a notice
     drain_by_s: float = math.inf
+    farewell_by_s: float = -math.inf
 
 
 class World:
@@ -117,6 +121,9 @@ class World:
             case Notice():
                 cause = f"{event.node} will be taken away"
                 hurried = self._notice(event, now_s)
+            case NoticeCancelled():
+                cause = f"{event.node} is not taken away after all"
+                self._take_back(event.node, now_s)
             case Demand():
                 cause = f"{event.job} has priority"
                 leave_by_s = min(leave_by_s, now_s + event.grace_s)
@@ -157,11 +164,22 @@ class World:
             return []
         left_s = max(0.0, event.deadline_s - now_s)
         node.hold_until_s = min(node.hold_until_s, now_s + _HOLD_SHARE * left_s)
-        node.drain_by_s = min(node.drain_by_s, now_s + _DRAIN_SHARE * left_s)
+        if now_s + _DRAIN_SHARE * left_s < node.drain_by_s:
+            node.drain_by_s, node.farewell_by_s = now_s + _DRAIN_SHARE * left_s, now_s + _FAREWELL_SHARE * left_s
         if not node.drain_by_s < node.leave_by_s < math.inf:
             return []
         node.leave_by_s = node.drain_by_s
         return [Leave(event.node, node.drain_by_s)]
+
+    def _take_back(self, name: str, now_s: float) -> None:
+        """There was a notice, and the node stays: it may be used again, at once."""
+        node = self._nodes.get(name)
+        if node is None or node.hold_until_s == math.inf:
+            return
+        node.hold_until_s, node.drain_by_s, node.farewell_by_s = math.inf, math.inf, -math.inf
+        if not node.lent_to:
+            node.leave_by_s = math.inf
+        self._room_since_s = now_s - self.policy.scaling_timeout_s  # it is no new capacity
 
     def _scale(self, event: Scale, now_s: float) -> Answer:
         if event.size not in self.policy.sizes:
@@ -243,21 +261,26 @@ class World:
         self._vacant = min(self._vacant, self.size - len(new))
         if not self._vacant:
             self._vacant_until_s = math.inf
-        leaves = list(hurried)
+        leaves, swap_by_s = list(hurried), None
         for name in sorted(old - new):
             node = self._nodes[name]
             node.member, node.leave_by_s = False, min(leave_by_s, node.drain_by_s)
             leaves.append(Leave(name, node.leave_by_s))
+            if new - old:
+                hold_s = min(node.hold_until_s, now_s + _HOLD_SHARE * (node.leave_by_s - now_s))
+                swap_by_s = hold_s if swap_by_s is None else min(hold_s, swap_by_s)
         for name in new:
             self._nodes[name].member = True
         if self.size == old_size and new == old and not hurried:
             return []
         joins = tuple(name for name in self.members if name not in old)
-        return [Resize(self.size, self.members, joins, tuple(leaves), f"{cause}: {old_size} -> {self.size}")]
+        reason = f"{cause}: {old_size} -> {self.size}"
+        return [Resize(self.size, self.members, joins, tuple(leaves), reason, swap_by_s)]
 
     def _evict(self, now_s: float) -> list[Decision]:
         """Ends the stay of nodes whose time to leave is over."""
         late = [name for name, node in self._nodes.items() if node.leave_by_s <= now_s]
         for name in late:
             self._nodes[name].leave_by_s = math.inf
-        return [Evict(name, "it has not left in time") for name in late]
+        by_s = {name: max(now_s, self._nodes[name].farewell_by_s) for name in late}
+        return [Evict(name, "it has not left in time", by_s[name]) for name in late]

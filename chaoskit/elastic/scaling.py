@@ -258,7 +258,7 @@ class BatchScaling:
         """What to write into a parameter group at ``step``."""
         if self._rule is RULES["none"]:
             return {}
-        values = _read_group(group, self.base.batch)
+        values = read_group(group, self.base.batch)
         self._rule.adjust(values, 1.0)  # an optimizer that the rule does not cover is refused before the first change
         adjusted = self._adjusted(values, step)
         scaled: dict[str, Any] = {"lr": values.lr * self.multiplier(step)}
@@ -269,8 +269,12 @@ class BatchScaling:
         return scaled
 
 
-def _read_group(group: dict[str, Any], batch: int) -> Hyperparameters:
-    """Raises BadInput for a group of an optimizer for which no rule is known."""
+def read_group(group: dict[str, Any], batch: int, lr: float | None = None) -> Hyperparameters:
+    """What a parameter group of torch's works with at ``batch``; ``lr``: instead of its own.
+
+    Raises:
+        BadInput: for a group of an optimizer for which no rule is known.
+    """
     if not isinstance(group["lr"], float | int):
         raise BadInput("lr", group["lr"], "use a number: a tensor may be part of a captured graph")
     betas = group.get("betas")
@@ -282,7 +286,8 @@ def _read_group(group: dict[str, Any], batch: int) -> Hyperparameters:
         raise BadInput("dampening", group["dampening"], "use 0: the linear rule was shown for momentum without it")
     # torch's AdamW is an Adam with this flag; without it weight decay is part of the gradient, and the rule covers it.
     decay = group["weight_decay"] if group.get("decoupled_weight_decay") else 0.0
-    return Hyperparameters(lr=group["lr"], batch=batch, betas=betas, eps=group.get("eps"), decay=decay)
+    rate = group["lr"] if lr is None else lr
+    return Hyperparameters(lr=rate, batch=batch, betas=betas, eps=group.get("eps"), decay=decay)
 
 
 def _validate(base: Hyperparameters) -> None:

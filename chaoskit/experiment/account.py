@@ -138,6 +138,29 @@ class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
         return ratios | dict(msgspec.to_builtins(self))
 
 
+class Recently(msgspec.Struct, frozen=True, kw_only=True):
+    """The ratios of :class:`TimeAccount` over the last part of a run, ``wall_s`` long.
+
+    Time counts when it was spent: steps that were thrown away since are not productive, whenever that was found out.
+    """
+
+    wall_s: float
+    goodput: float
+    ettr_wall: float
+    ettr_productive: float
+
+
+def recently_of(spent: Spent) -> Recently:
+    """From nanoseconds by part and cause, of that part of the run."""
+    account = account_of(spent, degraded_ns=0, missing_ns=0.0, failures=0, steps=0)
+    return Recently(
+        wall_s=account.wall_s,
+        goodput=account.goodput,
+        ettr_wall=account.ettr_wall,
+        ettr_productive=account.ettr_productive,
+    )
+
+
 def account_of(spent: Spent, *, degraded_ns: int, missing_ns: float, failures: int, steps: int) -> TimeAccount:
     """From nanoseconds by part and cause."""
     parts, causes = Counter[str](), Counter[str]()

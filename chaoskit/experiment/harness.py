@@ -18,6 +18,7 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.blackbox.run import CommandRun, execute_command
 from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.conductor import Watch
+from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
@@ -102,8 +103,11 @@ class Harness:
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
             return judge_command(self._execute_command(experiment, watch), unbroken, self._substrate.name)
-        reference = self._job_twin(experiment, watch_twin) if twin else None
+        follows = experiment.config.follow is not None  # then the twin hangs on the sizes that the world had
+        reference = self._job_twin(experiment.unbroken(), watch_twin) if twin and not follows else None
         run = self._execute(experiment, watch, port)
+        if twin and follows:
+            reference = self._job_twin(experiment.unbroken(History(run.records).schedule()), watch_twin)
         return judge(run, reference, self._substrate.name)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:
@@ -120,7 +124,7 @@ class Harness:
         """
         if isinstance(experiment, CommandExperiment):
             return self._command_twin(experiment, watch)
-        return self._job_twin(experiment, watch)
+        return self._job_twin(experiment.unbroken(), watch)
 
     def _command_twin(self, experiment: CommandExperiment, watch: Watch | None) -> CommandTwin:
         key = command_twin.key(experiment)
@@ -128,14 +132,14 @@ class Harness:
             self._command_twins[key] = CommandTwin.of(self._execute_command(experiment.unbroken(), watch))
         return self._command_twins[key]
 
-    def _job_twin(self, experiment: Experiment, watch: Watch | None) -> Twin:
-        found = self._twins.get(experiment)
+    def _job_twin(self, unbroken: Experiment, watch: Watch | None) -> Twin:
+        found = self._twins.get(unbroken)
         if found is None:
             try:
-                found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
+                found = Twin.of(self._execute(unbroken, watch, 0))
             except Interrupted:  # machines do fail by themselves; seldom twice
-                found = Twin.of(self._execute(experiment.unbroken(), watch, 0))
-            self._twins.put(experiment, found)
+                found = Twin.of(self._execute(unbroken, watch, 0))
+            self._twins.put(unbroken, found)
         return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int) -> RawRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from chaoskit.experiment.outcome import Ledger, StepPoint
@@ -128,8 +128,8 @@ class History:
         committers = [r.source for g, records in step.commits.items() if g < step.generation for r in records]
         return any(self._last_generation.get(source, 0) >= step.generation for source in committers)
 
-    def ledger(self, shard_count: int) -> Ledger:
-        """Every shard of every finished step, exactly once."""
+    def ledger(self, shards_of: Callable[[int, int], int]) -> Ledger:
+        """Every shard of every finished step, exactly once. ``shards_of``: how many a step in such a world has."""
         missing, repeated, skipped = [], [], []
         samples = 0
         for number, step in self.steps.items():
@@ -138,12 +138,22 @@ class History:
                 samples += len(record["samples"])
                 for shard in record["shards"]:
                     owners[shard].append(rank)
-            missing += [f"step {number} shard {shard}" for shard in range(shard_count) if shard not in owners]
+            wanted = range(shards_of(number, step.finishers[0]["world"]))
+            missing += [f"step {number} shard {shard}" for shard in wanted if shard not in owners]
             repeated += [f"step {number} shard {shard}" for shard, ranks in owners.items() if len(ranks) > 1]
             if step.skipped:
                 shards = sorted({shard for record in step.finishers for shard in record["shards"]})
                 skipped.append(f"step {number}: shards {shards} are not finite")
         return Ledger(steps=len(self.steps), samples=samples, missing=missing, repeated=repeated, skipped=skipped)
+
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """(step, shards) wherever the batch has another number of them than before."""
+        found: list[tuple[int, int]] = []
+        for number, step in self.steps.items():
+            shards = sum(len(record["shards"]) for record in step.contributions[step.generation].values())
+            if not found or found[-1][1] != shards:
+                found.append((number, shards))
+        return tuple(found)
 
     def samples_digest(self) -> str:
         """SHA-256 of the samples of every step, by shard: equal if the same data was trained in the same order."""

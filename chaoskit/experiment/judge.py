@@ -30,7 +30,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     incidents, alarms = timeline.incidents()
     recoveries = [recovery for incident in incidents if (recovery := timeline.recovery(incident))]
     config = run.experiment.config
-    ledger = history.ledger(config.shard_count)
+    ledger = history.ledger(config.shards_of)
     again, reduction = _exactness(config, history)
     digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
     checks = [

@@ -45,9 +45,18 @@ class Experiment:
         planned = (fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
         return tuple(trigger for trigger in planned if trigger is not None)
 
-    def unbroken(self) -> Experiment:
-        """The twin: the same job and seed, without faults and spares, and without rules that could break it."""
+    def unbroken(self, schedule: tuple[tuple[int, int], ...] = ()) -> Experiment:
+        """The twin: the same job and seed, without faults and spares, and without rules that could break it.
+
+        Args:
+            schedule: of a batch that followed the world: the sizes that it had; see :class:`chaoskit.config.Follow`.
+        """
         config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())
+        if config.follow is not None:
+            named = config.named_shards
+            follow = msgspec.structs.replace(config.follow, schedule=schedule or ((0, named),), named_shards=named)
+            alone = {"nodes": 1, "min_world": 1, "elastic": None, "shards": config.shard_count}
+            config = msgspec.structs.replace(config, follow=follow, **alone)
         return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
 
 
@@ -100,7 +109,10 @@ def plan_experiment(
         field = str(error).rpartition("$.")[2].rstrip("`")
         allowed = get_args(get_type_hints(RunConfig).get(field))
         remedy = f"use one of {', '.join(map(str, allowed))}" if allowed else str(error).partition(" - ")[0]
-        raise BadInput(field, settings.get(field), remedy) from None
+        value: Any = settings
+        for part in field.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        raise BadInput(field, value, remedy) from None
     validate(config)
     if config.disk is not None and not config.resume:
         _require_empty(config)

@@ -16,6 +16,7 @@ from chaoskit.messages import (
     Heartbeat,
     LendNodes,
     Message,
+    NoticeCancelled,
     Plan,
     ReturnNodes,
     ScaleTo,
@@ -53,7 +54,7 @@ class Requests:
         """Ask for nodes for a job of higher priority, and wait for the answer."""
         return self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
 
-    def tell(self, message: SpotNotice | ReturnNodes) -> Reply:
+    def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> Reply:
         """Say what needs no answer."""
         if not self._elastic:
             return Reply(False, _NO_POLICY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chaoskit.experiment.account import STANDING_PHASES
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 
@@ -21,6 +22,8 @@ class Setback:
         generation: that trains on; 0 while there is none.
         world_before, world: ranks.
         ends: phase of a recovery -> when it was over for the last rank.
+        settled: no rank commits the first good step any more: phases up to it are final, and each later one is when it
+            is over.
     """
 
     cause: str
@@ -36,6 +39,7 @@ class Setback:
     world_before: int = 0
     world: int = 0
     ends: dict[str, int] = field(default_factory=dict)
+    settled: bool = False
 
     @property
     def nodes(self) -> list[str]:
@@ -45,12 +49,13 @@ class Setback:
     @property
     def good_ns(self) -> int | None:
         """The end of the first good step; None while there is none."""
-        return self.ends.get("first good step")
+        return next((end_ns for phase, _, end_ns in self.spans() if phase == STANDING_PHASES[-1]), None)
 
     @property
     def seconds(self) -> float | None:
-        """From the fault to the first good step."""
-        return None if self.good_ns is None else (self.good_ns - self.begun_ns) / 1e9
+        """From the fault to the first good step: as long as the phases up to there together."""
+        good_ns = self.good_ns
+        return None if good_ns is None else (good_ns - self.begun_ns) / 1e9
 
     def spans(self) -> list[tuple[str, int, int]]:
         """Phases with begin and end, one after the other: what was over before its turn came takes no time."""
@@ -63,5 +68,6 @@ class Setback:
         return found
 
     def mark(self, phase: str, t_ns: int) -> None:
-        """``phase`` is over at ``t_ns``, or later."""
-        self.ends[phase] = max(t_ns, self.ends.get(phase, 0))
+        """``phase`` is over at ``t_ns``, or later. What is settled is not moved by a record that comes late."""
+        if not (self.settled and phase in STANDING_PHASES):
+            self.ends[phase] = max(t_ns, self.ends.get(phase, 0))

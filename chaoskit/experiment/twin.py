@@ -75,7 +75,7 @@ def interruptions(run: RawRun, history: History) -> list[str]:
     ]
     changes = sum(before != after for before, after in pairwise(trace.members.values()))  # the same may begin again
     found += [f"its members changed {changes} times"] if changes else []
-    ledger = history.ledger(run.experiment.config.shard_count)
+    ledger = history.ledger(run.experiment.config.shards_of)
     found += [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
     found += [check.detail for _, check in check_properties(trace) if check.verdict != Verdict.PASSED]
     return found[:3]
@@ -122,6 +122,7 @@ def _key(experiment: Experiment) -> str:
     numbers = (config.seed, config.shard_count, config.reduction, config.device, config.nonfinite, world)
     place = str(Path(job.path).resolve())
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
+    digest.update(repr(config.follow).encode() if config.follow else b"")
     digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
     ours = Path(next(iter(chaoskit.__path__)))
     folders = (Path(job.path).parent, ours / "runtime", ours / "data")

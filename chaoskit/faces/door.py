@@ -21,7 +21,7 @@ from rich.text import Text
 from chaoskit.elastic.client import Door, Reply, open_door
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
-from chaoskit.messages import ReturnNodes, SpotNotice
+from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
 
 #: A file in the directory of a run: whoever writes a number into it asks for a world of so many nodes.
 SCALE_FILE = "scale"
@@ -40,6 +40,10 @@ class _Notice(msgspec.Struct, forbid_unknown_fields=True):
     grace_s: float
 
 
+class _CancelNotice(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+
+
 class _Lend(msgspec.Struct, forbid_unknown_fields=True):
     job: str
     nodes: int
@@ -54,6 +58,7 @@ class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
 _ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], Reply]]] = {
     "scale": (_Scale, lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call")),
     "notice": (_Notice, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
+    "cancel-notice": (_CancelNotice, lambda requests, asked: requests.tell(NoticeCancelled(asked.node))),
     "lend": (_Lend, lambda requests, asked: requests.lend(asked.job, asked.nodes, asked.grace_s)),
     "give-back": (_GiveBack, lambda requests, asked: requests.tell(ReturnNodes(asked.job))),
 }

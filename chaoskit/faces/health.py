@@ -110,7 +110,7 @@ def serve(
 
     token = _token() if os.environ.get(_TOKEN) else secrets.token_hex(_TOKEN_LEAST)
     try:
-        server = PairServer(token, host, port)
+        server = PairServer(token, socket.create_server((host, port)))
     except (OSError, OverflowError) as error:
         raise BadInput("host", f"{host}:{port}", f"choose an address and port that are free here ({error})") from None
     with server:

@@ -30,6 +30,9 @@ RunDir = Annotated[
 
 def top(
     run_dir: RunDir = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=60.0, help="Tell the ratios of the last so many minutes, too.")
+    ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and end; so does a pipe.")] = False,
     machine: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
@@ -53,7 +56,7 @@ def top(
     if follower.is_over:
         follower.finish()
     if machine:
-        print_json(frame_of(follower, read_live(directory), str(directory)).plain())
+        print_json(frame_of(follower, read_live(directory), str(directory), minutes * 60).plain())
         return
     from rich.console import Console
 
@@ -63,12 +66,12 @@ def top(
     if once or not console.is_terminal:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPE_COLUMNS
-        console.print(draw(frame_of(follower, read_live(directory), str(directory))))
+        console.print(draw(frame_of(follower, read_live(directory), str(directory), minutes * 60)))
         return
-    _show(console, follower, directory)
+    _show(console, follower, directory, minutes * 60)
 
 
-def _show(console: Console, follower: Follower, directory: Path) -> None:
+def _show(console: Console, follower: Follower, directory: Path, window_s: float) -> None:
     """Until the run is over, or the user has seen enough."""
     from rich.live import Live
 
@@ -81,7 +84,7 @@ def _show(console: Console, follower: Follower, directory: Path) -> None:
             began_s = time.process_time()
             over = follower.is_over
             follower.finish() if over else follower.poll()
-            frame = frame_of(follower, read_live(directory), str(directory))
+            frame = frame_of(follower, read_live(directory), str(directory), window_s)
             picture.update(draw(frame, console.height), refresh=True)
             if over:
                 return

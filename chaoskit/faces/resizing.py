@@ -74,18 +74,22 @@ def _await(run: Run, size: int, wait_s: float) -> State:
 
 def notice(
     node: Annotated[str, typer.Argument(help="Name of the node, such as node2.")],
-    grace_s: Annotated[float, typer.Option(help="In so many seconds it will be taken away.")],
+    grace_s: Annotated[float | None, typer.Option(help="In so many seconds it will be taken away.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="It stays after all: take the notice back.")] = False,
     run: Where = None,
     machine: Json = False,
 ) -> int:
     """Tell a job that a node will be taken away: a spot notice, or maintenance.
 
     Its ranks leave between two steps, and nothing is lost. SIGTERM to the agent of
-    a node says the same.
+    a node says the same, and SIGUSR1 takes it back, as --cancel does.
 
     Example: [cyan]chaoskit notice node2 --grace-s 30[/]
     """
-    return _tell(Run(run or newest_run()).notice(node, grace_s), machine)
+    if cancel == (grace_s is not None):
+        raise BadInput("grace_s", grace_s, "say in how many seconds the node is taken away, or --cancel that it stays")
+    target = Run(run or newest_run())
+    return _tell(target.cancel_notice(node) if grace_s is None else target.notice(node, grace_s), machine)
 
 
 def lend(

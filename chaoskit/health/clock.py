@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 
 import msgspec
 
 from chaoskit.health.finding import at_most, good, warned
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding
+from chaoskit.messages import ClockOffset, Finding
 
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
@@ -71,12 +72,12 @@ def ask_kernel() -> tuple[int, _Timex]:
 
 
 def _step_ms(watch_s: float) -> float:
-    before_ns = _apart_ns()
+    before_ns = apart_ns()
     time.sleep(watch_s)
-    return abs(_apart_ns() - before_ns) / 1e6
+    return abs(apart_ns() - before_ns) / 1e6
 
 
-def _apart_ns() -> int:
+def apart_ns() -> int:
     """Wall clock less monotonic clock: of some attempts the one that took least, as one may lose the CPU between."""
     tries = []
     for _ in range(5):
@@ -85,6 +86,40 @@ def _apart_ns() -> int:
         last_ns = time.monotonic_ns()
         tries.append((last_ns - first_ns, wall_ns - (first_ns + last_ns) // 2))
     return min(tries)[1]
+
+
+def ahead_ms(theirs_ns: int, ours_ns: int, rtt_ns: int) -> float:
+    """How far another wall clock is ahead, give or take half the round trip in which it was asked.
+
+    Args:
+        theirs_ns: it, as it answered. ours_ns: our wall clock when it was asked.
+    """
+    return (theirs_ns - ours_ns - rtt_ns / 2) / 1e6
+
+
+class OffsetWindow:
+    """Our wall clock beside another one, by the shortest of the last round trips. Pure."""
+
+    def __init__(self, samples: int = 16) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=samples)
+
+    def hear(self, theirs_ns: int, ours_ns: int, rtt_ns: int) -> None:
+        """A round trip; as for :func:`ahead_ms`."""
+        self._samples.append((rtt_ns, -ahead_ms(theirs_ns, ours_ns, rtt_ns)))
+
+    @property
+    def offset(self) -> ClockOffset | None:
+        """How far ours is ahead; None before the first round trip."""
+        if not self._samples:
+            return None
+        rtt_ns, ours_ahead_ms = min(self._samples)
+        return ClockOffset(ours_ahead_ms, rtt_ns / 2e6)
+
+
+def judge_offset(ahead_ms: float, limits: Limits, detail: str = "") -> Finding:
+    """Of a wall clock in a run. Never a reason to keep a node out."""
+    warn, remedy = limits.clock_offset_warn_ms, "let all nodes follow the same NTP servers"
+    return at_most("clock.offset_ms", abs(ahead_ms), warn=warn, remedy=remedy, detail=detail)
 
 
 def judge(reading: ClockReading, limits: Limits) -> list[Finding]:

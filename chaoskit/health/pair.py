@@ -1,12 +1,10 @@
 """The network between two nodes: connect, round trips, and one stream each way, over a connection that both prove.
 
-The side that listens exists only while somebody tests. It serves one test after the other: two at once would measure
-each other.
+By hand the side that listens exists only while somebody tests; in a run it is the keeper of each node.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import threading
@@ -15,90 +13,47 @@ from contextlib import suppress
 from types import TracebackType
 
 import msgspec
-import xxhash
 
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.health import tcp
+from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding, Message
+from chaoskit.health.pair_protocol import Digest, Echo, Echoed, Give, Look, Seen, Take, TooSlow, decode, give, take
+from chaoskit.messages import Finding, PairReading
+from chaoskit.osprocess import lower_priority
 
 PINGS = 20
 STREAM_BYTES = 16 * 2**20
-STREAM_BYTES_MAX = 2**30
-_PIECE_BYTES = 2**20
 _SILENT_S = 10.0
+_LIMIT_S = 300.0
+_TESTS_MAX = 16
+_RAMP_TRIPS = 6  # 10 segments, and twice as many with each round trip: 256 KiB are through in five
+_RAMP_LEAST = 0.01
 _MB = 1e6
 
 
-class Echo(Message, frozen=True):
-    """To be answered at once."""
-
-    number: int
-
-
-class Echoed(Message, frozen=True):
-    """``wall_ns``: the wall clock of who answers."""
-
-    number: int
-    wall_ns: int
-
-
-class Take(Message, frozen=True):
-    """``size_bytes`` bytes follow, without a frame."""
-
-    size_bytes: int
-
-
-class Give(Message, frozen=True):
-    """Asks for ``size_bytes`` bytes, without a frame; their digest follows as :class:`Digest`."""
-
-    size_bytes: int
-
-
-class Digest(Message, frozen=True):
-    """Of the bytes that were received, or sent."""
-
-    hexdigest: str
-
-
-_decode = wire.decoder(Echo | Echoed | Take | Give | Digest)
-
-
-class PairReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A test against ``address``. With an ``error`` the rest is what was measured before it.
-
-    ``offset_ms``: how far the other wall clock is ahead of ours, give or take half the shortest round trip.
-    """
-
-    address: str
-    error: str = ""
-    connect_ms: float = 0.0
-    rtt_ms: tuple[float, ...] = ()
-    offset_ms: float = 0.0
-    sent_mb_s: float = 0.0
-    received_mb_s: float = 0.0
-    intact: bool = True
-
-
 class PairServer:
-    """Answers pair tests of whoever knows the token, until it is closed.
+    """Answers pair tests of whoever knows the token, until it is closed. Those who test at once share the way.
+
+    Args:
+        listener: a listening socket, which is ours from now on.
+        niceness: of the threads that answer.
+        silent_s: whoever says nothing for so long is sent away.
 
     Attributes:
         address: host and port where it listens.
         served: tests that began.
-
-    Raises:
-        OSError: if it cannot listen there.
     """
 
-    def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._token, self.served = token, 0
-        self._listener = socket.create_server((host, port))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._current: socket.socket | None = None
+    def __init__(self, token: str, listener: socket.socket, *, niceness: int = 0, silent_s: float = _SILENT_S) -> None:
+        self._token, self._listener, self._silent_s, self.served = token, listener, silent_s, 0
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._tests: dict[socket.socket, threading.Thread] = {}
+        self._room = threading.BoundedSemaphore(_TESTS_MAX)
         self._lock, self._closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._serve, name="pair-test", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(niceness,), name="pair-tests", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> PairServer:
@@ -110,101 +65,94 @@ class PairServer:
         self.close()
 
     def close(self) -> None:
-        """End a test that is under way, and listen no more."""
+        """End the tests that are under way, and listen no more."""
         with self._lock:
             self._closed = True
-            for one in (self._listener, self._current):
-                if one is not None:
-                    with suppress(OSError):  # it has ended by itself
-                        one.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+            tests = dict(self._tests)
+            for one in (self._listener, *tests):
+                with suppress(OSError):  # it has ended by itself
+                    one.shutdown(socket.SHUT_RDWR)
+        for thread in (self._thread, *tests.values()):
+            thread.join()
         self._listener.close()
 
-    def _serve(self) -> None:
+    def _serve(self, niceness: int) -> None:
+        if niceness:
+            lower_priority(niceness)  # of the threads that are started here, too
         while True:
+            self._room.acquire()
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            with connection:
-                with self._lock:
-                    if self._closed:
-                        return
-                    self._current = connection
-                with suppress(OSError, ChaoskitError):  # the other side tells its user what it met
-                    self._answer(connection)
-                with self._lock:
-                    self._current = None
+            thread = threading.Thread(target=self._test, args=(connection,), name="pair-test", daemon=True)
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._tests[connection] = thread
+                thread.start()
+
+    def _test(self, connection: socket.socket) -> None:
+        try:
+            with suppress(OSError, ChaoskitError):  # the other side tells its user what it met
+                self._answer(connection)
+        finally:
+            with self._lock:
+                del self._tests[connection]
+                connection.close()
+            self._room.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        wire.accept(connection, self._token, _SILENT_S)
-        connection.settimeout(_SILENT_S)
-        self.served += 1
+        wire.accept(connection, self._token, self._silent_s)
+        connection.settimeout(self._silent_s)
+        with self._lock:
+            self.served += 1
         while True:
-            match wire.receive(connection, _decode):
+            match wire.receive(connection, decode):
                 case Echo(number):
                     wire.send(connection, Echoed(number, time.time_ns()))
                 case Take(size_bytes):
-                    wire.send(connection, Digest(_take(connection, size_bytes)))
+                    wire.send(connection, Digest(take(connection, size_bytes)))
                 case Give(size_bytes):
-                    wire.send(connection, Digest(_give(connection, size_bytes)))
+                    wire.send(connection, Digest(give(connection, size_bytes)))
+                case Look():
+                    wire.send(connection, Seen(tcp.path(connection).mb_s))
                 case _:
                     raise Refused("not a request of a pair test")
-
-
-def _checked(size_bytes: int) -> int:
-    if not 0 < size_bytes <= STREAM_BYTES_MAX:
-        raise Refused(f"a stream of {size_bytes} bytes: use 1 to {STREAM_BYTES_MAX}")
-    return size_bytes
-
-
-def _take(connection: socket.socket, size_bytes: int) -> str:
-    """Receive a stream; its digest."""
-    buffer, digest = memoryview(bytearray(_PIECE_BYTES)), xxhash.xxh3_64()
-    left = _checked(size_bytes)
-    while left:
-        count = connection.recv_into(buffer[: min(left, _PIECE_BYTES)])
-        if not count:
-            raise ConnectionError("connection closed by the other side")
-        digest.update(buffer[:count])
-        left -= count
-    return digest.hexdigest()
-
-
-def _give(connection: socket.socket, size_bytes: int) -> str:
-    """Send a stream that no link can compress; its digest."""
-    piece, digest = memoryview(os.urandom(min(_checked(size_bytes), _PIECE_BYTES))), xxhash.xxh3_64()
-    for sent in range(0, size_bytes, _PIECE_BYTES):
-        part = piece[: size_bytes - sent]
-        connection.sendall(part)
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def read(
     address: tuple[str, int],
     token: str,
     *,
+    node: str = "",
     pings: int = PINGS,
     stream_bytes: int = STREAM_BYTES,
-    silent_s: float = 10.0,
+    silent_s: float = _SILENT_S,
+    limit_s: float = _LIMIT_S,
 ) -> PairReading:
     """Test the way to a :class:`PairServer`, and back.
 
     Args:
+        node: the name of the other side.
         silent_s: the other side is given up when it says nothing for so long.
+        limit_s: and when the whole test takes longer, whatever it says.
     """
-    known = PairReading(address=f"{address[0]}:{address[1]}")
+    known = PairReading(address=f"{address[0]}:{address[1]}", node=node)
     began_s = time.monotonic()
     try:
         with wire.connect(address, token, silent_s) as connection:
             known = msgspec.structs.replace(known, connect_ms=(time.monotonic() - began_s) * 1e3)
             connection.settimeout(silent_s)
             rtt_ms, offset_ms = _ping(connection, pings)
-            known = msgspec.structs.replace(known, rtt_ms=rtt_ms, offset_ms=offset_ms)
-            return _stream(connection, stream_bytes, known)
+            path_ms = tcp.path(connection).rtt_ms
+            known = msgspec.structs.replace(known, rtt_ms=rtt_ms, offset_ms=offset_ms, path_ms=path_ms)
+            return _stream(connection, stream_bytes, known, began_s + limit_s)
     except TimeoutError:
         return msgspec.structs.replace(known, error=f"silent for {silent_s:g} s")
+    except TooSlow:
+        return msgspec.structs.replace(known, error=f"not through in {limit_s:g} s")
     except (OSError, Refused) as error:
         return msgspec.structs.replace(known, error=str(error))
 
@@ -215,29 +163,57 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
     for number in range(pings):
         sent_ns, sent_wall_ns = time.monotonic_ns(), time.time_ns()
         wire.send(connection, Echo(number))
-        echoed = wire.receive(connection, _decode)
+        echoed = wire.receive(connection, decode)
         rtt_ns = time.monotonic_ns() - sent_ns
         if not isinstance(echoed, Echoed) or echoed.number != number:
             raise Refused("not the echo of a pair test")
-        trips.append((rtt_ns / 1e6, (echoed.wall_ns - sent_wall_ns - rtt_ns / 2) / 1e6))
+        trips.append((rtt_ns / 1e6, ahead_ms(echoed.wall_ns, sent_wall_ns, rtt_ns)))
     return tuple(rtt_ms for rtt_ms, _ in trips), min(trips)[1]
 
 
-def _stream(connection: socket.socket, size_bytes: int, known: PairReading) -> PairReading:
+def _stream(connection: socket.socket, size_bytes: int, known: PairReading, until_s: float) -> PairReading:
     began_s = time.monotonic()
     wire.send(connection, Take(size_bytes))
-    mine = _give(connection, size_bytes)
-    theirs = wire.receive(connection, _decode)
+    mine = give(connection, size_bytes, until_s)
+    theirs = wire.receive(connection, decode)
     sent_s = time.monotonic()
+    path_sent_mb_s = tcp.path(connection).mb_s
     wire.send(connection, Give(size_bytes))
-    received = _take(connection, size_bytes)
-    promised = wire.receive(connection, _decode)
+    received = take(connection, size_bytes, until_s)
+    promised = wire.receive(connection, decode)
     received_s = time.monotonic()
+    wire.send(connection, Look())
+    seen = wire.receive(connection, decode)
     return msgspec.structs.replace(
         known,
         sent_mb_s=size_bytes / _MB / (sent_s - began_s),
         received_mb_s=size_bytes / _MB / (received_s - sent_s),
         intact=theirs == Digest(mine) and promised == Digest(received),
+        path_sent_mb_s=path_sent_mb_s,
+        path_received_mb_s=seen.mb_s if isinstance(seen, Seen) else 0.0,
+    )
+
+
+def of_path(reading: PairReading, stream_bytes: int) -> PairReading:
+    """The same, as good as the way itself: without what else took the time of a small test.
+
+    Beside a training both processes wait for a CPU or a lock most of the time: the kernels know better. And a short
+    stream that has far to go is over before TCP has found out how much fits in.
+    """
+    best_ms = min((*reading.rtt_ms, *([reading.path_ms] if reading.path_ms else [])), default=0.0)
+    ramp_s = _RAMP_TRIPS * best_ms / 1e3
+
+    def without_ramp(*seen_mb_s: float) -> float:
+        if not (mb_s := max(seen_mb_s)):
+            return 0.0
+        took_s = stream_bytes / _MB / mb_s
+        return stream_bytes / _MB / max(took_s - ramp_s, took_s * _RAMP_LEAST)
+
+    return msgspec.structs.replace(
+        reading,
+        rtt_ms=(best_ms,) if reading.rtt_ms else (),
+        sent_mb_s=without_ramp(reading.sent_mb_s, reading.path_sent_mb_s),
+        received_mb_s=without_ramp(reading.received_mb_s, reading.path_received_mb_s),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.accounting import UNHEARD, Accountant
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import JournalTail, Record
@@ -34,7 +34,8 @@ _LEFT_OUT = UNHEARD - {
     Event.RETURNED,
     Event.RESUMED,
     Event.RECORD_LOST,
-    "evicted",
+    Event.EVICTED,
+    Event.RULE_FIRED,
 }
 
 
@@ -77,7 +78,7 @@ class Follower:
         self,
         directory: Path,
         *,
-        on_step: Callable[[float], None] = lambda seconds: None,
+        on_step: Callable[[int], None] = lambda spent_ns: None,
         on_setback: Callable[[Setback], None] = lambda setback: None,
     ) -> None:
         self._tail = JournalTail(directory / "journal", without=_LEFT_OUT)
@@ -117,7 +118,14 @@ class Follower:
 
     def account(self) -> TimeAccount:
         """Up to now; of a run that is over, up to its end."""
-        return self.accountant.account(self.last_ns if self.is_over else time.monotonic_ns())
+        return self.accountant.account(self._now_ns())
+
+    def recently(self, window_s: float) -> Recently:
+        """The ratios of the last ``window_s`` seconds, an hour at most; of a run that is over, before its end."""
+        return self.accountant.recently(window_s, self._now_ns())
+
+    def _now_ns(self) -> int:
+        return self.last_ns if self.is_over else time.monotonic_ns()
 
     def _take_in(self, records: list[Record]) -> None:
         for record in records:

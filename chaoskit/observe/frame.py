@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.observe.follow import Follower, Place
 from chaoskit.observe.live import LiveState
 from chaoskit.observe.notes import Note
@@ -15,6 +15,8 @@ from chaoskit.vocabulary import Phase
 
 _LOSSES_SHOWN = 60
 _NOTES_SHOWN = 50
+#: Over which ``recently`` tells the ratios, unless somebody wants another.
+WINDOW_S = 600.0
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +69,15 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierRow]
     notes: list[Note]
     account: TimeAccount
+    recently: Recently
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return dict(msgspec.to_builtins(self)) | {"account": self.account.plain()}
 
 
-def frame_of(follower: Follower, live: LiveState, directory: str) -> Frame:
-    """How the run stands now; how it ended, if it has."""
+def frame_of(follower: Follower, live: LiveState, directory: str, window_s: float = WINDOW_S) -> Frame:
+    """How the run stands now; how it ended, if it has. ``window_s``: of the ratios that are told of lately."""
     now_ns = follower.last_ns if follower.is_over else time.monotonic_ns()
     accountant, started = follower.accountant, follower.started
     usual_s, began_ns = accountant.usual_step_s, accountant.started_ns or now_ns
@@ -104,6 +107,7 @@ def frame_of(follower: Follower, live: LiveState, directory: str) -> Frame:
         ],
         notes=list(follower.notes)[-_NOTES_SHOWN:],
         account=follower.account(),
+        recently=follower.recently(window_s),
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -13,37 +11,17 @@ from typing import TYPE_CHECKING
 from chaoskit.errors import BadInput
 from chaoskit.experiment.setback import Setback
 from chaoskit.observe.follow import Follower
+from chaoskit.observe.histograms import STEP_BUCKETS_S, Histogram, RecoveryTimes
 from chaoskit.observe.live import Live, LiveState
-from chaoskit.vocabulary import RECOVERY_PHASES, Phase
+from chaoskit.vocabulary import Phase
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 LOOPBACK = "127.0.0.1"
 _RANKS_MAX = 64  # with more, ranks are counted by phase, not named
-_STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_PHASE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-class Histogram:
-    """Counts by upper bound, as Prometheus wants them."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds, self._counts = bounds, [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Bound and number of values up to it, cumulative; the last bound is ``+Inf``."""
-        total, found = 0, []
-        for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
-            total += count
-            found.append(("+Inf" if math.isinf(bound) else str(bound), float(total)))
-        return found
+#: Over which the newest ratios are told; see also ``chaoskit top``.
+_WINDOWS = {"10m": 600.0, "1h": 3600.0}
 
 
 class RunMetrics:
@@ -60,33 +38,17 @@ class RunMetrics:
     def __init__(self, live: Live, lock: threading.RLock) -> None:
         self._live, self._lock = live, lock
         self.follower: Follower | None = None
-        self._step_s = Histogram(_STEP_BUCKETS_S)
-        self._phase_s: dict[str, Histogram] = {}
-        self._recovery_s = Histogram(_PHASE_BUCKETS_S)
-        self._way_back: list[tuple[Setback, set[str]]] = []  # with the phases that were observed
-        self._resizes = 0
+        self._step_times = Histogram(STEP_BUCKETS_S)
+        self._recoveries = RecoveryTimes()
         self._highest: dict[str, float] = {}  # a counter never falls, though time may be spent anew
 
-    def observe_step(self, seconds: float) -> None:
+    def observe_step(self, spent_ns: int) -> None:
         """A step was committed."""
-        self._step_s.observe(seconds)
+        self._step_times.observe(spent_ns)
 
     def observe_setback(self, setback: Setback) -> None:
-        """Training goes on after one. Some of its phases are not over yet."""
-        if setback.planned:
-            self._resizes += 1
-            return
-        self._way_back.append((setback, set()))
-        if setback.seconds is not None:
-            self._recovery_s.observe(setback.seconds)
-
-    def _observe_phases(self) -> None:
-        for setback, seen in self._way_back:
-            for phase, begin_ns, end_ns in setback.spans():
-                if phase not in seen:
-                    seen.add(phase)
-                    self._phase_s.setdefault(phase, Histogram(_PHASE_BUCKETS_S)).observe((end_ns - begin_ns) / 1e9)
-        self._way_back = [one for one in self._way_back if RECOVERY_PHASES[-1] not in one[1]]
+        """Training goes on after one, and it is settled."""
+        self._recoveries.observe(setback)
 
     def describe(self) -> Iterable[Metric]:
         """Names are known without a look at the run."""
@@ -99,7 +61,7 @@ class RunMetrics:
             if follower is None:
                 return
             follower.poll()
-            self._observe_phases()
+            self._recoveries.look()
             found = [*self._of_training(follower), *self._of_time(follower), *self._of_places(follower)]
         yield from found
 
@@ -118,16 +80,16 @@ class RunMetrics:
         for cause, count in accountant.losses.items():
             losses.add_metric([cause], count)
         yield losses
-        yield CounterMetricFamily("chaoskit_resizes", "Planned changes of the world.", self._resizes)
+        yield CounterMetricFamily("chaoskit_resizes", "Planned changes of the world.", self._recoveries.resizes)
         steps = HistogramMetricFamily("chaoskit_step_seconds", "Time of committed steps.")
-        steps.add_metric([], self._step_s.buckets(), self._step_s.sum)
+        steps.add_metric([], self._step_times.buckets(), self._step_times.sum_s)
         yield steps
         total = HistogramMetricFamily("chaoskit_time_to_recover_seconds", "From the fault to the first good step.")
-        total.add_metric([], self._recovery_s.buckets(), self._recovery_s.sum)
+        total.add_metric([], self._recoveries.total.buckets(), self._recoveries.total.sum_s)
         yield total
         recovery = HistogramMetricFamily("chaoskit_recovery_seconds", "Recoveries, by phase.", labels=["phase"])
-        for phase, histogram in self._phase_s.items():
-            recovery.add_metric([phase], histogram.buckets(), histogram.sum)
+        for phase, histogram in self._recoveries.phases.items():
+            recovery.add_metric([phase], histogram.buckets(), histogram.sum_s)
         yield recovery
 
     def _of_time(self, follower: Follower) -> Iterator[Metric]:
@@ -139,6 +101,7 @@ class RunMetrics:
         ettr.add_metric(["wall"], account.ettr_wall)
         ettr.add_metric(["productive"], account.ettr_productive)
         yield ettr
+        yield from _of_late(follower)
         yield CounterMetricFamily("chaoskit_wall_seconds", "Time since the start of the run.", account.wall_s)
         settled = follower.accountant.account()
         productive_s = self._rising("", settled.productive_s)
@@ -171,6 +134,22 @@ class RunMetrics:
         yield tiers
         yield ages
         yield from _of_phases(follower, live)
+
+
+def _of_late(follower: Follower) -> Iterator[Metric]:
+    """The ratios of the last minutes, for whoever cannot compute them from the counters, and to compare with them."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    goodput = GaugeMetricFamily("chaoskit_recent_goodput_ratio", "Goodput of the last minutes.", labels=["window"])
+    words = "Effective training time ratio of the last minutes."
+    ettr = GaugeMetricFamily("chaoskit_recent_ettr_ratio", words, labels=["window", "convention"])
+    for window, window_s in _WINDOWS.items():
+        recently = follower.recently(window_s)
+        goodput.add_metric([window], recently.goodput)
+        ettr.add_metric([window, "wall"], recently.ettr_wall)
+        ettr.add_metric([window, "productive"], recently.ettr_productive)
+    yield goodput
+    yield ettr
 
 
 def _of_phases(follower: Follower, live: LiveState) -> Iterator[Metric]:

@@ -51,6 +51,11 @@ def _words(record: Record) -> tuple[str, str] | None:
             return "bad", f"step {get('step')}: the contribution of rank {get('owner')} is not finite"
         case Event.CORRUPT:
             return "bad", f"step {get('step')}: {get('what')} of rank {get('rank')} is corrupt ({get('verdict')})"
+        case Event.RULE_FIRED:
+            who = f"rank {get('rank')}" if get("rank") is not None else str(get("worker"))
+            return (
+                "info" if get("action") == "none" else "bad"
+            ), f"log rule {get('rule')}, {who}: {get('verdict')}, {get('reason')}"
         case Event.SAVE_FAILED:
             return "bad", f"step {get('step')} not stored on {get('tier')}: {get('reason')}"
         case _:
@@ -71,10 +76,10 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
             return "bad", f"{', '.join(fields['nodes'])} left out: {fields['detail']}"
         case Event.RETURNED:
             return "good", f"{', '.join(fields['nodes'])} back: reaches everybody again"
-        case "resized":
+        case Event.RESIZED:
             reason = f": {fields['reason']}" if fields.get("reason") else ""
             return "info", f"the world shall be {plural(fields['size'], 'node')}{reason}"
-        case "evicted":
+        case Event.EVICTED:
             return "bad", f"{fields['node']} evicted: {fields['detail']}"
         case Event.RESUMED:
             return "info", f"coordinator {fields['term']} took over"

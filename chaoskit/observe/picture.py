@@ -128,7 +128,12 @@ def _time(frame: Frame) -> list[Text]:
     account = frame.account
     causes = sorted(account.lost_s.items(), key=lambda item: -item[1])[:6]
     lost = "   ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes)
-    lines = [Text(account_sentence(account)), Text(f"lost: {lost}" if lost else "nothing lost", "dim")]
+    late = frame.recently
+    lines = [
+        Text(account_sentence(account)),
+        *([Text(f"last {clock(late.wall_s)}: {account_sentence(late)}")] if late.wall_s < account.wall_s else []),
+        Text(f"lost: {lost}" if lost else "nothing lost", "dim"),
+    ]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.experiment.account import TimeAccount
+from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
@@ -172,7 +172,7 @@ def share(value: float) -> str:
     return f"{number(100 * value)} %"
 
 
-def account_sentence(account: TimeAccount) -> str:
+def account_sentence(account: TimeAccount | Recently) -> str:
     """The ratios, each with its convention."""
     return (
         f"goodput {share(account.goodput)}, ETTR {share(account.ettr_wall)} per wall-clock hour, "

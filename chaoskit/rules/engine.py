@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from chaoskit.logrule import Action, Rule
+from chaoskit.rules.budget import LINE_CHARS_MAX, UNLIMITED, Budget, TooSlow
 from chaoskit.rules.patterns import non_finite, outer_groups
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -24,13 +25,14 @@ _SIGNS: Final = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "=="}
 
 
 class Verdict(StrEnum):
-    """What a rule says. All but ``stopped`` ask for the rule's action."""
+    """What a rule says. All but ``stopped`` ask for the rule's action; ``switched-off`` is only told of."""
 
     SLOW = "slow"
     HANGING = "hanging"
     NOT_A_NUMBER = "not-a-number"
     FAULTED = "faulted"
     STOPPED = "stopped"
+    SWITCHED_OFF = "switched-off"  # its pattern takes too long
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,25 @@ class Reading:
         value: the metric in it; None if the rule captures none, NaN if what is captured is no number.
         text: what is captured.
         stops: the line ends the watch.
+        slow: nobody knows: to match the line takes too long.
     """
 
     matched: bool = False
     value: float | None = None
     text: str = ""
     stops: bool = False
+    slow: bool = False
 
 
 class Matcher:
-    """Reads lines for a rule."""
+    """Reads lines for a rule, of each its first 4096 characters.
 
-    def __init__(self, rule: Rule) -> None:
+    Args:
+        budget: what a pattern may take for a line.
+    """
+
+    def __init__(self, rule: Rule, budget: Budget = UNLIMITED) -> None:
+        self._budget = budget
         self._pattern = re.compile(rule.pattern)
         self._non_finite = non_finite(rule.pattern)
         self._captures = len(outer_groups(rule.pattern)) == 1
@@ -83,8 +92,15 @@ class Matcher:
 
     def read(self, line: str) -> Reading:
         """What the rule sees in ``line``, from its start."""
-        stops = self._stop is not None and self._stop.match(line) is not None
-        match = self._pattern.match(line) or (self._non_finite and self._non_finite.match(line))
+        try:
+            return self._read(line[:LINE_CHARS_MAX])
+        except TooSlow:
+            return Reading(slow=True)
+
+    def _read(self, line: str) -> Reading:
+        match_ = self._budget.match
+        stops = self._stop is not None and match_(self._stop, line) is not None
+        match = match_(self._pattern, line) or (self._non_finite and match_(self._non_finite, line))
         if not match:
             return Reading(stops=stops)
         text = match[1] if self._captures else None
@@ -102,12 +118,14 @@ class Matcher:
 class Watch:
     """Says once per episode that a rule fires: again only after what was wrong had been right in between.
 
-    Time is whatever clock the caller uses, and never runs backwards: an earlier time counts as the latest one.
+    Time is whatever clock the caller uses, and never runs backwards: an earlier time counts as the latest one. With a
+    line that takes longer than ``budget`` allows, the watch is over.
     """
 
-    def __init__(self, rule: Rule, start_s: float) -> None:
+    def __init__(self, rule: Rule, start_s: float, budget: Budget = UNLIMITED) -> None:
         self.rule = rule
-        self.matcher = Matcher(rule)
+        self.matcher = Matcher(rule, budget)
+        self._budget_s = budget.line_s
         self.stopped = False
         self._now_s = start_s
         self._deadline_s = math.inf if rule.start_cutoff_s is None else start_s + rule.start_cutoff_s
@@ -152,17 +170,26 @@ class Watch:
             return []
         self._now_s = max(self._now_s, time_s)
         fired = self._silence()
+        if reading.slow:
+            self.switch_off()
+            reason = f"its pattern takes more than {self._budget_s:g} s of CPU time for a line"
+            return [*fired, self._fire(Verdict.SWITCHED_OFF, reason, limit=self._budget_s)]
         if reading.matched:
             self._rearm()
             if self.rule.fault_on_match and not self._faulted:
                 self._faulted = True
                 fired.append(self._fire(Verdict.FAULTED, "a line matches"))
         if reading.stops:
-            self.stopped, self._deadline_s = True, math.inf
+            self.switch_off()
             fired.append(self._fire(Verdict.STOPPED, "a line matches stopPattern"))
         elif reading.matched and reading.value is not None:
             fired += self._judge(reading.value, reading.text)
         return fired
+
+    def switch_off(self) -> None:
+        """The rule is watched no more."""
+        self.stopped, self._deadline_s = True, math.inf
+        self._bad_in_row, self._not_a_number = 0, False
 
     def _silence(self) -> list[Fired]:
         if not self._now_s > self._deadline_s:
@@ -199,4 +226,5 @@ class Watch:
         self, verdict: Verdict, reason: str, value: str = "", limit: float | None = None, *, time_s: float | None = None
     ) -> Fired:
         at_s = self._now_s if time_s is None else time_s
-        return Fired(self.rule.name, verdict, at_s, self.rule.action, reason, value, limit)
+        action: Action = "alert" if verdict == Verdict.SWITCHED_OFF else self.rule.action
+        return Fired(self.rule.name, verdict, at_s, action, reason, value, limit)

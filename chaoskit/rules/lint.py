@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from chaoskit.config import RunConfig
+from chaoskit.rules.patterns import nests_repeats
 from chaoskit.rules.settings import Setting, Settings, read_settings, settings_of
 
 Severity = Literal["error", "warning"]
@@ -315,4 +316,15 @@ def log_rules(settings: Settings) -> Iterator[Finding]:
             yield Finding("LR03", "warning", (mine, "expectedStartCutOffInSeconds not set"), reason, remedy)
 
 
-CHECKS: list[Callable[[Settings], Iterator[Finding]]] = [lease, keep_alive, nccl_watchdog, log_rules]
+def patterns(settings: Settings) -> Iterator[Finding]:
+    """A pattern that backtracks without end is switched off in the middle of a run."""
+    for rule, _ in settings.rules:
+        for name, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop_pattern)):
+            if nests_repeats(pattern):
+                reason = "a line that does not match takes a time that doubles with every character"
+                remedy = "repeat once, as a+ for (a+)+; see which line is too slow by chaoskit rules test"
+                said = (f"{rule.name}: {name}={pattern}", "a repeat within a repeat")
+                yield Finding("LR04", "warning", said, reason, remedy)
+
+
+CHECKS: list[Callable[[Settings], Iterator[Finding]]] = [lease, keep_alive, nccl_watchdog, log_rules, patterns]

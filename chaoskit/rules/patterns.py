@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 _NON_FINITE = r"((?<!\w)[+-]?(?i:nan|inf(?:inity)?)(?!\w))"
 
@@ -60,3 +62,52 @@ def non_finite(pattern: str) -> re.Pattern[str] | None:
         return re.compile(before + _NON_FINITE + after)
     except re.error:
         return None  # it refers to a group that is gone
+
+
+def nests_repeats(pattern: str) -> bool:
+    """Whether something is repeated without a limit that is itself nothing but such a repeat, as in ``(a+)+``.
+
+    On a line that does not match in the end, the ways to divide it between the two double with every character. Other
+    patterns can be as slow, such as ``(.*,)*``: this finds the plainest kind, and nothing that is well.
+    """
+    parser: Any = importlib.import_module("re._parser")  # of the standard library, which has no public one
+    return any(_is_nested(body, parser.MAXREPEAT) for body in _endless(parser.parse(pattern), parser.MAXREPEAT))
+
+
+def _endless(parsed: Any, most: Any) -> Iterator[Any]:
+    """What is repeated without a limit, at any depth."""
+    for kind, content in parsed:
+        if str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == most:
+            yield content[2]
+        for inner in _inside(content):
+            yield from _endless(inner, most)
+
+
+def _is_nested(body: Any, most: Any) -> bool:
+    """Whether ``body`` can be a single repeat without a limit, all else in it being empty."""
+    needed = [one for one in body if _least(body, one)]
+    if len(needed) > 1:
+        return False
+    return any(
+        _repeats(kind, content, most) or (str(kind) == "SUBPATTERN" and _is_nested(content[-1], most))
+        for kind, content in needed or body
+    )
+
+
+def _repeats(kind: Any, content: Any, most: Any) -> bool:
+    return str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == most
+
+
+def _least(body: Any, one: Any) -> bool:
+    """Whether this part of ``body`` takes a character at least."""
+    parts = type(body)(body.state, [one])
+    return bool(parts.getwidth()[0])
+
+
+def _inside(content: Any) -> Iterator[Any]:
+    """Patterns within a part of a pattern."""
+    for one in content if isinstance(content, (tuple, list)) else ():
+        if hasattr(one, "getwidth"):
+            yield one
+        elif isinstance(one, (tuple, list)):
+            yield from _inside(one)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaoskit.errors import BadInput
 from chaoskit.logrule import Rule
+from chaoskit.rules.budget import Budget
 from chaoskit.rules.engine import Fired, Reading, Verdict, Watch
 from chaoskit.rules.rules import read_rules
 from chaoskit.rules.timestamps import read_time_s
@@ -95,8 +96,8 @@ def replay_log(
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise BadInput(name, value, "use 0 or more seconds")
     try:
-        with Path(log).open(encoding="utf-8", errors="replace") as lines:
-            return _replay(rules, str(log), _timed(lines, period_s), tail_s)
+        with Path(log).open(encoding="utf-8", errors="replace") as lines, Budget() as budget:
+            return _replay(rules, str(log), _timed(lines, period_s), tail_s, budget)
     except OSError as error:
         raise BadInput("log", str(log), f"name a file that can be read ({error.strerror})") from None
 
@@ -107,27 +108,30 @@ def _timed(lines: Iterable[str], period_s: float | None) -> Iterator[tuple[str, 
         yield text, read_time_s(text) if period_s is None else number * period_s
 
 
-def _replay(rules: Sequence[Rule], log: str, lines: Iterator[tuple[str, float | None]], tail_s: float) -> list[Replay]:
+def _replay(
+    rules: Sequence[Rule], log: str, lines: Iterator[tuple[str, float | None]], tail_s: float, budget: Budget
+) -> list[Replay]:
     watched: list[tuple[Watch, Replay]] = []
     end_s: float | None = None
     back_s, back_at = 0.0, 0
     early: list[tuple[int, str]] = []
     for number, (line, time_s) in enumerate(lines, start=1):
         if time_s is not None and end_s is None:
-            watched = [(Watch(rule, time_s), Replay(rule, time_s, time_s)) for rule in rules]
+            watched = [(Watch(rule, time_s, budget), Replay(rule, time_s, time_s)) for rule in rules]
             for place, text in early:
-                _require_time(watched, log, place, text)
+                _require_time(watched, log, place, text, time_s)
         if time_s is None:
             if end_s is None:
                 early.append((number, line))
             else:
-                _require_time(watched, log, number, line)
+                _require_time(watched, log, number, line, end_s)
             continue
         if end_s is not None and end_s - time_s > back_s:
             back_s, back_at = end_s - time_s, number
         end_s = time_s if end_s is None else max(end_s, time_s)
         for watch, found in watched:
-            _take(watch, found, number, end_s, watch.matcher.read(line))
+            if not watch.stopped:
+                _take(watch, found, number, end_s, watch.matcher.read(line))
     if end_s is None:
         place, text = early[0] if early else (1, "")
         remedy = "record lines with ISO 8601, logging's or epoch timestamps, or give period_s: no line has one"
@@ -141,19 +145,26 @@ def _replay(rules: Sequence[Rule], log: str, lines: Iterator[tuple[str, float | 
     return [found for _, found in watched]
 
 
-def _require_time(watched: list[tuple[Watch, Replay]], log: str, number: int, line: str) -> None:
-    """Refuse a line that matters and of which nobody knows when it came."""
-    for watch, _ in watched:
+def _require_time(watched: list[tuple[Watch, Replay]], log: str, number: int, line: str, time_s: float) -> None:
+    """Refuse a line that matters and of which nobody knows when it came. ``time_s``: of a line near it."""
+    for watch, found in watched:
+        if watch.stopped:
+            continue
         reading = watch.matcher.read(line)
-        if not watch.stopped and (reading.matched or reading.stops):
+        if reading.slow:
+            _take(watch, found, number, time_s, reading)
+        elif reading.matched or reading.stops:
             remedy = f"record it with a timestamp, or give period_s: it matters to rule {watch.rule.name!r}"
             raise BadInput(f"log {log}, line {number}", line[:120], remedy)
 
 
 def _take(watch: Watch, found: Replay, number: int, time_s: float, reading: Reading) -> None:
-    if reading.matched and not watch.stopped:
+    if reading.matched:
         found.points.append(Point(number, time_s, reading.value))
-    found.fired += watch.take(time_s, reading)
+    fired = watch.take(time_s, reading)
+    if reading.slow:
+        fired[-1] = replace(fired[-1], reason=f"{fired[-1].reason}: line {number}")
+    found.fired += fired
 
 
 def _warnings(found: Replay) -> list[str]:

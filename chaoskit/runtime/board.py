@@ -43,9 +43,11 @@ _PTHREAD_MUTEX_ROBUST = 1
     _PROTECTED,
     _KEPT,
     _DUE,
+    _APART,
     _EFFORT,  # even while the slots behind it belong together
-) = range(17)
+) = range(18)
 _SPENT = slice(_EFFORT + 1, _EFFORT + 7)  # in the order of Spent
+_MOMENT_NS = 1_000_000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DOUBLE, _INT64 = struct.Struct("d"), struct.Struct("q")
@@ -129,6 +131,10 @@ class Board:
     def progress(self, step: int, loss: float | None = None) -> None:
         """Show that ``step`` steps are committed; ``loss`` is given when this rank committed the last one itself."""
         self._slots[_STEP] = step
+        before_ns = time.monotonic_ns()
+        wall_ns = time.time_ns()
+        if time.monotonic_ns() - before_ns < _MOMENT_NS:  # else the CPU was lost between the two
+            self._slots[_APART] = wall_ns - before_ns
         if loss is not None:
             self._slots[_COMMITS] += 1
             self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
@@ -235,6 +241,11 @@ class Board:
     def since_ns(self) -> int:
         """CLOCK_MONOTONIC at which the phase was entered."""
         return self._slots[_SINCE]
+
+    @property
+    def apart_ns(self) -> int:
+        """Wall clock less CLOCK_MONOTONIC, as the worker had them at its last step; 0 before the first."""
+        return self._slots[_APART]
 
     @property
     def rehearsal_ms(self) -> float:

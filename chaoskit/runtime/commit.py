@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -33,14 +34,18 @@ class Committer:
     def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
         self._stall_ms = 0.0  # for a copy of the state, before the newest commit
+        self._rate = 0.0  # of a batch that follows the world
 
-    def commit(self, formation: Formation, reduced: Reduced) -> None:
+    def commit(self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]) -> None:
         """Run the optimizer with what all ranks agree on.
+
+        Args:
+            ownership: the shards of each rank.
 
         Raises:
             GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
         """
-        loss = self._loss(formation, reduced)
+        loss, mine = _mean_loss(reduced, ownership), ownership[formation.me.rank]
 
         def write_down() -> None:
             self._worker.journal.write(
@@ -52,6 +57,7 @@ class Committer:
                 loss=loss,
                 grad_sum=reduced.grad_sum,
                 stall_ms=self._stall_ms,
+                **self._batch(mine),
             )
 
         self._advance(formation, lambda: self._apply(reduced, write_down), loss)
@@ -65,6 +71,7 @@ class Committer:
 
         def write_down() -> None:
             with self._replica.update():
+                self._deal()
                 self._worker.journal.write(
                     Event.SKIP,
                     step=self._replica.step,
@@ -90,11 +97,18 @@ class Committer:
         worker.board.progress(replica.step, loss)
         worker.board.announce()
 
-    def _loss(self, formation: Formation, reduced: Reduced) -> float:
-        """Mean over the shards, in their order: the same bits on every rank."""
-        owners = {shard: member.rank for member in formation.plan.members for shard in member.shards}
-        losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in sorted(owners)]
-        return sum(losses) / len(losses)
+    def _deal(self) -> None:
+        replica = self._replica
+        if replica.following is not None:
+            replica.following.deal(replica.step, self._work.shard_count)
+            rate = float(replica.optimizers[0].param_groups[0]["lr"])
+            self._rate = rate * replica.following.multiplier(replica.step)
+
+    def _batch(self, mine: Sequence[int]) -> dict[str, Any]:
+        """Of a batch that follows the world: samples of this step, and learning rate of the first parameter group."""
+        if self._replica.following is None:
+            return {}
+        return {"samples": len(self._work.samples(mine)) // len(mine) * self._work.shard_count, "rate": self._rate}
 
     def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
         """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
@@ -106,9 +120,17 @@ class Committer:
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
         with replica.update():
+            self._deal()
             replica.advance()
             replica.buffers.commit(moved.differences, moved.integers)
             self._worker.hooks.rig.updated()
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None
+
+
+def _mean_loss(reduced: Reduced, ownership: Sequence[Sequence[int]]) -> float:
+    """Over the shards, in their order: the same bits on every rank."""
+    owners = {shard: rank for rank, shards in enumerate(ownership) for shard in shards}
+    losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in sorted(owners)]
+    return sum(losses) / len(losses)

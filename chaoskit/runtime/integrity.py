@@ -49,9 +49,9 @@ class Integrity:
         """The step is over, or is computed again from the beginning."""
         self._shards.clear()
 
-    def note(self, shard: int, gradients: Sequence[Tensor | None]) -> None:
-        """This rank's gradients of a shard, computed just now; kept if the shard is audited in this step."""
-        if shard == audited_shard(self._replica.step, self._config.audit_every, self._config.shard_count):
+    def note(self, shard: int, shard_count: int, gradients: Sequence[Tensor | None]) -> None:
+        """This rank's gradients of one of the shards, computed just now; kept if it is audited in this step."""
+        if shard == audited_shard(self._replica.step, self._config.audit_every, shard_count):
             self._shards[shard] = checksum(gradients)
 
     def distrust(self, workers: Iterable[str], step: int) -> None:

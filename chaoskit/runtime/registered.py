@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from chaoskit.checkpoint.arena import plain
 from chaoskit.errors import BadInput
 from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
+from chaoskit.runtime.following import Following
 
 #: Paths of a training state begin with one of these.
 MODEL, OPTIMIZER = "model/", "optimizer/"
@@ -55,6 +56,7 @@ class Registered:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.parameter_names = [names.get(id(parameter), "") for _, parameter in self.owned()]
         self.step = 0
+        self.following: Following | None = None
         self._updating = False
         for one in self.optimizers:
             one.register_step_pre_hook(self._refuse_step)
@@ -68,7 +70,8 @@ class Registered:
     def advance(self) -> None:
         """One step of every optimizer, then one of every scheduler. Only inside :meth:`running_optimizers`."""
         for optimizer in self.optimizers:
-            optimizer.step()
+            with self.following.apply(optimizer, self.step) if self.following else nullcontext():
+                optimizer.step()
         for scheduler in self.schedulers:
             scheduler.step()
 
@@ -124,9 +127,8 @@ class Registered:
             if not isinstance(value, Tensor)
         }
         schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
-        return msgspec.msgpack.encode(
-            {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
-        )
+        found = {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
+        return msgspec.msgpack.encode(found | ({"following": self.following.state()} if self.following else {}))
 
     def scalars_checksum(self) -> int:
         """Of :meth:`scalars`."""
@@ -149,4 +151,8 @@ class Registered:
             optimizer.state[parameter][key] = value
         for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
             scheduler.load_state_dict(theirs)
+        if self.following is not None:
+            self.following.load(scalars.get("following"), step)
+        elif "following" in scalars:
+            raise BadInput("follow", None, "give it as before: the batches of this state followed their world")
         self.step = step

@@ -52,9 +52,15 @@ class Sampler:
         self.size, self.batch_size, self.shard_count, self.seed = size, batch_size, shard_count, seed
         self._positions = Positions(size, batch_size, seed)
 
-    def samples(self, step: int, shard: int) -> list[int]:
-        """Indices of the samples of one shard of one step, in order."""
-        samples: list[int] = self._positions.batch(step, shard, self.shard_count).tolist()
+    def samples(self, step: int, shard: int, dealt: int | None = None) -> list[int]:
+        """Indices of the samples of one shard of one step, in order.
+
+        Args:
+            dealt: shards of all steps before; None where each of them had V.
+        """
+        number = (step * self.shard_count if dealt is None else dealt) + shard
+        size = self.batch_size // self.shard_count
+        samples: list[int] = self._positions.stretch(number * size, size).tolist()
         return samples
 
 

@@ -17,7 +17,7 @@ from chaoskit.errors import BadInput
 from chaoskit.runtime.admission import require_dense
 from chaoskit.runtime.buffers import Moved
 from chaoskit.runtime.overlap import Overlap
-from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, make_reducer
+from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, Reducer, make_reducer
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sampling import Sampler
 from chaoskit.runtime.sidecar import SidecarLayout, digest
@@ -56,8 +56,9 @@ class ShardWork:
         self._frozen = digest(bytes(self._trainable))
         self._flags_seen = self._trainable
         self._buffers = replica.buffers
-        self._news = SidecarLayout(config.shard_count, len(self._parameters), len(Seal._fields))
+        self.shard_count = config.named_shards
         self.overlap: Overlap | None = None
+        self._former: list[Reducer] = []  # whose buffers the transfers of former generations may still touch
         self._lay_out()
         self._overlapping = False
         self._samplers: dict[tuple[int, int], Sampler] = {}
@@ -76,16 +77,41 @@ class ShardWork:
         shapes = [shape for shape, _ in floating] + [tuple(parameter.shape) for parameter in self._parameters]
         dtypes = [dtype for _, dtype in floating] + [parameter.dtype for parameter in self._parameters]
         layout = FlatLayout(shapes, dtypes, self._parameters[0].device, config.buckets)
-        self._local = LocalGradients(layout, config.shard_count)
+        self._news = SidecarLayout(self.shard_count, len(self._parameters), len(Seal._fields))
+        self._local = LocalGradients(layout, self.shard_count)
         self.reducer = make_reducer(config.reduction, self._local, sidecar_size=self._news.size)
         if config.buckets > 1:
             self.overlap = Overlap(self._parameters, self._local, self.reducer, self._part)
+
+    def resize(self, shard_count: int) -> bool:
+        """Prepare for steps of so many shards. What was computed of one with another number is of no use any more.
+
+        Returns:
+            Whether that is another number than before.
+        """
+        if shard_count == self.shard_count:
+            return False
+        self.forget()
+        self.shard_count = shard_count
+        self._former.append(self.reducer)
+        self._lay_out()
+        return True
+
+    def former_buffers(self) -> Callable[[], None]:
+        """What frees the buffers of reductions that were cut off; to be called when their groups are gone."""
+        former, self._former = self._former, []
+
+        def free() -> None:
+            former.clear()
+            self.reducer.release_abandoned()
+
+        return free
 
     def sampler(self, size: int, batch_size: int) -> Sampler:
         """The order in which a dataset of ``size`` samples is dealt."""
         key = (size, batch_size)
         if key not in self._samplers:
-            self._samplers[key] = Sampler(size, batch_size, self._config.shard_count, self._config.seed)
+            self._samplers[key] = Sampler(size, batch_size, self._config.named_shards, self._config.seed)
         return self._samplers[key]
 
     # -- one shard ----------------------------------------------------------------------------------------------
@@ -113,7 +139,7 @@ class ShardWork:
         if self._loss is not None and self._overlapping:
             raise BadInput("buckets", self._config.buckets, "use buckets=1 for several backward passes a shard")
         # a power of two scales without rounding; any other V rounds the same way at every world size
-        (loss / self._config.shard_count).backward()
+        (loss / self.shard_count).backward()
         detached = loss.detach()
         self._loss = detached if self._loss is None else self._loss + detached
 
@@ -125,7 +151,7 @@ class ShardWork:
         """
         self.require_loss(shard)
         if self._buffers.known:
-            self._moved = self._buffers.end(self._config.shard_count)
+            self._moved = self._buffers.end(self.shard_count)
             return
         for name, parameter in self._all:
             require_dense(name, parameter.grad)

@@ -28,6 +28,7 @@ from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.following import Following
 from chaoskit.runtime.from_store import pull_stored
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
@@ -40,7 +41,7 @@ from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
-from chaoskit.runtime.sampling import fetch, seed_everything
+from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.stopwatch import Lap, Stopwatch
 from chaoskit.runtime.transaction import Transaction
@@ -125,6 +126,8 @@ class Trainer(HookMethods):
         if self._replica is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._replica = Replica(model, optimizer, scheduler)
+        if self.config.follow is not None:
+            self._replica.following = Following(self.config, self._replica.optimizers)
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
         self._integrity = Integrity(self._replica, self.config)
@@ -170,8 +173,20 @@ class Trainer(HookMethods):
 
     def _mine(self) -> tuple[int, ...]:
         """Shards that this rank owes to the current step."""
+        return self._ownership()[self.rank]
+
+    def _ownership(self) -> list[tuple[int, ...]]:
+        """Shards of each rank. One whose batches are scheduled is alone, and has all that there are."""
         assert self._formation is not None
-        return self._formation.me.shards
+        if self.config.follow is not None and self.config.follow.schedule:
+            return [tuple(range(self._work.shard_count))]
+        return [member.shards for member in self._formation.plan.members]
+
+    def _samples(self, sampler: Sampler, shard: int) -> list[int]:
+        following = self.replica.following
+        if following is None:
+            return sampler.samples(self.step, shard)
+        return sampler.samples(self.step, shard, following.dealt)
 
     def _missing(self) -> list[int]:
         assert self._formation is not None
@@ -198,7 +213,7 @@ class Trainer(HookMethods):
         for index in wanted:
             self._stopwatch.start()
             self._enter_phase(Phase.FORWARD)
-            samples = sampler.samples(self.step, index)
+            samples = self._samples(sampler, index)
             seed_everything(self.seed, self.step, index)
             owed = self._counts and index in self._mine()  # else it is computed to be compared
             work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
@@ -210,7 +225,7 @@ class Trainer(HookMethods):
             if self._inquiry.round is not None:
                 self._inquiry.round.record(index, work.contribution)
             elif self._counts:
-                self._integrity.note(index, work.contribution)
+                self._integrity.note(index, work.shard_count, work.contribution)
             if owed:
                 work.keep(index, samples)
                 self._stopwatch.count_shard()
@@ -236,7 +251,7 @@ class Trainer(HookMethods):
     def _begin(self) -> None:
         step = self.step
         if self._rehearsed:
-            self._settle()
+            self._cut(self._settle())
         else:
             self._began_ns = time.monotonic_ns()
         self._void = self.step != step
@@ -287,18 +302,26 @@ class Trainer(HookMethods):
         """Take up the rank and the shards that ``formation`` gives to this worker."""
         self._formation, self._joined = formation, False
         self._inquiry.enter()
-        self._work.keep_only(formation.me.shards)
+        self._cut(formation)
+        self._work.keep_only(self._mine())
         generation = formation.plan.generation
         self.replica.stand_in(generation)
         self._worker.board.announce()
         if generation > 1:
             self._worker.send(Healed(self._worker.name, generation))
 
+    def _cut(self, formation: Formation) -> None:
+        """Cut the batch of this step into as many shards as ``formation`` computes."""
+        if self._work.resize(self.config.shards_of(self.step, len(formation.plan.members))):
+            self._joined = False
+            self._integrity.forget()
+
     def _heal(self, formation: Formation) -> bool:
         """Take the state of a member that is ahead, or a sealed copy; False if a newer formation came first."""
         self._worker.board.enter(Phase.RESTORE)
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
+        self._worker.board.enter(Phase.REGROUP)  # nothing is copied any more: it waits
         # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
         if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
             raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
@@ -398,14 +421,13 @@ class Trainer(HookMethods):
             return False
         self._stopwatch.count_step()
         self._moves = worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
-        worker.regrouper.dispose_retired(self._work.reducer.release_abandoned)
+        worker.regrouper.dispose_retired(self._work.former_buffers())
         return True
 
     def _join(self, formation: Formation, group: Group) -> None:
         """Have the reducer use the group of ``formation``."""
         if not self._joined:
-            ownership = [member.shards for member in formation.plan.members]
-            self._work.reducer.begin(group if group.size > 1 else None, ownership)
+            self._work.reducer.begin(group if group.size > 1 else None, self._ownership())
             self._joined = True
 
     def _join_early(self) -> bool:
@@ -433,7 +455,7 @@ class Trainer(HookMethods):
         self._stop_for_fault(Phase.OPTIMIZER.label, formation)
         if formation.plan.generation > 1:
             self._stop_for_fault("recommit", formation)
-        self._committer.commit(formation, reduced)
+        self._committer.commit(formation, reduced, self._ownership())
         self._forget_step()
         self._integrity.committed(reduced.grad_sum, len(formation.plan.members))
 

@@ -42,7 +42,7 @@ from chaoskit.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from chaoskit.osprocess import host_id, keep_freed_memory, set_name
+from chaoskit.osprocess import host_id, keep_freed_memory, set_name, step_back
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.context import WorkerContext
@@ -132,6 +132,7 @@ class Control:
         """The others go on without this worker. The agent ends it when its time is over."""
         nothing_to_do = not self.callbacks.on_preempt or self.regrouper.done
         if nothing_to_do or not self.regrouper.dismiss(order):
+            step_back()
             os._exit(0)
 
     def _open_rendezvous(self) -> Rendezvous:
@@ -226,6 +227,9 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int, bell_fd: int
     code = 1
     try:
         code = _train(spec, control, board)
+    except Dismissed:
+        step_back()
+        code = 0
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raised is reported, then the process ends
         _report_failure(spec, control, error)
     finally:
@@ -264,8 +268,6 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         train(trainer, **job.options)
     except TrainingOver:
         pass  # a late joiner found that everything is done
-    except Dismissed:
-        return 0
     if not trainer.took_part:
         raise BadInput(
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
@@ -281,10 +283,7 @@ def _train_sharded(control: Control, context: WorkerContext, train: Callable[[Sh
     entries = Entries(context, train)
     entries.rehearse(os.getpid())
     while True:
-        try:
-            step, weights_digest, state_digest = entries.run()
-        except Dismissed:
-            return 0
+        step, weights_digest, state_digest = entries.run()
         context.board.enter(Phase.DONE)
         _finish(control, context, step, weights_digest, state_digest, entries.generation)
         if entries.is_over(control.ended):

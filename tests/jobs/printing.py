@@ -20,6 +20,7 @@ def train(
     printers: list[int] | None = None,
     nan_from: int | None = None,
     stop_at: int | None = None,
+    riddle_at: int | None = None,
 ) -> None:
     """Each rank prints the loss of each of its shards, and how long that took it without the others.
 
@@ -28,6 +29,7 @@ def train(
         printers: ranks that print; all, if None.
         nan_from: from this step on the printed loss is NaN, on every rank. Nothing else is.
         stop_at: in this step every rank prints that it is about to stop.
+        riddle_at: in this step every rank prints a line on which ``(a+)+$`` backtracks for longer than anybody lives.
     """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -47,3 +49,5 @@ def train(
                 print(f"step {trainer.step} loss {shown:.6f} took {took_ms:.1f} ms")
                 if trainer.step == stop_at:
                     print("the last lines are coming")
+                if trainer.step == riddle_at:
+                    print("a" * 64 + "!")

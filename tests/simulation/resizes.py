@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.messages import LendNodes, Message, ReturnNodes, ScaleTo, SpotNotice
+from chaoskit.messages import LendNodes, Message, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice
 
 if TYPE_CHECKING:
     from simulation.faults import Faults
@@ -35,6 +35,7 @@ class Resizes:
 
     def __init__(self, world: World, seed: int, faults: Faults) -> None:
         self._world, self._faults, self._random = world, faults, Random(f"{seed}/resizes")
+        self._second_thoughts = Random(f"{seed}/cancelled")
 
     def schedule(self) -> None:
         """Draw them."""
@@ -52,7 +53,9 @@ class Resizes:
             else:
                 node, grace_s = random.choice(list(self._world.agents)), random.choice((0.1, 0.5, 2.0))
                 self._at(time_s, SpotNotice(node, grace_s))
-                if node != self._world.haven:
+                if self._second_thoughts.random() < 0.4:
+                    self._at(time_s + self._second_thoughts.uniform(0.0, grace_s), NoticeCancelled(node))
+                elif node != self._world.haven:
                     self._world.engine.after(time_s + grace_s, self._take, node)
                     self._faults.last_s = max(self._faults.last_s, time_s + grace_s)
 

@@ -212,6 +212,7 @@ class Worker(Process):
                 continue
             self.board.step = self.step
             return True
+        self.enter(Phase.REGROUP)
         if formation.broken:
             yield lambda: self.regrouper.current is not formation
             return False

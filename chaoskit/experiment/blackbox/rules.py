@@ -8,10 +8,10 @@ from typing import Any
 from chaoskit.journal import Journal
 from chaoskit.logrule import Rule
 from chaoskit.rules import Fired, Verdict, Watch
+from chaoskit.rules.budget import Budget
 from chaoskit.rules.follow import Splitter
 from chaoskit.vocabulary import Event
 
-_LINE_CHARS_MAX = 4096
 _SHOWN_CHARS = 200
 
 
@@ -23,15 +23,18 @@ class NodeLogs:
     """
 
     def __init__(self, rules: Sequence[Rule], nodes: Iterable[str], journal: Journal, now_s: float) -> None:
-        self._journal = journal
-        self._watches = {node: [Watch(rule, now_s) for rule in rules] for node in nodes} if rules else {}
+        self._journal, self._budget = journal, Budget()
+        self._watches = {node: [Watch(rule, now_s, self._budget) for rule in rules] for node in nodes} if rules else {}
         self._splitters = {node: Splitter() for node in self._watches}
 
     def feed(self, node: str, data: bytes, now_s: float, step: int | None) -> None:
         """What ``node`` has written. ``step``: that any log has shown."""
-        for line in self._splitters[node].feed(data) if self._watches else ():
-            for watch in self._watches[node]:
-                self._tell(node, watch.feed(now_s, line[:_LINE_CHARS_MAX]), step, line)
+        if not self._watches:
+            return
+        with self._budget:
+            for line in self._splitters[node].feed(data):
+                for watch in self._watches[node]:
+                    self._tell(node, watch.feed(now_s, line), step, line)
 
     def tick(self, running: Iterable[str], now_s: float, step: int | None) -> None:
         """These nodes still run, and all that they wrote was fed."""

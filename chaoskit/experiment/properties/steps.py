@@ -16,7 +16,8 @@ def contributions(trace: Trace) -> Finding:
     for step, generation in trace.commits:
         given = trace.history.steps[step].contributions[generation].values()
         shards = Counter(shard for record in given for shard in record["shards"])
-        wrong = [shard for shard in range(trace.config.shard_count) if shards[shard] != 1]
+        world = trace.history.steps[step].finishers[0]["world"]
+        wrong = [shard for shard in range(trace.config.shards_of(step, world)) if shards[shard] != 1]
         if wrong:
             found.append(f"step {step} was committed in generation {generation} without exactly one of shards {wrong}")
     return found
@@ -120,15 +121,18 @@ def inventory(trace: Trace) -> Finding:
 
 
 def batch_size(trace: Trace) -> Finding:
-    """Every step has as many samples as the first one, at every world size."""
-    sizes = {
-        number: sum(len(record["samples"]) for record in step.contributions[step.generation].values())
-        for number, step in trace.history.steps.items()
-    }
+    """Every step has as many samples as the first one, at every world size; or a shard has, if batches follow it."""
+    sizes = {}
+    for number, step in trace.history.steps.items():
+        samples = sum(len(record["samples"]) for record in step.contributions[step.generation].values())
+        shards = trace.config.shards_of(number, step.finishers[0]["world"])
+        sizes[number] = samples * trace.config.named_shards / shards  # of the batch that the script names
     if not sizes:
         return None
     first = sizes[min(sizes)]
-    return [f"step {number} has {size} samples instead of {first}" for number, size in sizes.items() if size != first]
+    return [
+        f"step {number} has {size:g} samples instead of {first:g}" for number, size in sizes.items() if size != first
+    ]
 
 
 def boundaries(trace: Trace) -> Finding:

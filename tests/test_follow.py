@@ -1,0 +1,208 @@
+"""Batches that follow the world: what is dealt, what the optimizers make of it, and that nothing else changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaoskit.config import Follow, JobSpec, RunConfig
+from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.errors import BadInput
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.journal import Record, read_journals
+from chaoskit.runtime.following import Following, needed
+from chaoskit.runtime.registered import Registered
+from chaoskit.runtime.sampling import Sampler
+from chaoskit.vocabulary import Event
+from faults import Kill, Scale
+
+JOB = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+BATCH = 24  # of that job
+ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
+
+
+def config(nodes: int = 2, shards: int = 8, **follow: Any) -> RunConfig:
+    chosen = Follow(**{"rule": "square-root", **follow})
+    return RunConfig(job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=chosen)
+
+
+def adam() -> torch.optim.Optimizer:
+    return torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], lr=0.01)
+
+
+# -- what is dealt ------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=60), st.integers(4, 50), st.integers(0, 2**31))
+def test_every_sample_comes_once_an_epoch_however_the_batch_changes(worlds: list[int], size: int, seed: int) -> None:
+    chosen = config()
+    following = Following(chosen, [adam()])
+    sampler = Sampler(size, chosen.named_shards, chosen.named_shards, seed)
+    dealt: list[int] = []
+    for step, world in enumerate(worlds):
+        shards = chosen.shards_of(step, world)
+        assert shards == 2 * world
+        dealt += [sample for shard in range(shards) for sample in sampler.samples(step, shard, following.dealt)]
+        following.deal(step, shards)
+    assert following.dealt == len(dealt)
+    for start in range(0, len(dealt), size):
+        epoch = dealt[start : start + size]
+        assert len(set(epoch)) == len(epoch)
+        assert len(epoch) < size or sorted(epoch) == list(range(size))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=30),
+    st.sampled_from(("square-root", "none")),
+    st.integers(0, 12),
+)
+def test_who_takes_over_the_state_goes_on_alike(changes: list[tuple[int, int]], rule: str, warmup_steps: int) -> None:
+    chosen = config(rule=rule, warmup_steps=warmup_steps)
+    old, step = Following(chosen, [adam()]), 0
+    for lasts, world in changes:
+        for _ in range(lasts):
+            old.deal(step, 2 * world)
+            step += 1
+        new = Following(chosen, [adam()])
+        new.load(old.state(), step)
+        assert new.state() == old.state()
+        later = range(step, step + 20)
+        assert [new.multiplier(one) for one in later] == [old.multiplier(one) for one in later]
+
+
+def test_what_is_over_is_not_carried_along() -> None:
+    changes = [(10, 2), (20, 4), (23, 6), (25, 8)]
+    assert needed(changes, 5, named=3) == changes
+    assert needed(changes, 3, named=3) == changes[1:]
+    assert needed(changes, 3, named=4) == changes[2:]  # with which everybody begins
+    assert needed(changes, 0, named=3) == changes[2:]
+    assert needed([], 3, named=4) == []
+
+
+def test_a_state_of_a_batch_that_stayed_is_gone_on_from() -> None:
+    following = Following(config(), [adam()])
+    following.load(None, 7)
+    assert following.dealt == 7 * 4
+    assert following.multiplier(7) == 1.0
+
+
+def registered(chosen: RunConfig | None) -> Registered:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    found = Registered(model, torch.optim.Adam(model.parameters(), lr=0.01), None)
+    found.following = Following(chosen, found.optimizers) if chosen else None
+    return found
+
+
+def test_what_was_dealt_travels_with_the_state() -> None:
+    old, new = registered(config()), registered(config())
+    assert old.following
+    assert new.following
+    for step, shards in enumerate((4, 8, 8, 2)):
+        old.following.deal(step, shards)
+    new.load_scalars(old.scalars(), 4)
+    assert new.following.dealt == 22
+    assert new.scalars() == old.scalars()
+    with pytest.raises(BadInput, match="give it as before"):
+        registered(None).load_scalars(old.scalars(), 4)
+    with pytest.raises(BadInput, match="as many nodes and shards as before, so that they have 4"):
+        registered(config(nodes=3)).load_scalars(old.scalars(), 4)
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "field"),
+    [
+        ({"follow": {"rule": "cubic"}}, "follow.rule"),
+        ({"follow": {"rule": "linear", "warmup_steps": -1}}, "follow.warmup_steps"),
+        ({"follow": {"rule": "linear"}, "shards": 6, "elastic": ELASTIC}, "shards"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(chosen: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan_experiment(JOB, nodes=2, steps=4, **chosen)
+    assert refused.value.field == field
+
+
+def test_a_sharded_job_keeps_its_batch() -> None:
+    with pytest.raises(BadInput, match="a sharded job keeps its batch"):
+        plan_experiment(str(Path(__file__).parent / "jobs" / "shaky.py"), nodes=2, follow={"rule": "square-root"})
+
+
+def test_a_rule_for_another_optimizer_is_refused_before_the_first_step() -> None:
+    with pytest.raises(BadInput, match="square-root"):
+        Following(config(rule="linear"), [adam()])
+
+
+# -- real runs ----------------------------------------------------------------------------------------------------
+
+
+def commits(outcome: Outcome) -> list[Record]:
+    """One a step, of the generation that lives on."""
+    found: dict[int, Record] = {}
+    for record in read_journals(Path(outcome.directory) / "journal"):
+        if record.event == Event.COMMIT and record["generation"] >= found.get(record["step"], record)["generation"]:
+            found[record["step"]] = record
+    return [found[step] for step in sorted(found)]
+
+
+@pytest.mark.each_commit
+def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
+    """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""
+    outcome = chaos.run(
+        JOB,
+        nodes=2,
+        spares=0,
+        shards=8,
+        buckets=2,
+        steps=60,
+        options={"step_s": 0.03},
+        elastic=ELASTIC,
+        follow={"rule": "square-root", "warmup_steps": 4},
+        faults=[Scale(to=3, at_step=10), Kill(rank=1, at_step=24), Scale(to=1, at_step=40)],
+    )
+    outcome.assert_same_losses_as_twin()
+    found = commits(outcome)
+    worlds = [record["world"] for record in found]
+    assert {1, 2, 3} == set(worlds)
+    assert all(record["samples"] == BATCH // 2 * record["world"] for record in found)
+    assert outcome.ledger.samples == sum(record["samples"] for record in found)
+    assert not outcome.ledger.missing
+    assert not outcome.ledger.repeated
+    schedule = [0.01 * 0.7 ** (step // 5) for step in range(60)]
+    ratios = [record["rate"] / rate for record, rate in zip(found, schedule, strict=True)]
+    for (before, now), (old, new) in zip(pairwise(worlds), pairwise(ratios), strict=True):
+        assert now >= before or new == pytest.approx((now / 2) ** 0.5)  # a lower rate holds at once
+        assert now <= before or new == pytest.approx(old)  # a higher one is reached on a line
+    assert ratios[9] == pytest.approx(1.0)
+    assert ratios[-1] == pytest.approx(0.5**0.5)
+
+
+def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
+    """The rank that came later has its own idea of the rate."""
+    job = Path(__file__).parent / "jobs" / "scaled_wrongly.py"
+    outcome = chaos.run(
+        str(job),
+        nodes=2,
+        shards=8,
+        spares=0,
+        steps=40,
+        options={"step_s": 0.03},
+        elastic=ELASTIC,
+        follow={"rule": "square-root"},
+        faults=[Scale(to=3, at_step=10)],
+        check=False,
+    )
+    assert outcome.verdict == "failed"
+    assert any("twin" in reason or "one committed history" in reason for reason in outcome.reasons)
