@@ -21,8 +21,9 @@ import pytest
 from rich.console import Console
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.elastic.client import DOOR, Door, Reply, Run
+from chaoskit.elastic.client import DOOR, Door, Reply, Run, open_door
 from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
 from chaoskit.faces import door
 from chaoskit.messages import (
@@ -103,6 +104,27 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
     assert not (launcher.directory / DOOR).exists()
 
 
+def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
+    over, damaged = threading.Event(), list[BadInput]()
+
+    def look() -> None:
+        while not over.is_set():
+            if (tmp_path / DOOR).exists():
+                try:
+                    Run(tmp_path)
+                except BadInput as error:
+                    damaged.append(error)
+
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(look)
+        for number in range(300):
+            open_door(tmp_path, Door("http://127.0.0.1:1", "t" * 32, number))
+        over.set()
+        looks.result(LIMIT_S)
+    assert not damaged
+    assert [path.name for path in tmp_path.iterdir()] == [DOOR]
+
+
 def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
     """Whoever listens on every address takes a connection to another one of loopback's, too."""
     with launcher.listening() as found:
@@ -176,6 +198,17 @@ def test_a_signal_asks_for_one_more_or_less_than_was_wanted_last(launcher: Launc
         until(lambda: len(launcher.sent) == 2)
     assert launcher.asked() == [ScaleTo("", 3, "a signal"), ScaleTo("", 3, "a signal")]
     assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)) == before
+
+
+@pytest.mark.parametrize(("wanted", "larger", "smaller"), [(2, 4, 1), (4, 5, 2), (1, 2, 0)])
+def test_a_signal_asks_for_a_size_that_the_policy_allows(wanted: int, larger: int, smaller: int) -> None:
+    """At the end of the sizes for one that it does not: the answer says which there are."""
+    elastic = ElasticPolicy(min_replicas=1, max_replicas=4, replica_discrete_values=(1, 2, 4))
+    requests = Requests()
+    requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=wanted, elastic=elastic), (), 1, os.getpid()))
+    requests.step_size(1)
+    requests.step_size(-1)
+    assert [one.size for one in requests.take() if isinstance(one, ScaleTo)] == [larger, smaller]
 
 
 def test_whoever_waits_is_told_that_the_run_is_over(launcher: Launcher) -> None:

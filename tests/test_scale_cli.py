@@ -39,6 +39,8 @@ class Launch:
         settings = ["--set", "steps=100000", "--set", "pause=0.02"]
         self.log = (workplace.directory / "launch.log").open("w")
         self.process = workplace.start(*arguments, *settings, stdout=self.log, stderr=self.log)
+
+    def begin(self) -> None:
         self.until((self.directory / DOOR).exists)
         self.run = Run(self.directory)
         self.until(lambda: self.run.state().step > 0)
@@ -81,8 +83,11 @@ def workplace(tmp_path: Path) -> Workplace:
 @pytest.fixture
 def launch(workplace: Workplace) -> Iterator[Launch]:
     launched = Launch(workplace)
-    yield launched
-    launched.end()
+    try:
+        launched.begin()
+        yield launched
+    finally:
+        launched.end()
 
 
 def test_every_way_to_ask(launch: Launch) -> None:

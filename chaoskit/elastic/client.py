@@ -146,10 +146,12 @@ def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:
 
 
 def open_door(directory: Path, door: Door) -> Path:
-    """Write where a launcher listens, for its user alone."""
+    """Write where a launcher listens, for its user alone; whoever waits for the file finds it whole."""
     path = directory / DOOR
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(door))
+    draft.replace(path)
     return path

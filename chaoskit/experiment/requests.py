@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,7 +38,8 @@ class Requests:
         self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._answers: dict[str, queue.SimpleQueue[Reply]] = {}
-        self._state, self._elastic, self._over = State(), False, False
+        self._state, self._over = State(), False
+        self._sizes: tuple[int, ...] = ()  # that the policy allows, smallest first
         self._nodes: set[str] = set()  # that have been heard of
         self._borrowers: set[str] = set()  # jobs that have asked for nodes
 
@@ -75,7 +76,7 @@ class Requests:
         """
         if isinstance(message, SpotNotice):
             require_grace(message.grace_s)
-        if not self._elastic:
+        if not self._sizes:
             return Reply(False, _NO_POLICY)
         match message:
             case SpotNotice(node) | NoticeCancelled(node) if node not in self._nodes:
@@ -85,10 +86,12 @@ class Requests:
         self._waiting.put(message)
         return Reply(True, "the coordinator is told")
 
-    def step_size(self, steps: int) -> None:
-        """Ask for the next larger size, or with -1 the next smaller one; nobody waits for the answer."""
+    def step_size(self, steps: Literal[1, -1]) -> None:
+        """Ask for the next larger size that is allowed, or the next smaller one; nobody waits for the answer."""
         wanted = self._state.wanted or self._state.size
-        self._waiting.put(ScaleTo(uuid.uuid4().hex, wanted + steps, "a signal"))
+        beyond = [size for size in self._sizes if (size - wanted) * steps > 0][::steps]
+        size = beyond[0] if beyond else wanted + steps  # which is refused, with the sizes that are allowed
+        self._waiting.put(ScaleTo(uuid.uuid4().hex, size, "a signal"))
 
     def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> Reply:
         answers: queue.SimpleQueue[Reply] = queue.SimpleQueue()
@@ -119,7 +122,7 @@ class Requests:
         state = self._state
         match message:
             case Welcome(config):
-                self._elastic = config.elastic is not None
+                self._sizes = config.elastic.sizes if config.elastic is not None else ()
                 self._state = msgspec.structs.replace(state, size=state.size or config.nodes)
             case Plan(generation, members):
                 self._state = msgspec.structs.replace(state, generation=generation, world=len(members))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -98,11 +98,11 @@ def listening(requests: Requests, directory: Path, console: Console, port: int =
 
 @contextlib.contextmanager
 def _signals(requests: Requests) -> Iterator[None]:
-    """SIGUSR1 asks for a node more, SIGUSR2 for one less."""
+    """SIGUSR1 asks for the next larger size, SIGUSR2 for the next smaller one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    steps = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
+    steps: dict[signal.Signals, Literal[1, -1]] = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
     before = {
         one: signal.signal(one, lambda signum, frame: requests.step_size(steps[signal.Signals(signum)]))
         for one in steps

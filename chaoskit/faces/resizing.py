@@ -39,8 +39,9 @@ def scale(
     no step and no sample is lost, and with the exact reduction no bit changes.
 
     The same can be asked by a file (write the number into DIR/scale), by a signal
-    to the launcher (SIGUSR1: one more, SIGUSR2: one less), by HTTP (see DIR/control.json)
-    and from Python: [bold]chaoskit.elastic.client.Run(DIR).scale(6)[/].
+    to the launcher (SIGUSR1: the next larger size, SIGUSR2: the next smaller one),
+    by HTTP (see DIR/control.json) and from Python:
+    [bold]chaoskit.elastic.client.Run(DIR).scale(6)[/].
 
     Exit code 0: done, 1: refused, or not done in time, 2: bad input.
 
