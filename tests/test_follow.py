@@ -23,7 +23,8 @@ from chaoskit.runtime.sampling import Sampler
 from chaoskit.vocabulary import Event
 from faults import Kill, Scale
 
-JOB = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+JOBS = Path(__file__).parent / "jobs" / "troubled.py"
+JOB = f"{JOBS}:plain"
 BATCH = 24  # of that job
 ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
 
@@ -206,3 +207,20 @@ def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
     )
     assert outcome.verdict == "failed"
     assert any("twin" in reason or "one committed history" in reason for reason in outcome.reasons)
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "skipped"),
+    [
+        ("bad_batches", {"bad": {"4": [1]}}, "step 4: shards [1] are not finite"),
+        ("overflowing", {"at_step": 4}, "step 4: shards [0, 1, 2, 3] are not finite"),
+    ],
+)
+def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: dict[str, Any], skipped: str) -> None:
+    """The twin's one rank has more shards than the batch: only those that it computed are asked for, and written down."""
+    follow = {"rule": "none"}
+    outcome = chaos.run(
+        f"{JOBS}:{job}", nodes=2, shards=8, spares=0, steps=8, options=options, elastic=ELASTIC, follow=follow
+    )
+    assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
+    assert outcome.ledger.skipped == [skipped]

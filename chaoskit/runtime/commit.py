@@ -62,8 +62,11 @@ class Committer:
 
         self._advance(formation, lambda: self._apply(reduced, write_down), loss)
 
-    def skip(self, formation: Formation, result: AuditResult) -> None:
+    def skip(self, formation: Formation, result: AuditResult, mine: Sequence[int]) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+
+        Args:
+            mine: the shards of this rank.
 
         Raises:
             GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
@@ -79,7 +82,7 @@ class Committer:
                     rank=formation.me.rank,
                     world=len(formation.plan.members),
                     shards=result.shards,
-                    samples=self._work.samples(formation.me.shards),
+                    samples=self._work.samples(mine),
                 )
 
         self._advance(formation, write_down, float("nan"))
