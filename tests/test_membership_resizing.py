@@ -33,10 +33,10 @@ from chaoskit.messages import Endpoint, Plan
 class Job:
     """A membership of nodes ``a`` to ``d``, and what it has ordered."""
 
-    def __init__(self, nodes: str = "abcd", *, sharded: bool = False) -> None:
+    def __init__(self, nodes: str = "abcd", *, sharded: bool = False, spares: int = 0) -> None:
         policy = ElasticPolicy(min_replicas=1, max_replicas=6)
         job = JobSpec("train.py", sharded=sharded)
-        self.machine = Membership(RunConfig(job=job, nodes=len(nodes), spares=0, elastic=policy))
+        self.machine = Membership(RunConfig(job=job, nodes=len(nodes), spares=spares, elastic=policy))
         self.now_s = 0.0
         self.plans: list[Plan] = []
         self.started: list[str] = []
@@ -141,6 +141,22 @@ def test_who_is_too_many_leaves_though_its_node_is_wanted() -> None:
     job.settle()
     assert {worker[0] for worker in job.world} == {"b", "c"}
     assert len(job.world) == 2
+
+
+def test_a_world_grows_on_the_node_that_came_though_a_spare_beside_a_member_is_ready_sooner() -> None:
+    job = Job("ab", spares=1)
+    assert len(job.machine.spares) == 1
+    job.join("c")
+    job.resize(3)
+    assert len(job.world) == 2
+    job.become_ready()
+    assert {worker[0] for worker in job.world} == {"a", "b", "c"}
+
+
+def test_a_spare_beside_a_member_is_taken_where_no_other_node_starts_one() -> None:
+    job = Job("ab", spares=1)
+    job.resize(3)
+    assert len(job.world) == 3
 
 
 def test_who_is_too_many_of_a_sharded_job_goes_at_once() -> None:

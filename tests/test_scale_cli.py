@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -56,6 +57,12 @@ class Launch:
         ended = self._workplace.run(*arguments, "--run", "run", "--json")
         return ended.returncode, json.loads(ended.stdout)
 
+    def refused(self, *arguments: str) -> tuple[str, Any]:
+        """Field and value of what is bad input."""
+        code, said = self.command(*arguments)
+        assert code == 2
+        return said["error"]["field"], said["error"]["value"]
+
     def records(self, event: Event) -> list[Record]:
         return [record for record in read_journals(self.directory / "journal") if record.event == event]
 
@@ -86,6 +93,13 @@ def test_every_way_to_ask(launch: Launch) -> None:
     code, said = launch.command("scale", "9")
     assert (code, said["accepted"]) == (1, False)
     assert "no allowed size: use 1, 2, 3, 4" in said["reason"]
+    code, said = launch.command("notice", "node9", "--grace-s", "5")
+    assert (code, said["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
+    assert launch.refused("notice", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
+    assert launch.refused("lend", "0", "--job", "urgent") == ("nodes", 0)
+    assert launch.refused("lend", "1", "--job", "") == ("job", "")
+    code, said = launch.command("give-back", "--job", "nobody")
+    assert (code, said["reason"]) == (1, "'nobody' has no nodes of this run")
 
     (launch.directory / "scale").write_text("2\n")
     launch.until_world(2)
@@ -123,11 +137,18 @@ def agent_of(launch: Launch, node: str) -> int:
     return agent
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether that process has a handler for the signal; the agent takes its own away when it has had the first."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> number - 1 & 1)
+
+
 def test_a_notice_is_taken_back_by_command_and_by_signal(launch: Launch) -> None:
     assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
     launch.until_world(1)
     agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)  # nobody else is left: it stays as long as it can, and asks again and again
+    launch.until(lambda: not catches(agent, signal.SIGTERM))  # of two signals the one with the lower number comes first
     os.kill(agent, signal.SIGUSR1)
     assert launch.command("notice", "node0", "--cancel")[0] == 0
     launch.until_world(2)
@@ -155,7 +176,7 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=10)
             assert refused.value.code == 401
-    with pytest.raises(BadInput, match="mend the JSON"):
+    with pytest.raises(BadInput, match=r"send JSON with size \(int\)"):
         launch.run._ask("scale", {"size": "many"})
     assert launch.run.state().world == 2
     assert not launch.records(Event.ASKED)

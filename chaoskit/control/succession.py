@@ -90,6 +90,7 @@ class Succession(Staffing):
             needed = []
         room = min(self._size + len(needed), self._config.world_max) - len(kept)
         spares = self._willing(room)
+        spares = spares if abort else self._apart(spares, kept, room)
         seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
         members = {worker: self._hosts[worker] for worker in kept}
         return seat(seats, members, spares, len(kept) + max(0, room))
@@ -100,6 +101,14 @@ class Succession(Staffing):
         trusted = self._strikes.trusted(self._nodes)
         good = {worker: node for worker, node in spares.items() if node in trusted}
         return good if len(good) >= wanted else spares
+
+    def _apart(self, spares: dict[str, str], kept: list[str], wanted: int) -> dict[str, str]:
+        """Who may be taken where nobody was lost: none beside a rank, while others suffice or start."""
+        taken = {self._hosts[worker] for worker in kept}
+        starting = {node for worker, node in self._hosts.items() if worker not in self._ready}
+        apart = {worker: node for worker, node in spares.items() if node not in taken}
+        coming = bool(starting - taken - self._idle) or len(apart) >= wanted
+        return apart if coming and self._config.elastic is not None else spares
 
     # -- how ------------------------------------------------------------------------------------------------------
 

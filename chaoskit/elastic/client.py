@@ -9,6 +9,7 @@ Whatever can send an HTTP request can do the same:
 from __future__ import annotations
 
 import json
+import math
 import os
 import urllib.error
 import urllib.request
@@ -88,6 +89,7 @@ class Run:
 
     def notice(self, node: str, grace_s: float) -> Reply:
         """Say that ``node`` will be taken away in ``grace_s``."""
+        require_grace(grace_s)
         return self._reply("notice", {"node": node, "grace_s": grace_s})
 
     def cancel_notice(self, node: str) -> Reply:
@@ -96,6 +98,7 @@ class Run:
 
     def lend(self, nodes: int, job: str, grace_s: float) -> Reply:
         """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
+        require_grace(grace_s)
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
 
     def give_back(self, job: str) -> Reply:
@@ -122,6 +125,12 @@ class Run:
             return said
         except (OSError, ValueError) as error:
             raise Unanswered(f"the run does not answer: {error}") from error
+
+
+def require_grace(grace_s: float) -> None:
+    """Raises BadInput if nobody can wait so long."""
+    if not 0 <= grace_s < math.inf:
+        raise BadInput("grace_s", grace_s, "use a number of seconds, 0 or more")
 
 
 def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.elastic.client import Reply, State
+from chaoskit.elastic.client import Reply, State, require_grace
+from chaoskit.errors import BadInput
 from chaoskit.messages import (
     Answered,
     EndJob,
@@ -38,6 +39,8 @@ class Requests:
         self._lock = threading.Lock()
         self._answers: dict[str, queue.SimpleQueue[Reply]] = {}
         self._state, self._elastic, self._over = State(), False, False
+        self._nodes: set[str] = set()  # that have been heard of
+        self._borrowers: set[str] = set()  # jobs that have asked for nodes
 
     @property
     def state(self) -> State:
@@ -51,13 +54,34 @@ class Requests:
         return self._ask(ScaleTo(uuid.uuid4().hex, size, asked_by), timeout_s)
 
     def lend(self, job: str, nodes: int, grace_s: float, timeout_s: float = 20.0) -> Reply:
-        """Ask for nodes for a job of higher priority, and wait for the answer."""
+        """Ask for nodes for a job of higher priority, and wait for the answer.
+
+        Raises:
+            BadInput: if the job has no name, or wants no node, or no time can be so long.
+        """
+        if not job:
+            raise BadInput("job", job, "name the job: it gives the nodes back under this name")
+        if nodes < 1:
+            raise BadInput("nodes", nodes, "ask for 1 or more")
+        require_grace(grace_s)
+        self._borrowers.add(job)
         return self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
 
     def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> Reply:
-        """Say what needs no answer."""
+        """Say what the coordinator does not answer. Refused where it would mean nothing, as with a mistyped name.
+
+        Raises:
+            BadInput: if no time can be so long.
+        """
+        if isinstance(message, SpotNotice):
+            require_grace(message.grace_s)
         if not self._elastic:
             return Reply(False, _NO_POLICY)
+        match message:
+            case SpotNotice(node) | NoticeCancelled(node) if node not in self._nodes:
+                return Reply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
+            case ReturnNodes(job) if job not in self._borrowers:
+                return Reply(False, f"{job!r} has no nodes of this run")
         self._waiting.put(message)
         return Reply(True, "the coordinator is told")
 
@@ -99,7 +123,8 @@ class Requests:
                 self._state = msgspec.structs.replace(state, size=state.size or config.nodes)
             case Plan(generation, members):
                 self._state = msgspec.structs.replace(state, generation=generation, world=len(members))
-            case Heartbeat(_, beats):
+            case Heartbeat(node, beats):
+                self._nodes.add(node)
                 step = max((beat.step for beat in beats), default=0)
                 if step > state.step:
                     self._state = msgspec.structs.replace(state, step=step)

@@ -119,7 +119,7 @@ def _watch_file(path: Path, requests: Requests, console: Console, over: threadin
     seen = _stamp(path)
     while not over.wait(_LOOK_S):
         stamp = _stamp(path)
-        if stamp is None or stamp == seen:
+        if stamp is None or stamp == seen or not stamp[1]:  # empty: `echo 2 > scale` is half done
             continue
         seen = stamp
         try:
@@ -127,6 +127,10 @@ def _watch_file(path: Path, requests: Requests, console: Console, over: threadin
         except (OSError, ValueError):
             reply = Reply(False, f"write a number of nodes into {path}")
         console.print(Text(f"{path}: {'' if reply.accepted else 'refused: '}{reply.reason}"), soft_wrap=True)
+
+
+def _fields(kind: type[Any]) -> str:
+    return ", ".join(f"{field.encode_name} ({field.type.__name__})" for field in msgspec.structs.fields(kind))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -163,14 +167,21 @@ def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
                 length = int(self.headers.get("Content-Length", 0))
                 asked = msgspec.json.decode(self.rfile.read(min(length, _BODY_BYTES_MAX)), type=kind)
             except (msgspec.DecodeError, ValueError) as error:
-                self._say(400, {"field": self.path.strip("/"), "value": "", "remedy": f"mend the JSON: {error}"})
+                self._refuse("body", "", f"send JSON with {_fields(kind)}: {error}")
                 return
-            reply = do(requests, asked)
+            try:
+                reply = do(requests, asked)
+            except BadInput as error:
+                self._refuse(error.field, error.value, error.remedy)
+                return
             self._say(200 if reply.accepted else 409, msgspec.to_builtins(reply))
 
         def _is_known(self) -> bool:
             said = self.headers.get("Authorization", "")
             return hmac.compare_digest(said.encode(), f"Bearer {token}".encode())
+
+        def _refuse(self, field: str, value: Any, remedy: str) -> None:
+            self._say(400, {"field": field, "value": value, "remedy": remedy})
 
         def _say(self, status: int, body: Any) -> None:
             data = json.dumps(body).encode()

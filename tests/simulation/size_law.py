@@ -40,7 +40,7 @@ class SizeLaw:
                 self._lenders.add(job)
             case events.Elastic(happenings.Returned(job)):
                 self._lenders.discard(job)
-            case events.NodeLost(node) | events.Unfit(node):
+            case events.NodeLost(node) | events.Unfit(node) | events.Elastic(happenings.NoticeCancelled(node)):
                 self._noticed.pop(node, None)
             case events.LeftOut(nodes):
                 for node in nodes:
