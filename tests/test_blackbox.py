@@ -271,6 +271,7 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
 # -- as files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
     """By the command line, with the lines that it prints as it goes."""
     experiment = plan_command(plain(10), watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine")
@@ -307,6 +308,7 @@ def wait_until(event: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.costly
 def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """Also not those that have run away from their parents."""
     pids = tmp_path / "pids"

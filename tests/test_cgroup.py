@@ -191,6 +191,7 @@ def test_the_group_of_a_killed_launcher_is_removed(
     assert sweep(tmp_path) == []
 
 
+@pytest.mark.costly
 @needs("cpu")
 @needs("freezer")
 @pytest.mark.parametrize(

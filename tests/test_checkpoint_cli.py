@@ -77,6 +77,7 @@ def test_list_and_verify(command: Command, root: Path) -> None:
     assert [name[:17] for name in command.told("list", root)["quarantine"]] == ["step-000000030.g0"]
 
 
+@pytest.mark.costly
 def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
     assert "does not restore: __0_0.distcp" in command.run("restore-drill", root, code=1)
     found = command.told("restore-drill", root, "--step", 20)
@@ -84,6 +85,7 @@ def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
     assert "step-000000010.g0 restores: 4 tensors and 1 objects" in command.run("restore-drill", root, "--step", 10)
 
 
+@pytest.mark.costly
 def test_a_drill_finds_what_torch_reads_differently(command: Command, root: Path) -> None:
     """The manifest and ``.metadata`` disagree: each is what was written, and only a load shows it."""
     path = root / "step-000000020.g0"
@@ -166,6 +168,7 @@ def behind(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterat
     found.tier.close()
 
 
+@pytest.mark.costly
 def test_behind_a_url(command: Command, behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same commands say the same, and what they set aside is set aside for every restore."""
     steps = [30, 20, 10]

@@ -128,6 +128,7 @@ def workplace(tmp_path: Path, cache: Path) -> Iterator[Workplace]:
 # -- launch -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     options = ["--nodes", "2", "--json", "--set", "steps=40"]
     calm = workplace.run("launch", "train.py", *options, "--report", "calm")
@@ -150,6 +151,7 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.costly
 def test_a_script_that_fails_everywhere_says_why(workplace: Workplace) -> None:
     done = workplace.run("launch", "train.py", "--nodes", "2", "--set", "fail=true")
     assert done.returncode == 1
@@ -159,6 +161,7 @@ def test_a_script_that_fails_everywhere_says_why(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.costly
 def test_ctrl_c_on_a_terminal_ends_everything(workplace: Workplace) -> None:
     master, slave = pty.openpty()
     launcher = workplace.start(
@@ -193,6 +196,7 @@ def _read_all(descriptor: int, into: bytearray) -> None:
             return
 
 
+@pytest.mark.costly
 def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     launcher = workplace.start(
         *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"), stdout=subprocess.DEVNULL
@@ -266,6 +270,7 @@ def test_a_port_in_use_is_refused_in_json_too(workplace: Workplace) -> None:
     assert workplace.processes() == []
 
 
+@pytest.mark.costly
 def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> None:
     done = workplace.run(*LAUNCH, "--set", "size=4", "--json")
     assert done.returncode == 2
@@ -297,6 +302,7 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
+@pytest.mark.costly
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     """As often as asked for; the exit code is the worst verdict, and every run leaves its plan and outcome."""
     kill = {"kind": "Kill", "rank": 1, "at_step": 5}

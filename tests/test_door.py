@@ -25,7 +25,17 @@ from chaoskit.elastic.client import DOOR, Door, Reply, Run
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.experiment.requests import Requests
 from chaoskit.faces import door
-from chaoskit.messages import Answered, LendNodes, Message, ReturnNodes, ScaleTo, SpotNotice, Welcome, WorldSize
+from chaoskit.messages import (
+    Answered,
+    Heartbeat,
+    LendNodes,
+    Message,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+    Welcome,
+    WorldSize,
+)
 
 LIMIT_S = 20.0
 
@@ -45,6 +55,7 @@ class Launcher:
         self.directory, self.answers = directory, True
         elastic = ElasticPolicy(min_replicas=1, max_replicas=4)
         self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), (), 1, os.getpid()))
+        self.requests.hear(Heartbeat("node1", ()))
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Door]:

@@ -433,3 +433,16 @@ def test_a_request_without_a_name_hides_nothing_that_happens_later() -> None:
     wish = elasticity.wish(membership)
     assert wish is not None
     assert wish.size == 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_notice_for_a_machine_that_was_replaced_before_anybody_trained_is_void(returns: bool) -> None:
+    elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
+    membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
+    story: list[events.AnyEvent] = [events.NodeJoined(node) for node in ("n0", "n1", "n2")]
+    story.append(events.Elastic(Notice("n1", deadline_s=50)))
+    story += [events.NodeLost("n1"), events.NodeJoined("n1")] if returns else []
+    for event in (*story, events.Settled(1)):
+        membership.handle(event, 0.0)
+        elasticity.take_in(event, membership, 0.0)
+    assert (elasticity.wish(membership) is None) == returns

@@ -259,6 +259,7 @@ def test_error(chaos):
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("tests", "status"),
     [
@@ -279,6 +280,7 @@ def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: 
         assert (report / "report.html").is_file()
 
 
+@pytest.mark.costly
 def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     """``--chaos-repeats`` runs each chaos test again; the marker sets defaults of ``chaos.run``."""
     pytester.makepyfile(
@@ -295,6 +297,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.costly
 def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
     """What a test judges by itself (``check=False``) counts neither for nor against."""
     pytester.makepyfile(

@@ -47,6 +47,7 @@ def test_error(chaos):
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("tests", "status", "verdicts"),
     [
