@@ -215,6 +215,7 @@ def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(follow
     job.resize(2, "ab")
     job.settle()
     job.become_ready()
+    job.heal()
     assert len(job.world) == world
     assert sum(len(member.shards) for member in job.plan.members) == 4
     job.settle()
