@@ -142,8 +142,7 @@ def launch(
     settings |= {"device": device, "reduction": reduction, "options": face.parse_options(options or [])}
     settings |= {"substrate": substrate, "health": health}
     settings |= {"control_port": control_port, "elastic": face.parse_elastic(elastic)}
-    if follow:
-        settings["follow"] = {"rule": follow, "warmup_steps": follow_warmup_steps}
+    settings["follow"] = face.parse_follow(follow, follow_warmup_steps)
     settings |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "otlp_endpoint": otlp_endpoint}
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:

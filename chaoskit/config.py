@@ -204,6 +204,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return scheduled[-1] if scheduled else self.shard_count // self.nodes_max * world
 
     @property
+    def world_max(self) -> int:
+        """Ranks that a world may have for a moment, while some are still needed who are to go."""
+        return self.shard_count if self.follow is None else self.nodes_max
+
+    @property
     def named_shards(self) -> int:
         """Shards of the batch that the script names: that of ``nodes`` ranks."""
         return (self.follow and self.follow.named_shards) or self.shards_of(-1, self.nodes)
@@ -308,6 +313,8 @@ def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
 def _validate_follow(follow: Follow, config: RunConfig) -> None:
     if follow.warmup_steps < 0:
         raise BadInput("follow.warmup_steps", follow.warmup_steps, "use 0 or more")
+    if follow.schedule and config.nodes_max > 1:
+        raise BadInput("follow.schedule", follow.schedule, "leave it out: it makes the twin, which is one rank")
     if config.job.sharded:
         remedy = "leave it out: a sharded job keeps its batch, as the order of its sums hangs on it"
         raise BadInput("follow", follow.rule, remedy)

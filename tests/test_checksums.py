@@ -56,3 +56,10 @@ def test_results_differ_as_soon_as_one_digest_does() -> None:
     results = Results()
     assert results.note("node0.0", "aa") == results.note("node1.0", "aa") == ""
     assert "ranks ended with different weights (node0.0 aa, node1.0 aa, node2.0 bb)" in results.note("node2.0", "bb")
+
+
+def test_results_of_who_took_another_batch_and_left_do_not_count() -> None:
+    results = Results()
+    assert results.note("node0.0", "aa", among=("node1.0", "node2.0")) == ""
+    assert results.note("node1.0", "bb", among=("node1.0", "node2.0")) == ""
+    assert "(node1.0 bb, node2.0 aa)" in results.note("node2.0", "aa", among=("node1.0", "node2.0"))

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from chaoskit.config import Follow, JobSpec, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
+from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
+from chaoskit.faces.launch import parse_follow
 from chaoskit.journal import Record, read_journals
 from chaoskit.runtime.following import Following, needed
 from chaoskit.runtime.registered import Registered
@@ -23,7 +26,8 @@ from chaoskit.runtime.sampling import Sampler
 from chaoskit.vocabulary import Event
 from faults import Kill, Scale
 
-JOB = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+JOBS = Path(__file__).parent / "jobs" / "troubled.py"
+JOB = f"{JOBS}:plain"
 BATCH = 24  # of that job
 ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
 
@@ -79,6 +83,26 @@ def test_who_takes_over_the_state_goes_on_alike(changes: list[tuple[int, int]], 
         assert [new.multiplier(one) for one in later] == [old.multiplier(one) for one in later]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=40),
+    st.integers(0, 12),
+)
+def test_ranks_of_different_age_never_disagree_on_the_state(before: list[int], after: list[int], warmup: int) -> None:
+    """Ranks compare checksums of it in every step: an old one must not remember more than a new one was told."""
+    chosen = config(warmup_steps=warmup)
+    old, new = Following(chosen, [adam()]), Following(chosen, [adam()])
+    for step, world in enumerate(before):
+        old.deal(step, 2 * world)
+    new.load(old.state(), len(before))
+    for step, world in enumerate(after, len(before)):
+        for one in (old, new):
+            one.deal(step, 2 * world)
+        assert new.state() == old.state()
+        assert new.multiplier(step) == old.multiplier(step)
+
+
 def test_what_is_over_is_not_carried_along() -> None:
     changes = [(10, 2), (20, 4), (23, 6), (25, 8)]
     assert needed(changes, 5, named=3) == changes
@@ -127,12 +151,21 @@ def test_what_was_dealt_travels_with_the_state() -> None:
         ({"follow": {"rule": "cubic"}}, "follow.rule"),
         ({"follow": {"rule": "linear", "warmup_steps": -1}}, "follow.warmup_steps"),
         ({"follow": {"rule": "linear"}, "shards": 6, "elastic": ELASTIC}, "shards"),
+        ({"follow": {"rule": "linear", "schedule": [[0, 2]]}}, "follow.schedule"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(chosen: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as refused:
         plan_experiment(JOB, nodes=2, steps=4, **chosen)
     assert refused.value.field == field
+
+
+def test_a_warm_up_without_a_rule_is_refused() -> None:
+    assert parse_follow("", 0) is None
+    assert parse_follow("linear", 3) == {"rule": "linear", "warmup_steps": 3}
+    with pytest.raises(BadInput) as refused:
+        parse_follow("", 3)
+    assert refused.value.field == "follow_warmup_steps"
 
 
 def test_a_sharded_job_keeps_its_batch() -> None:
@@ -143,6 +176,38 @@ def test_a_sharded_job_keeps_its_batch() -> None:
 def test_a_rule_for_another_optimizer_is_refused_before_the_first_step() -> None:
     with pytest.raises(BadInput, match="square-root"):
         Following(config(rule="linear"), [adam()])
+
+
+# -- what is judged -----------------------------------------------------------------------------------------------
+
+
+def took(worker: str, step: int, generation: int, world: int) -> list[Record]:
+    """The lines of one rank for one step, of two shards a rank and a sample each."""
+    rank = int(worker.removeprefix("node").partition(".")[0])
+    mine = {"step": step, "generation": generation, "rank": rank, "world": world}
+    shards = [2 * rank, 2 * rank + 1]
+    return [
+        Record(step, worker, Event.REDUCE, mine | {"shards": shards, "samples": shards}),
+        Record(step, worker, Event.COMMIT, mine | {"loss": float(world), "grad_sum": world}),
+    ]
+
+
+def ended(worker: str, digest: str) -> Record:
+    return Record(9, worker, Event.FINISHED, {"weights_digest": digest})
+
+
+def test_who_took_the_last_step_alone_and_left_is_not_compared_with_who_took_it_again() -> None:
+    """Of two ranks one committed step 1 in generation 1, and left; the other one took it alone in generation 2."""
+    both = [*took("node0.0", 0, 1, 2), *took("node1.0", 0, 1, 2)]
+    alone = [*took("node1.0", 1, 1, 2), ended("node1.0", "bb")]
+    again = [*took("node0.0", 1, 1, 2)[:1], *took("node0.0", 1, 2, 1), ended("node0.0", "aa")]
+    history, followed = History([*both, *alone, *again]), config()
+    held = msgspec.structs.replace(followed, follow=None)
+    assert [end["weights_digest"] for end in history.ends(followed)] == ["aa"]
+    assert [end["weights_digest"] for end in history.ends(held)] == ["bb", "aa"]
+    assert history.schedule() == ((0, 4), (1, 2))
+    assert history.ledger(followed.shards_of).missing == []
+    assert history.violations("fast") == []
 
 
 # -- real runs ----------------------------------------------------------------------------------------------------
@@ -181,7 +246,8 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
     assert not outcome.ledger.missing
     assert not outcome.ledger.repeated
     schedule = [0.01 * 0.7 ** (step // 5) for step in range(60)]
-    ratios = [record["rate"] / rate for record, rate in zip(found, schedule, strict=True)]
+    ratios = [record["multiplier"] for record in found]
+    assert [record["rate"] / rate for record, rate in zip(found, schedule, strict=True)] == pytest.approx(ratios)
     for (before, now), (old, new) in zip(pairwise(worlds), pairwise(ratios), strict=True):
         assert now >= before or new == pytest.approx((now / 2) ** 0.5)  # a lower rate holds at once
         assert now <= before or new == pytest.approx(old)  # a higher one is reached on a line
@@ -206,3 +272,20 @@ def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
     )
     assert outcome.verdict == "failed"
     assert any("twin" in reason or "one committed history" in reason for reason in outcome.reasons)
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "skipped"),
+    [
+        ("bad_batches", {"bad": {"4": [1]}}, "step 4: shards [1] are not finite"),
+        ("overflowing", {"at_step": 4}, "step 4: shards [0, 1, 2, 3] are not finite"),
+    ],
+)
+def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: dict[str, Any], skipped: str) -> None:
+    """The twin's one rank has more shards than the batch: what it computed is asked for and written down, no more."""
+    follow = {"rule": "none"}
+    outcome = chaos.run(
+        f"{JOBS}:{job}", nodes=2, shards=8, spares=0, steps=8, options=options, elastic=ELASTIC, follow=follow
+    )
+    assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
+    assert outcome.ledger.skipped == [skipped]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import Follow, JobSpec, RunConfig
 from chaoskit.control.events import (
     Action,
     Event,
@@ -33,10 +33,20 @@ from chaoskit.messages import Endpoint, Plan
 class Job:
     """A membership of nodes ``a`` to ``d``, and what it has ordered."""
 
-    def __init__(self, nodes: str = "abcd", *, sharded: bool = False, spares: int = 0) -> None:
-        policy = ElasticPolicy(min_replicas=1, max_replicas=6)
+    def __init__(
+        self,
+        nodes: str = "abcd",
+        *,
+        sharded: bool = False,
+        spares: int = 0,
+        most: int = 6,
+        follow: Follow | None = None,
+    ) -> None:
+        policy = ElasticPolicy(min_replicas=1, max_replicas=most)
         job = JobSpec("train.py", sharded=sharded)
-        self.machine = Membership(RunConfig(job=job, nodes=len(nodes), spares=spares, elastic=policy))
+        self.machine = Membership(
+            RunConfig(job=job, nodes=len(nodes), spares=spares, elastic=policy, shards=2 * most, follow=follow)
+        )
         self.now_s = 0.0
         self.plans: list[Plan] = []
         self.started: list[str] = []
@@ -195,6 +205,23 @@ def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
     assert job.world == ("d.0",)
     job.settle()
     assert {worker for worker, cause in job.stopped if cause == "left"} == {"a.0", "b.0", "c.0"}
+
+
+@pytest.mark.parametrize(("follow", "world"), [(None, 3), (Follow(rule="none"), 2)])
+def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(follow: Follow | None, world: int) -> None:
+    """Who stays with the state may be one too many for a moment, if there are shards for it."""
+    job = Job("ab", most=2, follow=follow)
+    job.join("c", "d")
+    job.resize(2, "ab")
+    job.settle()
+    job.become_ready()
+    job.heal()
+    assert len(job.world) == world
+    assert sum(len(member.shards) for member in job.plan.members) == 4
+    job.settle()
+    job.heal()
+    job.settle()
+    assert set(job.world) == {"c.0", "d.0"}
 
 
 def test_who_leaves_does_not_make_a_member_dispensable_that_may_train_without_it() -> None:

@@ -21,6 +21,7 @@ import pytest
 from simulation.history import History, run
 from simulation.node import Agent
 
+from chaoskit.config import RunConfig
 from chaoskit.control import (
     attendance,
     contact,
@@ -31,6 +32,7 @@ from chaoskit.control import (
     lease,
     links,
     renewal,
+    results,
     revival,
     succession,
 )
@@ -49,6 +51,8 @@ SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
 KNOWN = (60494, 73175, 74973, 86651, 87424, 91056, 93784)
 #: The same, of jobs that are resized: a node came again under a name that had a notice, before anybody trained.
 KNOWN_RESIZED = (5681,)
+#: The same, where batches follow the world: who left had taken the last step, and the others took it in a smaller one.
+KNOWN_FOLLOWED = (9573,)
 #: A mistake must be noticed within so many histories.
 PATIENCE = 4000
 
@@ -67,7 +71,7 @@ def first_broken(seeds: Iterable[int], *, sharded: bool = False) -> History | No
 def test_10000_histories() -> None:
     """None breaks a law; and they are not all the same, nor all harmless."""
     ends: Counter[str] = Counter()
-    resumed = regrouped = parted = resized = settled = 0
+    resumed = regrouped = parted = resized = settled = followed = 0
     for seed in range(HISTORIES):
         history = run(seed)
         assert not history.broken, f"{told(history)}\nrerun it with CHAOSKIT_SIM_SEED={seed} ... -k seed -s"
@@ -77,6 +81,7 @@ def test_10000_histories() -> None:
         parted += any("the network is whole again" in fault for fault in history.faults)
         resized += history.resized > 0
         settled += history.settled
+        followed += history.followed and history.resized > 0
     assert 0.85 < ends["done"] / HISTORIES < 0.99, ends
     assert ends["every replica was lost"], ends
     assert resumed > HISTORIES / 4, "too few coordinators were lost"
@@ -84,6 +89,7 @@ def test_10000_histories() -> None:
     assert parted > HISTORIES / 6, "too few networks were parted"
     assert resized > HISTORIES / 3, "too few worlds were resized"
     assert settled > HISTORIES / 100, "too few worlds had time to come to their size"
+    assert followed > HISTORIES / 10, "too few batches followed their world"
 
 
 def test_800_histories_of_sharded_jobs() -> None:
@@ -114,6 +120,13 @@ def test_resized_histories_that_once_went_wrong() -> None:
         history = run(seed)
         assert not history.broken, told(history)
         assert history.settled
+
+
+def test_histories_of_batches_that_follow_the_world_that_once_went_wrong() -> None:
+    for seed in KNOWN_FOLLOWED:
+        history = run(seed)
+        assert history.followed
+        assert not history.broken, told(history)
 
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
@@ -233,6 +246,17 @@ def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
         return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
 
     monkeypatch.setattr(succession, "reassign", reassign)
+
+
+def keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch does not follow the world, though it should."""
+    monkeypatch.setattr(RunConfig, "shards_of", lambda self, step, world: self.shard_count)
+
+
+def compares_those_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who left after the last step is to have ended with what the others ended with, whose batch was another."""
+    genuine = results.Results.note
+    monkeypatch.setattr(results.Results, "note", lambda self, worker, digest, among: genuine(self, worker, digest))
 
 
 def counts_names_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,6 +422,8 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     is_impatient: "is well and was given up",
     takes_joiners_for_holders: "goes back to step|every replica",
     loses_a_shard: "generation",
+    keeps_the_batch: "generation",
+    compares_those_who_left: "silent corruption",
     counts_names_anew: "was started twice",
     forgets_losses_too_early: "was started twice|not over|every replica",
     stops_half_way: "not over|is well and was given up",
@@ -421,7 +447,7 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]) -> None:
     mistake(monkeypatch)
-    history = first_broken([*KNOWN_RESIZED, *range(PATIENCE)])
+    history = first_broken([*KNOWN_RESIZED, *KNOWN_FOLLOWED, *range(PATIENCE)])
     assert history is not None, f"{PATIENCE} histories went well"
     assert re.search(MISTAKES[mistake], history.broken), told(history)
 

@@ -85,7 +85,9 @@ class Hearing(Inheritance):
             case WorkerDone(worker, step, digest, generation):
                 if self._is_of_the_past(generation):
                     return shown
-                problem = self._results.note(worker, digest)
+                # who left before all had a step took it with another batch than those who go on
+                among = self._membership.members if self._config.follow is not None else None
+                problem = self._results.note(worker, digest, among)
                 event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
                 return self._advance(event, now_s) + shown
             case Formed(worker, generation):

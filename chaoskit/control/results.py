@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class Results:
     """Compares the digests with which workers report that they are done."""
@@ -9,10 +11,15 @@ class Results:
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
 
-    def note(self, worker: str, digest: str) -> str:
-        """``worker`` has the last step. Returns why the job has failed, or nothing."""
+    def note(self, worker: str, digest: str, among: Collection[str] | None = None) -> str:
+        """``worker`` has the last step. Returns why the job has failed, or nothing.
+
+        Args:
+            among: the workers whose results count; None: all.
+        """
         self._digests[worker] = digest
-        if len(set(self._digests.values())) == 1:
+        counted = {name: one for name, one in self._digests.items() if among is None or name in among}
+        if len(set(counted.values())) <= 1:
             return ""
-        found = ", ".join(f"{name} {one[:12]}" for name, one in sorted(self._digests.items()))
+        found = ", ".join(f"{name} {one[:12]}" for name, one in sorted(counted.items()))
         return f"silent corruption: ranks ended with different weights ({found}); nobody can tell whose are right"

@@ -88,8 +88,7 @@ class Succession(Staffing):
             kept += needed
         else:
             needed = []
-        most = self._size + len(needed)
-        room = min(most, self._config.shards_of(-1, most)) - len(kept)
+        room = min(self._size + len(needed), self._config.world_max) - len(kept)
         spares = self._willing(room)
         spares = spares if abort else self._apart(spares, kept, room)
         seats = [(member.worker, member.node) for member in self._base.members] if self._base else []

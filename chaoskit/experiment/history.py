@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from chaoskit.config import RunConfig
 from chaoskit.experiment.outcome import Ledger, StepPoint
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -48,6 +49,7 @@ class History:
     def __init__(self, records: Iterable[Record]) -> None:
         found: dict[int, Step] = defaultdict(Step)
         self._last_generation: dict[str, int] = {}
+        self._ends: list[Record] = []
         for record in records:
             if record.event in (Event.COMMIT, Event.REDUCE, Event.REGROUPED):
                 known = self._last_generation.get(record.source, 0)
@@ -56,6 +58,8 @@ class History:
                 found[record["step"]].commits[record["generation"]].append(record)
             elif record.event == Event.SKIP:
                 found[record["step"]].skips[record["generation"]].append(record)
+            elif record.event == Event.FINISHED:
+                self._ends.append(record)
             elif record.event == Event.REDUCE:
                 found[record["step"]].contributions[record["generation"]][record["rank"]] = record
         self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
@@ -94,7 +98,7 @@ class History:
         """Where the history is not one line: gaps, or ranks that committed different results for a step.
 
         A step that is committed again, because all who had committed it were lost, has the same result if the reduction
-        is exact; else it may be rounded in another way.
+        is exact; else it may be rounded in another way, or be made of another batch.
         """
         found = [
             f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
@@ -107,6 +111,19 @@ class History:
             if step.commits and step.skips:
                 found.append(f"step {number} was both committed and skipped")
         return found
+
+    def ends(self, config: RunConfig) -> list[Record]:
+        """What ranks finished with.
+
+        Where the batch follows the world, without those who took the last step alone and left: the others took it
+        again, with a batch of their own.
+        """
+        last = self.steps.get(max(self.steps, default=-1))
+        if config.follow is None or last is None:
+            return self._ends
+        alone = {record.source for one in (last.commits, last.skips) for records in one.values() for record in records}
+        gone = {source for source in alone if self._last_generation.get(source, 0) < last.generation}
+        return [end for end in self._ends if end.source not in gone]
 
     def repeated_steps(self) -> int:
         """Steps that were committed, and that were computed again all the same.

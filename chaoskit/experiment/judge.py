@@ -32,7 +32,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     config = run.experiment.config
     ledger = history.ledger(config.shards_of)
     again, reduction = _exactness(config, history)
-    digests = {record["weights_digest"] for record in run.records if record.event == Event.FINISHED}
+    digests = {record["weights_digest"] for record in history.ends(config)}
     checks = [
         _completed(run, history),
         *(fault_check(strike) for strike in run.strikes),
@@ -129,11 +129,14 @@ def _exactness(config: RunConfig, history: History) -> tuple[str, str]:
     """How alike a step must be that is committed again, and the losses of the twin: ``exact`` or ``fast``.
 
     In a sharded job ranks of a world of another size have other parts of a gradient, and where the model's own
-    collectives form its sums, they form them in another order.
+    collectives form its sums, they form them in another order. Where the batch follows the world, a step that is
+    committed again may have another batch; the twin has the one that lives on.
     """
     commits = [record for step in history.steps.values() for one in step.commits.values() for record in one]
-    if not config.job.sharded or len({record["world"] for record in commits}) < 2:
+    if len({record["world"] for record in commits}) < 2:
         return config.reduction, config.reduction
+    if not config.job.sharded:
+        return config.reduction if config.follow is None else "fast", config.reduction
     return "fast", config.reduction if all(record.get("exact") for record in commits) else "fast"
 
 

@@ -110,6 +110,17 @@ def parse_elastic(text: str) -> ElasticPolicy | None:
         raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
 
 
+def parse_follow(rule: str, warmup_steps: int) -> dict[str, Any] | None:
+    """The setting ``follow``; None without a rule.
+
+    Raises:
+        BadInput: for a warm-up of a batch that stays.
+    """
+    if not rule and warmup_steps:
+        raise BadInput("follow_warmup_steps", warmup_steps, "name a rule with --follow, too: else no rate ever changes")
+    return {"rule": rule, "warmup_steps": warmup_steps} if rule else None
+
+
 def fresh_directory(directory: Path | None, name: str) -> Path:
     """``directory``, or a new one below ``chaoskit-runs`` that says what and when.
 

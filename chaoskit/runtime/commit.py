@@ -34,7 +34,7 @@ class Committer:
     def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
         self._stall_ms = 0.0  # for a copy of the state, before the newest commit
-        self._rate = 0.0  # of a batch that follows the world
+        self._rate, self._multiplier = 0.0, 1.0  # of a batch that follows the world
 
     def commit(self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]) -> None:
         """Run the optimizer with what all ranks agree on.
@@ -62,8 +62,11 @@ class Committer:
 
         self._advance(formation, lambda: self._apply(reduced, write_down), loss)
 
-    def skip(self, formation: Formation, result: AuditResult) -> None:
+    def skip(self, formation: Formation, result: AuditResult, mine: Sequence[int]) -> None:
         """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+
+        Args:
+            mine: the shards of this rank.
 
         Raises:
             GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
@@ -79,7 +82,7 @@ class Committer:
                     rank=formation.me.rank,
                     world=len(formation.plan.members),
                     shards=result.shards,
-                    samples=self._work.samples(formation.me.shards),
+                    samples=self._work.samples(mine),
                 )
 
         self._advance(formation, write_down, float("nan"))
@@ -101,14 +104,18 @@ class Committer:
         replica = self._replica
         if replica.following is not None:
             replica.following.deal(replica.step, self._work.shard_count)
-            rate = float(replica.optimizers[0].param_groups[0]["lr"])
-            self._rate = rate * replica.following.multiplier(replica.step)
+            self._multiplier = replica.following.multiplier(replica.step)
+            self._rate = float(replica.optimizers[0].param_groups[0]["lr"]) * self._multiplier
 
     def _batch(self, mine: Sequence[int]) -> dict[str, Any]:
-        """Of a batch that follows the world: samples of this step, and learning rate of the first parameter group."""
+        """Of a batch that follows the world: samples of this step, and learning rate of the first parameter group.
+
+        ``multiplier``: of the rates that the script's schedule wants, of every group.
+        """
         if self._replica.following is None:
             return {}
-        return {"samples": len(self._work.samples(mine)) // len(mine) * self._work.shard_count, "rate": self._rate}
+        samples = len(self._work.samples(mine)) // len(mine) * self._work.shard_count
+        return {"samples": samples, "rate": self._rate, "multiplier": self._multiplier}
 
     def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
         """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of

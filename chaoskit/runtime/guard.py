@@ -67,12 +67,12 @@ class Audit:
     _peaks: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, reduced: Reduced, plan: Plan) -> Audit:
+    def open(cls, reduced: Reduced, ownership: Sequence[tuple[int, ...]]) -> Audit:
         """Assign every guilty shard to the next innocent rank, or to the next rank where none is innocent."""
-        world = len(plan.members)
+        world = len(ownership)
         guilty = {owner: tuple(sorted(shards)) for owner, shards in sorted(reduced.guilty.items())}
         if not guilty:  # every contribution is finite, their sum overflows: nobody's hardware is to blame
-            guilty = {member.rank: member.shards for member in plan.members}
+            guilty = dict(enumerate(ownership))
         innocent = [rank for rank in range(world) if rank not in guilty]
         auditors = {}
         for owner, shards in guilty.items():

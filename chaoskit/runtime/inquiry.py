@@ -51,11 +51,11 @@ class Inquiry:
 
     # -- what gives reason to ask -------------------------------------------------------------------------------
 
-    def open_audit(self, formation: Formation, reduced: Reduced) -> None:
+    def open_audit(self, formation: Formation, reduced: Reduced, ownership: Sequence[tuple[int, ...]]) -> None:
         """Somebody's gradients, or their sum, are not finite. Have each guilty shard computed again by an innocent
-        rank."""
+        rank. ``ownership``: the shards of each rank."""
         self._doubt = None
-        self.round = audit = Audit.open(reduced, formation.plan)
+        self.round = audit = Audit.open(reduced, ownership)
         self._opened += 1
         for owner, shards in audit.guilty.items():
             self._worker.journal.write(

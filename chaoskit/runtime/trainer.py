@@ -408,7 +408,7 @@ class Trainer(HookMethods):
             self._leave(formation, error)
             return False
         if not reduced.finite:
-            self._inquiry.open_audit(formation, reduced)
+            self._inquiry.open_audit(formation, reduced, self._ownership())
             return True
         if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
             if self._inquiry.round is None:
@@ -504,7 +504,7 @@ class Trainer(HookMethods):
             self._inquiry.repeat(formation, result)
             self._forget_step()
         elif self._guard.gives_up(self.step, result):
-            self._committer.skip(formation, result)
+            self._committer.skip(formation, result, self._mine())
             self._forget_step()
         else:
             self._forget_step()  # compute the whole step again

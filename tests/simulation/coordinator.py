@@ -154,7 +154,7 @@ class Coordinator(Process):
             return
         members = [member.worker for member in membership.plan.members]
         shares = dict.fromkeys(members, 1)
-        shares[members[fast % len(members)]] += self.world.config.shard_count - len(members)
+        shares[members[fast % len(members)]] += self.world.config.shards_of(-1, len(members)) - len(members)
         self.carry_out(self.plane._advance(events.Rebalanced(shares), self.engine.now_s))
 
     # -- decisions ------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class History:
         lasted_s: on the fake clock.
         repeated: the most committed steps of a sharded job that one generation took again.
         resized: how often the world was to be another.
+        followed: whether its batch followed the world.
         settled: whether the size to which it came was looked at.
     """
 
@@ -38,6 +39,7 @@ class History:
     terms: int
     repeated: int
     resized: int = 0
+    followed: bool = False
     settled: bool = False
     trace: tuple[str, ...] = ()
 
@@ -71,6 +73,7 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
         world.coordinators,
         world.laws.repeated,
         world.laws.resized,
+        world.config.follow is not None,
         world.laws.size.checked,
         tuple(world.engine.trace or ()),
     )

@@ -58,7 +58,8 @@ class Laws:
         self.keepers: set[str] = set()  # nodes on which somebody has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
-        self._twin = [GENESIS]
+        self._known: dict[int, set[int]] = defaultdict(set, {0: {GENESIS}})  # step -> what there is after so many
+        self._next: dict[tuple[int, int, int], int] = {}
 
     def require(self, holds: bool, law: str) -> None:
         """Break off where a law does not hold."""
@@ -66,13 +67,30 @@ class Laws:
             self._world.engine.note(f"VIOLATION: {law}")
             raise Violation(law)
 
-    def twin(self, step: int) -> int:
-        """The state after ``step`` steps of a run that nothing ever broke."""
-        while len(self._twin) <= step:
-            state, at = self._twin[-1], len(self._twin) - 1
-            shards = range(self._world.config.shard_count)
-            self._twin.append(advance(state, {shard: gradient(state, at, shard) for shard in shards}))
-        return self._twin[step]
+    def is_known(self, state: int, step: int) -> bool:
+        """Whether ``state`` is that of ``step`` steps which nothing ever broke.
+
+        There is one for each step; where the batch follows the world, one for every way there, by sizes of the world.
+        """
+        return state in self._known[step]
+
+    def took_step(self, worker: Worker, formation: Formation) -> None:
+        """The step that was added was made of the whole batch, each shard computed from the same, known state."""
+        step, count = worker.step, self.batch(len(formation.plan.members))
+        right = {self._after(state, step - 1, count) for state in self._known[step - 1]}
+        self.require(worker.state in right, f"{worker.name} has a wrong state after step {step}")
+        self._known[step].add(worker.state)
+
+    def batch(self, world: int) -> int:
+        """Shards that so many ranks compute; reckoned here anew."""
+        config = self._world.config
+        return config.shard_count if config.follow is None else config.shard_count // config.nodes_max * world
+
+    def _after(self, state: int, step: int, count: int) -> int:
+        key = (state, step, count)
+        if key not in self._next:
+            self._next[key] = advance(state, {shard: gradient(state, step, shard, count) for shard in range(count)})
+        return self._next[key]
 
     # -- what coordinators do -------------------------------------------------------------------------------------
 
@@ -157,7 +175,8 @@ class Laws:
         newest = self._newest(coordinator)
         self.require(generation > newest, f"generation {generation} was published after generation {newest}")
         shards = sorted(shard for member in plan.members for shard in member.shards)
-        self.require(shards == list(range(self._world.config.shard_count)), f"generation {generation}: {shards}")
+        self.require(shards == list(range(self.batch(len(workers)))), f"generation {generation}: {shards}")
+        self.require(len(workers) <= self._most(), f"generation {generation} has {len(workers)} ranks")
         self.require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
         now_s = self._world.engine.now_s  # of two that are lost at once, the first leads to a plan with the second
         gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
@@ -166,6 +185,11 @@ class Laws:
         if newest and not self._world.record.losses:
             self._needed(self.plans[newest], plan)
         self.plans[generation] = plan
+
+    def _most(self) -> int:
+        """Ranks for which there are shards; a batch that follows the world grows no further than was said."""
+        config = self._world.config
+        return config.shard_count if config.follow is None else config.nodes_max
 
     def _newest(self, coordinator: Coordinator) -> int:
         """The last generation that there was; without a record, the last one of which anybody can tell."""
@@ -228,13 +252,14 @@ class Laws:
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
         """All contributions of a step have come together."""
         shards = sorted(shard for brought in one.brought.values() for shard in brought.shards)
-        self.require(shards == list(range(self._world.config.shard_count)), f"step {step} was made of {shards}")
+        self.require(shards == list(range(self.batch(mesh.size))), f"step {step} was made of {shards}")
         newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
         alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
         alone |= not mesh.whole  # then nobody completes it: who has left spreads no segment of it
         self.require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
         states = {brought.state for brought in one.brought.values()}
-        self.require(states == {self.twin(step)}, f"step {step} was computed from {len(states)} other states")
+        alike = len(states) == 1 and self.is_known(*states, step)
+        self.require(alike, f"step {step} was computed from {len(states)} other states")
 
     def healed(self, worker: Worker, formation: Formation) -> None:
         """A worker has taken over the state of another."""
@@ -242,13 +267,13 @@ class Laws:
         over = max(self.plans, default=0) > formation.plan.generation  # then its source may have gone on in another one
         right = worker.step == target or (worker.step > target and over)
         self.require(right, f"{worker.name} took step {worker.step}, not {target}")
-        self.require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
+        self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
         self.keepers.add(worker.agent.node)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         """A rank has taken a step."""
         step, generation, name = worker.step, formation.plan.generation, worker.name
-        self.require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
+        self.took_step(worker, formation)
         for other, theirs in self._committers[step].items():
             older, newer = min(theirs, generation), max(theirs, generation)
             behind = other if theirs < generation else name

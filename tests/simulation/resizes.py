@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from chaoskit.config import Follow
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.messages import LendNodes, Message, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice
 
@@ -28,6 +29,12 @@ def policy_for(seed: int, nodes: int, *, sharded: bool) -> ElasticPolicy | None:
         faulty_scale_down_timeout_s=random.choice((0.0, 0.3, 2.0)),
         snooze_after_scale_up_s=random.choice((0.0, 0.0, 0.3)),
     )
+
+
+def follow_for(seed: int, nodes: int) -> dict[str, Any]:
+    """Settings of every third history that is resized: its batch follows the world."""
+    random = Random(f"{seed}/follow")
+    return {"follow": Follow(rule="none"), "shards": nodes * random.randint(1, 2)} if random.random() < 1 / 3 else {}
 
 
 class Resizes:

@@ -216,7 +216,7 @@ class ShardedWorker(Worker):
         mine: dict[int, int] = {}
         for shard in formation.me.shards:
             yield self.engine.uniform(*self.world.shard_s)
-            mine[shard] = gradient(self.state, self.step, shard)
+            mine[shard] = gradient(self.state, self.step, shard, self.world.config.shard_count)
         self._still_in(formation)
         self.enter(Phase.REDUCE)
         step = self.step

@@ -91,7 +91,7 @@ class ShardedLaws(Laws):
         generation, mine = formation.plan.generation, (worker.step, worker.state)
         begun = self._begun.setdefault(generation, mine)
         self.require(begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}")
-        self.require(worker.state == self.twin(worker.step), f"{worker.name} took a wrong state")
+        self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
         self._taken[generation].add(worker.name)
         self.keepers.add(worker.agent.node)
 
@@ -109,7 +109,7 @@ class ShardedLaws(Laws):
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         step, generation, name = worker.step, formation.plan.generation, worker.name
-        self.require(worker.state == self.twin(step), f"{name} has a wrong state after step {step}")
+        self.took_step(worker, formation)
         self.require(generation >= self._committers[step].get(name, 0), f"{name} goes back to generation {generation}")
         self._committers[step][name] = generation
         self.high = max(self.high, step)

@@ -30,9 +30,9 @@ SILENT_S = 1.0
 _LOCAL_S = 0.0003
 
 
-def gradient(state: int, step: int, shard: int) -> int:
-    """What ``shard`` of ``step`` gives, computed from ``state``."""
-    return hash((state, step, shard))
+def gradient(state: int, step: int, shard: int, count: int) -> int:
+    """What ``shard`` of ``step``, one of ``count``, gives, computed from ``state``."""
+    return hash((state, step, shard, count))
 
 
 def advance(state: int, gradients: dict[int, int]) -> int:
@@ -69,6 +69,7 @@ class Worker(Process):
         self.regrouper = Regrouper(self)
         self.over = False  # has committed the last step
         self._work: dict[int, int] = {}
+        self._count = 0  # shards of the batch of which that is
         self._formation: Formation | None = None
         world.laws.started(self)
         self.ends.append(lambda: agent.notice_end(self))
@@ -155,7 +156,7 @@ class Worker(Process):
         self.enter(Phase.FORWARD)
         for shard in self._missing():
             yield self.engine.uniform(*self.world.shard_s)
-            self._work[shard] = gradient(self.state, self.step, shard)
+            self._work[shard] = gradient(self.state, self.step, shard, self._count)
         while not self._missing():
             step = self.step
             done = yield from self._attempt()
@@ -192,10 +193,16 @@ class Worker(Process):
                 self.world.laws.torn = True
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._formation = formation
-            self._work = {shard: sums for shard, sums in self._work.items() if shard in formation.me.shards}
+            self._cut(formation)
             if formation.plan.generation > 1:
                 self.send(Healed(self.name, formation.plan.generation))
             return
+
+    def _cut(self, formation: Formation) -> None:
+        """``Trainer._cut``, then ``ShardWork.keep_only``."""
+        count = self.world.config.shards_of(self.step, len(formation.plan.members))
+        kept = formation.me.shards if count == self._count else ()
+        self._count, self._work = count, {shard: sums for shard, sums in self._work.items() if shard in kept}
 
     def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
         """``Trainer._heal``: take the state of a member that is ahead."""

@@ -14,7 +14,7 @@ from simulation.laws import Laws
 from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
 from simulation.node import Agent
-from simulation.resizes import policy_for
+from simulation.resizes import follow_for, policy_for
 from simulation.sharded import ShardedWorker
 from simulation.sharded_laws import ShardedLaws
 from simulation.worker import Worker
@@ -53,7 +53,8 @@ class World:
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
         if (elastic := policy_for(seed, nodes, sharded=sharded)) is not None:
-            self.config = msgspec.structs.replace(self.config, elastic=elastic, min_world=1)
+            follow = {} if sharded else follow_for(seed, nodes)
+            self.config = msgspec.structs.replace(self.config, elastic=elastic, min_world=1, **follow)
         self.steps = random.randint(6, 12)
         self.shard_s = (0.01, 0.05)
         self.patience_s = PATIENCE_S

@@ -13,11 +13,10 @@ from chaoskit.vocabulary import Event
 def contributions(trace: Trace) -> Finding:
     """Each commit had every shard, once, from members of its generation."""
     found = []
-    for step, generation in trace.commits:
+    for (step, generation), commits in trace.commits.items():
         given = trace.history.steps[step].contributions[generation].values()
         shards = Counter(shard for record in given for shard in record["shards"])
-        world = trace.history.steps[step].finishers[0]["world"]
-        wrong = [shard for shard in range(trace.config.shards_of(step, world)) if shards[shard] != 1]
+        wrong = [shard for shard in range(trace.config.shards_of(step, commits[0]["world"])) if shards[shard] != 1]
         if wrong:
             found.append(f"step {step} was committed in generation {generation} without exactly one of shards {wrong}")
     return found
@@ -113,7 +112,7 @@ def finite(trace: Trace) -> Finding:
 
 def inventory(trace: Trace) -> Finding:
     """Who took over a state has all of it: in the end every rank has the same, the optimizer's part included."""
-    ends = trace.of(Event.FINISHED)
+    ends = trace.history.ends(trace.config)
     if len(ends) < 2 or not trace.of(Event.RESTORED):
         return None
     digests = {record["state_digest"] for record in ends}
