@@ -168,6 +168,11 @@ def test_a_warm_up_without_a_rule_is_refused() -> None:
     assert refused.value.field == "follow_warmup_steps"
 
 
+def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(BadInput, match=r"'cubic'.*linear, square-root, none"):
+        plan_experiment(JOB, nodes=2, steps=4, follow={"rule": "cubic"})
+
+
 def test_a_sharded_job_keeps_its_batch() -> None:
     with pytest.raises(BadInput, match="a sharded job keeps its batch"):
         plan_experiment(str(Path(__file__).parent / "jobs" / "shaky.py"), nodes=2, follow={"rule": "square-root"})

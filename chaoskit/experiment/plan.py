@@ -106,13 +106,7 @@ def plan_experiment(
     try:
         config = msgspec.convert({"job": msgspec.to_builtins(spec), **settings}, RunConfig)
     except msgspec.ValidationError as error:
-        field = str(error).rpartition("$.")[2].rstrip("`")
-        allowed = get_args(get_type_hints(RunConfig).get(field))
-        remedy = f"use one of {', '.join(map(str, allowed))}" if allowed else str(error).partition(" - ")[0]
-        value: Any = settings
-        for part in field.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        raise BadInput(field, value, remedy) from None
+        raise _refusal(settings, str(error)) from None
     validate(config)
     if config.disk is not None and not config.resume:
         _require_empty(config)
@@ -127,6 +121,23 @@ def plan_experiment(
     elif not max_lost_steps >= 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
     return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
+
+
+def _refusal(settings: dict[str, Any], error: str) -> BadInput:
+    """What msgspec says of a setting, or of a part of one such as ``disk.keep_last``."""
+    field = error.rpartition("$.")[2].rstrip("`")
+    value: Any = settings
+    owner: Any = RunConfig
+    hint: Any = None
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+        hint = get_type_hints(owner).get(part) if owner else None
+        structs = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, msgspec.Struct))
+        owner = next(structs, None)
+    allowed = () if owner else get_args(hint)
+    return BadInput(
+        field, value, f"use one of {', '.join(map(str, allowed))}" if allowed else error.partition(" - ")[0]
+    )
 
 
 def _require_empty(config: RunConfig) -> None:
