@@ -289,3 +289,44 @@ def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: d
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
     assert outcome.ledger.skipped == [skipped]
+
+
+def dealt(history: History) -> dict[int, list[int]]:
+    """Step -> its samples, shard by shard."""
+    found: dict[int, list[int]] = {}
+    for number, step in history.steps.items():
+        parts: dict[int, list[int]] = {}
+        for record in step.contributions[step.generation].values():
+            size = len(record["samples"]) // len(record["shards"])
+            for place, shard in enumerate(record["shards"]):
+                parts[shard] = record["samples"][place * size : (place + 1) * size]
+        found[number] = [sample for shard in sorted(parts) for sample in parts[shard]]
+    return found
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_path: Path) -> None:
+    """What was dealt is in the snapshot: the steps before it had batches of two sizes."""
+    common: dict[str, Any] = {
+        "nodes": 2,
+        "shards": 8,
+        "spares": 0,
+        "options": {"step_s": 0.03},
+        "elastic": ELASTIC,
+        "follow": {"rule": "square-root", "warmup_steps": 4},
+        "disk": {"target": str(tmp_path / "disk"), "every_steps": 5},
+        "twin": False,
+        "check": False,
+    }
+    before = chaos.run(JOB, steps=20, faults=[Scale(to=3, at_step=6)], **common)
+    after = chaos.run(JOB, steps=40, resume=True, **common)
+    old, new = (dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after))
+    begun = min(new)
+    assert begun > 6
+    assert len({len(samples) for step, samples in old.items() if step < begun}) == 2
+    order = [sample for step in range(40) for sample in (old if step < begun else new)[step]]
+    assert len(order) > 5 * 128
+    for start in range(0, len(order), 128):
+        epoch = order[start : start + 128]
+        assert len(set(epoch)) == len(epoch)
+    resumed = next(record for record in commits(after) if record["step"] == begun + 1)
+    assert (resumed["world"], resumed["samples"], resumed["multiplier"]) == (2, BATCH, 1.0)
