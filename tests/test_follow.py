@@ -142,6 +142,24 @@ def test_what_was_dealt_travels_with_the_state() -> None:
         registered(config(nodes=3)).load_scalars(old.scalars(), 4)
 
 
+def test_the_optimizers_take_their_steps_with_what_follows_from_the_batch() -> None:
+    """A weight moves by rate times gradient: by twice as much with twice the batch."""
+    weight = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.25)
+    found = Registered(weight, optimizer, None)
+    found.following = Following(config(rule="linear"), found.optimizers)
+    for step, (shards, moved) in enumerate(((4, 0.25), (8, 0.5), (2, 0.125))):
+        before = float(weight.weight.detach())
+        weight.weight.grad = torch.ones(1, 1)
+        found.following.deal(step, shards)
+        with found.running_optimizers():
+            found.advance()
+        found.step += 1
+        assert before - float(weight.weight.detach()) == pytest.approx(moved)
+        assert found.following.rate == moved
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -294,3 +312,51 @@ def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: d
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
     assert outcome.ledger.skipped == [skipped]
+    by_step = dealt(History(read_journals(Path(outcome.directory) / "journal")))
+    assert once_an_epoch([sample for step in sorted(by_step) for sample in by_step[step]])
+
+
+def dealt(history: History) -> dict[int, list[int]]:
+    """Step -> its samples, shard by shard."""
+    found: dict[int, list[int]] = {}
+    for number, step in history.steps.items():
+        parts: dict[int, list[int]] = {}
+        for record in step.contributions[step.generation].values():
+            size = len(record["samples"]) // len(record["shards"])
+            for place, shard in enumerate(record["shards"]):
+                parts[shard] = record["samples"][place * size : (place + 1) * size]
+        found[number] = [sample for shard in sorted(parts) for sample in parts[shard]]
+    return found
+
+
+def once_an_epoch(order: list[int]) -> bool:
+    """Whether none of the job's 128 samples comes again before all others came."""
+    epochs = [order[start : start + 128] for start in range(0, len(order), 128)]
+    return all(len(set(epoch)) == len(epoch) for epoch in epochs)
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_path: Path) -> None:
+    """What was dealt is in the snapshot: the steps before it had batches of two sizes."""
+    common: dict[str, Any] = {
+        "nodes": 2,
+        "shards": 8,
+        "spares": 0,
+        "options": {"step_s": 0.03},
+        "elastic": ELASTIC,
+        "follow": {"rule": "square-root", "warmup_steps": 4},
+        "disk": {"target": str(tmp_path / "disk"), "every_steps": 5},
+        "twin": False,
+        "check": False,
+    }
+    before = chaos.run(JOB, steps=30, faults=[Scale(to=1, at_step=4)], **common)
+    after = chaos.run(JOB, steps=60, resume=True, **common)
+    old, new = (dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after))
+    begun = min(new)
+    assert len({len(samples) for step, samples in old.items() if step < begun}) == 2
+    order = [sample for step in range(60) for sample in (old if step < begun else new)[step]]
+    assert len(order) > 5 * 128
+    assert once_an_epoch(order)
+    resumed = [record for record in commits(after) if record["step"] < begun + 5]
+    assert [(record["world"], record["samples"]) for record in resumed] == [(2, BATCH)] * 5
+    risen = [0.5**0.5 * (1 - part) + part for part in (0, 0.25, 0.5, 0.75, 1)]  # from one rank to two
+    assert [record["multiplier"] for record in resumed] == pytest.approx(risen)

@@ -34,7 +34,6 @@ class Committer:
     def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
         self._stall_ms = 0.0  # for a copy of the state, before the newest commit
-        self._rate, self._multiplier = 0.0, 1.0  # of a batch that follows the world
 
     def commit(self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]) -> None:
         """Run the optimizer with what all ranks agree on.
@@ -101,21 +100,20 @@ class Committer:
         worker.board.announce()
 
     def _deal(self) -> None:
-        replica = self._replica
-        if replica.following is not None:
-            replica.following.deal(replica.step, self._work.shard_count)
-            self._multiplier = replica.following.multiplier(replica.step)
-            self._rate = float(replica.optimizers[0].param_groups[0]["lr"]) * self._multiplier
+        if self._replica.following is not None:
+            self._replica.following.deal(self._replica.step, self._work.shard_count)
 
     def _batch(self, mine: Sequence[int]) -> dict[str, Any]:
-        """Of a batch that follows the world: samples of this step, and learning rate of the first parameter group.
-
-        ``multiplier``: of the rates that the script's schedule wants, of every group.
-        """
-        if self._replica.following is None:
+        """Of a batch that follows the world: samples of this step, and what the optimizers made of it."""
+        following = self._replica.following
+        if following is None:
             return {}
         samples = len(self._work.samples(mine)) // len(mine) * self._work.shard_count
-        return {"samples": samples, "rate": self._rate, "multiplier": self._multiplier}
+        return {
+            "samples": samples,
+            "rate": following.rate,
+            "multiplier": following.multiplier(self._replica.step),
+        }
 
     def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
         """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of

@@ -21,6 +21,7 @@ class Following:
 
     Attributes:
         dealt: shards of all steps before.
+        rate: learning rate with which the first parameter group took its newest step.
 
     Raises:
         BadInput: for an optimizer, or a size of the world, that the rule's source does not cover.
@@ -29,7 +30,7 @@ class Following:
     def __init__(self, config: RunConfig, optimizers: Sequence[Optimizer]) -> None:
         follow = config.follow
         assert follow is not None
-        self.dealt = 0
+        self.dealt, self.rate = 0, 0.0
         self._rule, self._warmup_steps, self._named = follow.rule, follow.warmup_steps, config.named_shards
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         sizes = [shards for _, shards in follow.schedule]

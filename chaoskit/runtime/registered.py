@@ -59,13 +59,18 @@ class Registered:
         self.following: Following | None = None
         self._updating = False
         for one in self.optimizers:
-            one.register_step_pre_hook(self._refuse_step)
+            one.register_step_pre_hook(self._before_step)
 
-    def _refuse_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """A script's own ``optimizer.step()``, or that of a GradScaler, would change the weights of one rank."""
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Refuse a script's own ``optimizer.step()``, or a GradScaler's: it would change the weights of one rank.
+
+        What the optimizer works with is read here, as it is what the journal is to say, not what it was meant to be.
+        """
         if not self._updating:
             remedy = "delete optimizer.step() and any GradScaler: leaving the transaction runs the optimizers"
             raise BadInput("optimizer", type(optimizer).__name__, remedy)
+        if self.following is not None and optimizer is self.optimizers[0]:
+            self.following.rate = float(optimizer.param_groups[0]["lr"])
 
     def advance(self) -> None:
         """One step of every optimizer, then one of every scheduler. Only inside :meth:`running_optimizers`."""
