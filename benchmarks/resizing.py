@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from statistics import median
 
-from bars import Bar
+from bars import Bar, quantile
 from lab import Lab, records, say
 from recovery import durations, unchanged
 
@@ -50,8 +50,26 @@ def _one_node(lab: Lab) -> list[Bar]:
     return [
         durations("resizing", name.format("shrink"), shrinks, f"{SHRINK_S * 1e3:.0f} ms"),
         durations("resizing", name.format("growth"), grows, f"{GROW_S * 1e3:.0f} ms"),
+        _ordinary(outcomes),
         unchanged("resizing", "shrink and growth on request: nothing lost, same losses and weights", outcomes),
     ]
+
+
+def _ordinary(outcomes: list[Outcome]) -> Bar:
+    """What a stop is to be read beside: ranks that share two cores have long and short steps without any move."""
+    worlds = sorted({world for outcome in outcomes for world in ordinary_steps(outcome)}, reverse=True)
+    told = []
+    for world in worlds:
+        seconds = [second for outcome in outcomes for second in ordinary_steps(outcome).get(world, [])]
+        beside_ms = [(quantile(seconds, q) - median(seconds)) * 1e3 for q in (0.75, 0.95)]
+        told.append(f"{world} ranks {median(seconds) * 1e3:.0f} ms, +{beside_ms[0]:.0f} / +{beside_ms[1]:.0f} ms")
+    return Bar(
+        topic="resizing",
+        name="steps without a move, and what they take beside their median (p75 / p95)",
+        measured="; ".join(told),
+        limit="–",
+        met=None,
+    )
 
 
 def _storm(lab: Lab) -> list[Bar]:
@@ -115,23 +133,24 @@ def _drain(lab: Lab) -> list[Bar]:
     ]
 
 
+def ordinary_steps(outcome: Outcome) -> dict[int, list[float]]:
+    """By size of the world: seconds between two commits of a worker in the same generation."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for mine in _commits(outcome).values():
+        for before, after in pairwise(mine):
+            if before["generation"] == after["generation"]:
+                found[after["world"]].append((after.t_ns - before.t_ns) / 1e9)
+    return found
+
+
 def stops(outcome: Outcome) -> list[tuple[int, int, float]]:
     """Every move without a loss: the size before and after, and the longest stop of a rank that stayed, in seconds.
 
     A stop is the time between two commits of a worker in two generations, less the median step of the new world.
     """
-    commits: dict[str, list[Record]] = defaultdict(list)
-    steps: dict[int, list[float]] = defaultdict(list)
-    for record in records(outcome):
-        if record.event == Event.COMMIT:
-            commits[record.source].append(record)
+    typical = {world: median(seconds) for world, seconds in ordinary_steps(outcome).items()}
     moves: dict[int, tuple[int, int, float]] = {}
-    for mine in commits.values():
-        for before, after in pairwise(mine):
-            if before["generation"] == after["generation"]:
-                steps[after["world"]].append((after.t_ns - before.t_ns) / 1e9)
-    typical = {world: median(seconds) for world, seconds in steps.items()}
-    for mine in commits.values():
+    for mine in _commits(outcome).values():
         for before, after in pairwise(mine):
             if before["generation"] != after["generation"] and before["world"] != after["world"]:
                 stop_s = (after.t_ns - before.t_ns) / 1e9 - typical.get(after["world"], 0.0)
@@ -139,3 +158,12 @@ def stops(outcome: Outcome) -> list[tuple[int, int, float]]:
                 longest_s = max(stop_s, known[2]) if known else stop_s
                 moves[after["generation"]] = (before["world"], after["world"], longest_s)
     return [moves[generation] for generation in sorted(moves)]
+
+
+def _commits(outcome: Outcome) -> dict[str, list[Record]]:
+    """Of each worker, in the order in which they came."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    for record in records(outcome):
+        if record.event == Event.COMMIT:
+            found[record.source].append(record)
+    return found
