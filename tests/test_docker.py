@@ -15,9 +15,11 @@ import pytest
 
 from chaoskit import osprocess
 from chaoskit.config import RunConfig, resolve_job
+from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.faces import probes
+from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
 from chaoskit.substrate.base import Process
@@ -28,7 +30,8 @@ from chaoskit.substrate.docker_janitor import HOST, OWNER, endpoint, labels, own
 from chaoskit.substrate.local import COORDINATOR, LocalCluster
 from chaoskit.substrate.traffic import Degrade, between
 from chaoskit.substrate.undo import Repair, UndoLog, describe, left_behind, sweep
-from faults import Cut, Kill
+from chaoskit.vocabulary import Event
+from faults import Cut, Kill, Scale
 
 ROOT = Path(__file__).parent.parent
 TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'troubled.py'}:plain"
@@ -201,6 +204,48 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
     harness.close()
     assert {name for name in first if first[name] != second[name]} == {"node1"}
     assert not container_of(substrate, "node1").cold
+
+
+@needs_docker
+def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) -> None:
+    """One that stood ready, in the same network; the numbers are those of the unbroken run."""
+    elastic = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
+    options = {"step_s": 0.05}
+    harness = Harness(substrate, runs)
+    try:
+        outcome = harness.run(
+            TROUBLED, nodes=2, spares=0, steps=60, options=options, elastic=elastic, faults=[Scale(to=3, at_step=9)]
+        )
+    finally:
+        harness.close()
+    assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
+    assert outcome.lost_steps == 0
+    journals = read_journals(Path(outcome.directory) / "journal")
+    assert {record["world"] for record in journals if record.event == Event.COMMIT and record.source == "node2.0"} == {
+        3
+    }
+    assert not container_of(substrate, "node2").cold
+
+
+@needs_docker
+def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubstrate, runs: Path) -> None:
+    job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
+    elastic = ElasticPolicy(min_replicas=2, max_replicas=3)
+    config = RunConfig(job=job, nodes=2, spares=0, startup_s=WAIT_S, elastic=elastic)
+    cluster = substrate.launch(config, (), runs / "provided")
+    try:
+        cluster.provide(2)
+        assert cluster.nodes == ("node0", "node1")
+        cluster.provide(3)
+        receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node2")
+        container = container_of(substrate, "node2")
+        for process in cluster.node("node2"):
+            assert container.handle.id in Path(f"/proc/{process.pid}/cgroup").read_text()
+        assert min(cluster.round_trips_ms("node0", "node2")) > 0
+        with pytest.raises(HarnessError, match="made for 3 nodes, not for node3: raise maxReplicas"):
+            cluster.provide(4)
+    finally:
+        cluster.end()
 
 
 @needs_docker

@@ -53,7 +53,7 @@ class Launcher:
 
     def __init__(self, directory: Path) -> None:
         self.requests, self.shown, self.sent = Requests(), io.StringIO(), list[Message]()
-        self.directory, self.answers = directory, True
+        self.directory, self.answers, self.accepts = directory, True, True
         elastic = ElasticPolicy(min_replicas=1, max_replicas=4)
         self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), (), 1, os.getpid()))
         self.requests.hear(Heartbeat("node1", ()))
@@ -75,7 +75,7 @@ class Launcher:
             for message in self.requests.take():
                 self.sent.append(message)
                 if self.answers and isinstance(message, ScaleTo | LendNodes):
-                    self.requests.hear(Answered(message.request, True, "as you like", ("node1",)))
+                    self.requests.hear(Answered(message.request, self.accepts, "as you like", ("node1",)))
 
     def asked(self) -> list[Message]:
         """Without the numbers of requests, which are drawn."""
@@ -102,6 +102,17 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
         ReturnNodes("urgent"),
     ]
     assert not (launcher.directory / DOOR).exists()
+
+
+def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None:
+    """But what nobody has answered may have been done."""
+    with launcher.listening():
+        run, launcher.accepts = Run(launcher.directory), False
+        assert not run.lend(2, "urgent", 7.5).accepted
+        assert run.give_back("urgent") == Reply(False, "'urgent' has no nodes of this run")
+        launcher.answers = False
+        assert "may still do" in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
+        assert run.give_back("unheard").accepted
 
 
 def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:

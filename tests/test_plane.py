@@ -320,6 +320,21 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
     assert order.grace_s == pytest.approx(7.9)  # 0.8 of the notice, less what is over
 
 
+def test_who_watches_sees_a_world_form_before_the_plan_that_waited_for_it() -> None:
+    """Else the harness takes the last one to form for a straggler, and the world for one that was never whole."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=1, spares=0, shards=3, elastic=policy))
+    bench.attach(hello("a"))
+    bench.hear(ready("a.0"), Formed("a.0", 1))
+    bench.attach(hello("b"), hello("c"))
+    bench.hear(ready("b.0"), ready("c.0"), Formed("a.0", 2))
+    seen = len(bench.outputs)
+    bench.hear(Formed("b.0", 2))
+    shown = [output.message for output in bench.outputs[seen:] if isinstance(output, Show)]
+    assert shown[0] == Formed("b.0", 2)
+    assert [message.generation for message in shown if isinstance(message, Plan)] == [3]
+
+
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
     policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import disk_directory
+from chaoskit.control.charge import Charge
 from chaoskit.control.dialing import can_connect
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
@@ -31,13 +31,10 @@ from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import Refused
-from chaoskit.health.clock import apart_ns
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
     Arm,
-    Beat,
-    Effort,
     EndJob,
     Heartbeat,
     Holding,
@@ -62,7 +59,6 @@ from chaoskit.messages import (
     WorkerReady,
 )
 from chaoskit.osprocess import (
-    Starvation,
     adopt_orphans,
     die_of,
     die_with_parent,
@@ -94,24 +90,6 @@ class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_directory: str
 
 
-@dataclass
-class _Charge:
-    """A worker of this node."""
-
-    name: str
-    board: Board
-    connection: socket.socket
-    pid: int = 0
-    pidfd: int = -1
-    writer: asyncio.StreamWriter | None = None
-    lost: bool = False
-    goes: bool = False  # it may finish what it wants to do, but has no rank any more
-    latched: bool = False  # no code of it runs any more
-    starvation: Starvation | None = None
-    starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Agent:
     """Runs one node until the job ends, or there is no coordinator for too long.
 
@@ -134,7 +112,7 @@ class Agent:
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
-        self._charges: dict[str, _Charge] = {}
+        self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
@@ -266,13 +244,12 @@ class Agent:
         self._tell(LinksTested(self._spec.node, order.number, unreachable))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
-        charge = self._charges.get(worker)
-        if charge is not None and charge.writer is not None and not charge.lost:
-            charge.writer.write(wire.encode(message))
+        if (charge := self._charges.get(worker)) is not None:
+            charge.tell(message)
 
     def _start(self, worker: str) -> None:
         mine, theirs = socket.socketpair()
-        charge = _Charge(worker, Board.create(), mine)
+        charge = Charge(worker, Board.create(), mine)
         self._charges[worker] = charge
         self._started_count = max(self._started_count, int(worker.rpartition(".")[2]) + 1)
         spec = {
@@ -294,32 +271,26 @@ class Agent:
     async def _recall(self, number: int) -> None:
         """Offer what is left of the state, once those who may still write to it are gone."""
         deadline_s = time.monotonic() + _BURIAL_S
-        while any(one.lost and one.board.pid and not one.latched and not one.goes for one in self._charges.values()):
+        while any(charge.lingers for charge in self._charges.values()):
             if time.monotonic() > deadline_s:
                 break
             await asyncio.sleep(0.001)
         self._keeper.recall(number)
 
-    def _stop(self, charge: _Charge, order: StopWorker) -> None:
+    def _stop(self, charge: Charge, order: StopWorker) -> None:
         """End a worker: at once, or when its grace is over. Meanwhile it counts as lost."""
         if charge.goes and order.grace_s:
             return  # said again, by another coordinator
         if not order.grace_s or charge.lost or charge.writer is None:
-            self._kill(charge)
+            charge.kill()
             return
-        self._pass_on(charge.name, order)
+        charge.tell(order)
         charge.lost = charge.goes = True
-        self._loop.call_later(order.grace_s, self._kill, charge)
-
-    def _kill(self, charge: _Charge) -> None:
-        charge.lost, charge.goes = True, False
-        if charge.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(charge.pidfd, signal.SIGKILL)
+        self._loop.call_later(order.grace_s, charge.kill)
 
     # -- what workers say and show --------------------------------------------------------------------------------
 
-    async def _listen(self, charge: _Charge) -> None:
+    async def _listen(self, charge: Charge) -> None:
         reader, charge.writer = await asyncio.open_connection(sock=charge.connection)
         with contextlib.suppress(ConnectionError):
             while True:
@@ -337,23 +308,23 @@ class Agent:
                 self._tell(message)
                 if isinstance(message, WorkerFailed):
                     self._lose(charge, "raised", message.error, time.monotonic_ns())
-                    self._kill(charge)
+                    charge.kill()
         charge.writer.close()
         self._uplink.facts.close(charge.name)
 
-    async def _read(self, reader: asyncio.StreamReader, charge: _Charge) -> Any:
+    async def _read(self, reader: asyncio.StreamReader, charge: Charge) -> Any:
         try:
             return await wire.read_message(reader)
         except Refused as error:  # its memory is damaged, or the user's code wrote to a descriptor that is not its own
             self._lose(charge, "raised", f"it said what is no message: {error}", time.monotonic_ns())
-            self._kill(charge)
+            charge.kill()
             raise ConnectionError from error
 
-    def _await_death(self, charge: _Charge) -> None:
+    def _await_death(self, charge: Charge) -> None:
         charge.board.await_death()
         self._loop.call_soon_threadsafe(self._latch_broke, charge, time.monotonic_ns())
 
-    def _latch_broke(self, charge: _Charge, detected_ns: int) -> None:
+    def _latch_broke(self, charge: Charge, detected_ns: int) -> None:
         self._lose(charge, "ended", "its life latch broke", detected_ns)
         charge.latched = True
         self._keeper.ended(charge.name)
@@ -378,7 +349,7 @@ class Agent:
         else:
             self._tell(WorkerFailed(f"{self._spec.node}.zygote", report.error, fatal=True))
 
-    def _started(self, charge: _Charge, pid: int) -> None:
+    def _started(self, charge: Charge, pid: int) -> None:
         charge.pid = pid
         self._journal.write(Event.WORKER_STARTED, worker=charge.name, pid=pid)
         try:
@@ -386,16 +357,16 @@ class Agent:
         except ProcessLookupError:
             return  # the zygote will report its end
         if charge.lost:
-            self._kill(charge)
+            charge.kill()
         self._loop.add_reader(charge.pidfd, self._pidfd_ready, charge)
 
-    def _not_started(self, charge: _Charge, error: str) -> None:
+    def _not_started(self, charge: Charge, error: str) -> None:
         """The coordinator decides when to try again, and where."""
         self._lose(charge, "raised", f"could not be started: {error}", time.monotonic_ns())
         charge.ended.set()
         self._release(charge)
 
-    def _pidfd_ready(self, charge: _Charge) -> None:
+    def _pidfd_ready(self, charge: Charge) -> None:
         if charge.pidfd < 0:
             return
         self._loop.remove_reader(charge.pidfd)
@@ -409,27 +380,22 @@ class Agent:
         detail = f"{report.code} by {name}" if report.code != "exited" else f"exited with {name}"
         if report.code == "stopped":
             self._lose(charge, "stopped", detail, time.monotonic_ns())
-            self._kill(charge)
+            charge.kill()
             return
         self._journal.write(Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name)
         self._lose(charge, report.code, detail, time.monotonic_ns())
         charge.ended.set()
         self._release(charge)
 
-    def _release(self, charge: _Charge) -> None:
+    def _release(self, charge: Charge) -> None:
         """Free what belonged to a worker that has ended."""
         del self._charges[charge.name]
         self._keeper.ended(charge.name)
-        for descriptor in (charge.board.fd, charge.board.bell):
-            os.close(descriptor)
-        if charge.starvation is not None:
-            charge.starvation.close()
         if charge.pidfd >= 0:
             self._loop.remove_reader(charge.pidfd)
-            os.close(charge.pidfd)
-            charge.pidfd = -1
+        charge.close()
 
-    def _lose(self, charge: _Charge, cause: str, detail: str, detected_ns: int) -> None:
+    def _lose(self, charge: Charge, cause: str, detail: str, detected_ns: int) -> None:
         if charge.lost:
             return
         charge.lost = True
@@ -438,36 +404,13 @@ class Agent:
     async def _beat(self) -> None:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
-            beats = tuple(self._read_board(charge) for charge in self._charges.values() if not charge.lost)
+            beats = tuple(charge.read() for charge in self._charges.values() if not charge.lost)
             self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns(), self._uplink.clock.offset))
             self._uplink.look(time.monotonic())
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)
             self._keeper.went_on(max((beat.step for beat in beats), default=0))
             await asyncio.sleep(interval_s)
-
-    def _read_board(self, charge: _Charge) -> Beat:
-        board = charge.board
-        since_ns, phase = board.since_ns, board.phase
-        if charge.starvation is None and board.pid:
-            charge.starvation = Starvation(board.pid, board.tid)
-        starved = charge.starvation.read_ns() if charge.starvation is not None else 0
-        if charge.starved[0] != since_ns:
-            charge.starved = (since_ns, starved)
-        return Beat(
-            worker=charge.name,
-            generation=board.generation,
-            rank=board.rank,
-            step=board.step,
-            phase=phase,
-            age_ms=(time.monotonic_ns() - since_ns) / 1e6 if since_ns else 0.0,
-            starved_ms=(starved - charge.starved[1]) / 1e6,
-            commits=board.commits,
-            loss=board.loss,
-            rehearsal_ms=board.rehearsal_ms,
-            effort=_effort(board, starved),
-            clock_ms=(board.apart_ns - apart_ns()) / 1e6 if board.apart_ns else 0.0,
-        )
 
     def _watched(self) -> list[tuple[str, Board]]:
         return [(charge.name, charge.board) for charge in self._charges.values() if charge.pid and not charge.lost]
@@ -484,7 +427,7 @@ class Agent:
     async def _say_goodbye(self, message: EndJob) -> None:
         """Let workers end by themselves, and what is being stored get there, for a moment."""
         for charge in self._charges.values():
-            self._pass_on(charge.name, message)
+            charge.tell(message)
             charge.lost = True
         waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
         with contextlib.suppress(TimeoutError):
@@ -493,18 +436,9 @@ class Agent:
 
     def _end_all(self) -> None:
         for charge in self._charges.values():
-            self._kill(charge)
+            charge.kill()
         self._zygote.close()
         self._keeper.close()
-
-
-def _effort(board: Board, starved_ns: int) -> Effort | None:
-    """Where the time of a worker went, as its board shows it. ``starved_ns``: of its main thread, in all."""
-    spent = board.spent
-    if spent is None:
-        return None
-    times_ms = (spent_ns / 1e6 for spent_ns in (*spent[2:], starved_ns))
-    return Effort(spent.steps, spent.shards, *times_ms)
 
 
 def _started_before(spec: AgentSpec) -> int:

@@ -91,11 +91,11 @@ class Hearing(Inheritance):
                 event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
                 return self._advance(event, now_s) + shown
             case Formed(worker, generation):
-                return self._note_formed(worker, generation, now_s) + shown
+                return shown + self._note_formed(worker, generation, now_s)
             case Healed(worker, generation):
                 if self._is_of_the_past(generation):
                     return shown
-                return self._advance(events.Healed(worker), now_s) + shown
+                return shown + self._advance(events.Healed(worker), now_s)
             case GroupBroken(_, generation, detail):
                 self._note_broken(generation, detail, now_s)
                 return shown

@@ -41,7 +41,7 @@ class Requests:
         self._state, self._over = State(), False
         self._sizes: tuple[int, ...] = ()  # that the policy allows, smallest first
         self._nodes: set[str] = set()  # that have been heard of
-        self._borrowers: set[str] = set()  # jobs that have asked for nodes
+        self._borrowers: set[str] = set()  # jobs that may have nodes of this run
 
     @property
     def state(self) -> State:
@@ -65,8 +65,10 @@ class Requests:
         if nodes < 1:
             raise BadInput("nodes", nodes, "ask for 1 or more")
         require_grace(grace_s)
-        self._borrowers.add(job)
-        return self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
+        reply = self._ask(LendNodes(uuid.uuid4().hex, job, nodes, grace_s), timeout_s)
+        if reply.accepted or reply is _SILENT:  # what is not answered may be done
+            self._borrowers.add(job)
+        return reply
 
     def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> Reply:
         """Say what the coordinator does not answer. Refused where it would mean nothing, as with a mistyped name.

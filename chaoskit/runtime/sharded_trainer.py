@@ -21,9 +21,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -31,9 +29,9 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput, NonFiniteBatch
-from chaoskit.messages import GroupBroken, Healed, KeepWarm
+from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
-from chaoskit.runtime.callbacks import HookMethods
+from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -48,26 +46,22 @@ from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.runtime.sharded_commit import WORD, ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState, are_finite
 from chaoskit.runtime.shardwork import Shard
-from chaoskit.runtime.trainer import TrainingOver, this_device
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.runtime.world import World
 from chaoskit.vocabulary import Event, Phase
 
 _PLAN_S = 10.0  # a broken collective is explained by a plan much sooner; without a coordinator it may take this long
-_WORD = 2**32
 
 
 class Reentry(BaseException):
     """Leaves the train function, to enter it again; not caught by ``except Exception`` in the user's code."""
 
 
-class ShardedTrainer(HookMethods):
+class ShardedTrainer(BaseTrainer):
     """One rank's view of one entry of the train function.
-
-    Attributes:
-        step, seed, device, disk: as those of :class:`chaoskit.runtime.trainer.Trainer`.
 
     Args:
         formation: the generation to train in; None for the rehearsal, in a world of this process alone.
@@ -82,13 +76,9 @@ class ShardedTrainer(HookMethods):
         group: Group | None,
         suspicion: Suspicion,
     ) -> None:
-        self._worker, self._copies, self._formation, self._group = worker, copies, formation, group
-        self._callbacks = worker.callbacks
+        super().__init__(worker, formation)
+        self._copies, self._group = copies, group
         self._told = False  # the hooks of this entry, what has led to it
-        self.config = worker.config
-        self.seed = worker.config.seed
-        self.disk = worker.disk
-        self.device = this_device(worker.config.device)
         self._state: ShardedState | None = None
         self._world: World | None = None
         self._clip_norm: float | None = None
@@ -100,7 +90,6 @@ class ShardedTrainer(HookMethods):
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
-        self._generation = 0  # in which the state was committed
         self._compilations = Compilations(worker.board)
         self._explained = True  # whether nothing but a newer membership ended this entry
         self._committed = False  # whether a step of this entry was: then all that torch remembers has served
@@ -110,16 +99,6 @@ class ShardedTrainer(HookMethods):
     @property
     def step(self) -> int:
         return self._state.step if self._state else 0
-
-    @property
-    def rank(self) -> int:
-        """This process's number in the current world."""
-        return self._formation.me.rank if self._formation else 0
-
-    @property
-    def world(self) -> int:
-        """Ranks in the current generation."""
-        return len(self._formation.plan.members) if self._formation else 1
 
     @property
     def will_restore(self) -> bool:
@@ -164,6 +143,7 @@ class ShardedTrainer(HookMethods):
         if self._state is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
+        self._committer = ShardedCommitter(self._worker, self._copies, self._state)
         if self._formation is not None:
             self._take_over(self._formation, self._state)
 
@@ -180,20 +160,6 @@ class ShardedTrainer(HookMethods):
         function, and what was committed is restored in the next entry.
         """
         return self._formation is not None and self._worker.regrouper.is_over(self._formation)
-
-    def keep_warm(self, path: str | Path) -> None:
-        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
-        self._worker.send(KeepWarm(str(Path(path).resolve())))
-
-    @contextmanager
-    def long_phase(self, name: str) -> Iterator[None]:
-        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
-        self._worker.board.enter(Phase.LONG)
-        self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
-        try:
-            yield
-        finally:
-            self._worker.board.enter(Phase.OUTSIDE)
 
     # -- entry and exit -------------------------------------------------------------------------------------------
 
@@ -235,11 +201,12 @@ class ShardedTrainer(HookMethods):
         boxes = gather(self._group, state.boxes_digest())
         different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
         number, count = different.index(boxes[self.rank]), len(different)
+        committed_in = 0
         if self.will_restore:
             worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
-            self._restore(formation, state, number, count)
+            committed_in = self._restore(formation, state, number, count)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
         if self.will_restore:
@@ -251,12 +218,13 @@ class ShardedTrainer(HookMethods):
         with worker.regrouper.advance(formation):
             worker.regrouper.step = state.step
         worker.board.progress(state.step)
-        self._copies.begin(state.step, self._generation)
+        self._copies.begin(state.step, committed_in)
         if plan.generation > 1:
             worker.send(Healed(worker.name, plan.generation))
         worker.board.enter(Phase.OUTSIDE)
 
-    def _restore(self, formation: Formation, state: ShardedState, number: int, count: int) -> None:
+    def _restore(self, formation: Formation, state: ShardedState, number: int, count: int) -> int:
+        """Read the pieces of this rank. Gives the generation in which they were committed."""
         worker, generation = self._worker, formation.plan.generation
         restorer = Restorer(
             formation.plan.restore,
@@ -272,7 +240,6 @@ class ShardedTrainer(HookMethods):
             if not worker.regrouper.wait_newer(formation, _PLAN_S):
                 raise PeerLost(str(error)) from error
             raise GenerationSuperseded(str(error)) from error
-        self._generation = restorer.generation
         for snapshot in restorer.read:
             worker.journal.write(
                 Event.RESTORED,
@@ -285,6 +252,7 @@ class ShardedTrainer(HookMethods):
                 checksum=snapshot.checksum,
             )
         worker.journal.write(Event.ADOPT, step=restorer.step, generation=generation, source="copies of every piece")
+        return restorer.generation
 
     def leave(self) -> None:
         """The train function was left: let go of its groups, and of everything that it made."""
@@ -431,50 +399,19 @@ class ShardedTrainer(HookMethods):
             healthy=finite or self.state.is_finite(),
             finite=finite,
             protected=self._copies.protected(self.step, lambda: self._worker.regrouper.is_over(formation)),
-            digest=checksum(gradients) % _WORD,
+            digest=checksum(gradients) % WORD,
             losses=losses,
         )
 
     def _commit(self, formation: Formation, rows: Sequence[Row]) -> None:
-        worker, state = self._worker, self.state
         self._copies.keep(whole_step(self._copies.kept, self.step, [row.protected for row in rows]))
         if self._clip_norm is not None:
-            state.clip_gradients(self._clip_norm)
-        worker.board.enter(Phase.OPTIMIZER)
+            self.state.clip_gradients(self._clip_norm)  # a collective: not shown as this rank's own work
+        self._worker.board.enter(Phase.OPTIMIZER)
         self._stop_for_fault(Phase.OPTIMIZER.label)
         if formation.plan.generation > 1:
             self._stop_for_fault("recommit")
-        began_ns = time.monotonic_ns()
-        self._copies.wait()
-        stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
-        if worker.board.lease_over:
-            raise LeaseOver("the lease of this node has run out")
-        loss = _mean(rows)
-        with worker.regrouper.advance(formation):
-            with state.running_optimizers():
-                state.advance()
-            worker.hooks.rig.updated()
-            worker.journal.write(
-                Event.COMMIT,
-                step=state.step,
-                generation=formation.plan.generation,
-                rank=self.rank,
-                world=self.world,
-                loss=loss,
-                grad_sum=sum(row.digest for row in rows) % _WORD,
-                exact=state.is_replicated,
-                stall_ms=stall_ms,
-            )
-            state.step += 1
-            worker.regrouper.step = state.step
-        self._after_commit(formation, loss, rows)
-
-    def _after_commit(self, formation: Formation, loss: float, rows: Sequence[Row]) -> None:
-        worker, state = self._worker, self.state
-        state.forget_gradients()
-        self._generation = formation.plan.generation
-        self._copies.begin(state.step, self._generation)
-        worker.board.progress(state.step, loss)
+        self._committer.commit(formation, rows)
         self._shift, self._committed = 0, True
 
     # -- numbers that are not finite --------------------------------------------------------------------------------
@@ -512,27 +449,8 @@ class ShardedTrainer(HookMethods):
                 f"step {self.step}: shards {list(decision.shards)} give numbers that are not finite on every rank that "
                 f"computes them (policy {self.config.nonfinite!r}); mend the data or the learning rate, or skip"
             )
-        self._skip(formation, decision)
-
-    def _skip(self, formation: Formation, decision: Decision) -> None:
-        worker, state = self._worker, self.state
-        self._copies.wait()
-        with worker.regrouper.advance(formation):
-            worker.journal.write(
-                Event.SKIP,
-                step=state.step,
-                generation=formation.plan.generation,
-                rank=self.rank,
-                world=self.world,
-                shards=decision.shards,
-                samples=[sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)],
-            )
-            state.step += 1
-            worker.regrouper.step = state.step
-        state.forget_gradients()
-        self._generation = formation.plan.generation
-        self._copies.begin(state.step, self._generation)
-        worker.board.progress(state.step, float("nan"))
+        mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
+        self._committer.skip(formation, decision.shards, mine)
 
     # -- losses -----------------------------------------------------------------------------------------------------
 
@@ -592,14 +510,3 @@ def _fill(sizes: dict[str, int], world: int) -> dict[str, int]:
     if len(open_ones) > 1 or known < 1 or world % known or (not open_ones and known != world):
         raise BadInput("mesh", sizes, f"use sizes whose product is {world}, the ranks of the world; one may be -1")
     return {name: world // known if size == -1 else size for name, size in sizes.items()}
-
-
-def _mean(rows: Sequence[Row]) -> float:
-    """Of the losses of all shards, in their order: the same bits on every rank."""
-    found = [
-        next(loss for row in rows if (loss := row.losses[shard]) is not None) for shard in range(len(rows[0].losses))
-    ]
-    return sum(found) / len(found)
-
-
-__all__ = ["Reentry", "ShardedTrainer", "TrainingOver"]

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import GroupBroken, Healed, KeepWarm
-from chaoskit.runtime.callbacks import HookMethods
+from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -54,31 +52,14 @@ class TrainingOver(BaseException):
     """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``."""
 
 
-def this_device(kind: str) -> torch.device:
-    """The device of this process."""
-    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
-class Trainer(HookMethods):
-    """One rank's view of the run. Handed to the job's ``train`` function.
-
-    Attributes:
-        step: committed steps; the same on every rank whenever the user's code runs.
-        seed: of the run; seed the building of the model with it.
-        device: where model and batches live.
-        disk: a directory of this node's own, for what the job writes; faults of disks strike here.
-    """
+class Trainer(BaseTrainer):
+    """One rank's view of the run. Handed to the job's ``train`` function."""
 
     def __init__(self, worker: WorkerContext) -> None:
-        self._worker, self._callbacks = worker, worker.callbacks
-        self.config = worker.config
-        self.seed = worker.config.seed
-        self.disk = worker.disk
-        self.device = this_device(worker.config.device)
+        super().__init__(worker)
         self._replica: Replica | None = None
         self._rehearsed = False
         self._began_ns = 0  # of the rehearsal
-        self._formation: Formation | None = None
         self._joined = False  # whether the reducer uses the formation's group
         self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
@@ -93,16 +74,6 @@ class Trainer(HookMethods):
     def took_part(self) -> bool:
         """Whether the job entered a transaction at all."""
         return self._rehearsed
-
-    @property
-    def rank(self) -> int:
-        """This process's number in the current world; it can change when ranks are lost."""
-        return self._formation.me.rank if self._formation else 0
-
-    @property
-    def world(self) -> int:
-        """Ranks in the current generation."""
-        return len(self._formation.plan.members) if self._formation else 1
 
     def register(
         self,
@@ -149,20 +120,6 @@ class Trainer(HookMethods):
         entered. A script that saves its state and returns then ends the run, at the same step everywhere.
         """
         return self._moves
-
-    def keep_warm(self, path: str | Path) -> None:
-        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
-        self._worker.send(KeepWarm(str(Path(path).resolve())))
-
-    @contextmanager
-    def long_phase(self, name: str) -> Iterator[None]:
-        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
-        self._worker.board.enter(Phase.LONG)
-        self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
-        try:
-            yield
-        finally:
-            self._worker.board.enter(Phase.OUTSIDE)
 
     # -- the inventory of one step ------------------------------------------------------------------------------
 
@@ -508,6 +465,3 @@ class Trainer(HookMethods):
             self._forget_step()
         else:
             self._forget_step()  # compute the whole step again
-
-
-__all__ = ["Shard", "Trainer", "TrainingOver"]

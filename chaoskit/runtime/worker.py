@@ -43,6 +43,7 @@ from chaoskit.messages import (
     WorkerReady,
 )
 from chaoskit.osprocess import host_id, keep_freed_memory, set_name, step_back
+from chaoskit.runtime.base_trainer import this_device
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.context import WorkerContext
@@ -56,7 +57,7 @@ from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_trainer import ShardedTrainer
 from chaoskit.runtime.sources import imported_sources, source_digest
-from chaoskit.runtime.trainer import Trainer, TrainingOver, this_device
+from chaoskit.runtime.trainer import Trainer, TrainingOver
 from chaoskit.vocabulary import LOAD, Event, Phase
 
 _LAST_WORD_S = 5.0

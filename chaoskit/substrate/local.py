@@ -351,6 +351,7 @@ class LocalCluster(Levers):
 
     def provide(self, count: int) -> None:
         for node in node_names(count)[len(self.nodes) :]:
+            self._network.host(node)  # has a place for it, or says what to do
             agent = self._substrate.start_agent(self._network, node, self.token, self._run_directory)
             self._pids.append(agent)
             self.nodes = (*self.nodes, node)

@@ -84,6 +84,9 @@ class NamespaceNetwork:
         return socket.socket(fileno=listener)
 
     def host(self, name: str) -> str:
+        if name not in self._hosts:
+            count = len(self._hosts) - 1
+            raise HarnessError(f"the network was made for {count} nodes, not for {name}: raise maxReplicas")
         return self._hosts[name]
 
     def namespace(self, name: str) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ LOCAL_S = 0.0003
 
 
 class Charge:
-    """``_Charge``."""
+    """``Charge``."""
 
     __slots__ = ("lost", "process")
 

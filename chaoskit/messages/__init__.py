@@ -1,0 +1,218 @@
+"""The control protocol: what coordinator, agents, workers and the harness say to each other; wire.py carries it."""
+
+from __future__ import annotations
+
+from chaoskit.messages.authentication import (
+    Accepted,
+    Challenge,
+    Proof,
+)
+from chaoskit.messages.base import (
+    Message,
+)
+from chaoskit.messages.fitness import (
+    Finding,
+    HealthReport,
+    LinksMeasured,
+    LinksTested,
+    MeasureLinks,
+    PairReading,
+    TestLinks,
+)
+from chaoskit.messages.injection import (
+    Arm,
+    HookReached,
+    Lever,
+    LeverPulled,
+    PullNode,
+    Release,
+    Store,
+    Trigger,
+)
+from chaoskit.messages.nodes import (
+    AgentHello,
+    Beat,
+    ClockOffset,
+    Effort,
+    EndJob,
+    Heard,
+    Heartbeat,
+    ObserverHello,
+    Welcome,
+)
+from chaoskit.messages.rendezvous import (
+    Exchange,
+    Exchanged,
+    Get,
+    Put,
+    RendezvousHello,
+    Superseded,
+    Value,
+)
+from chaoskit.messages.sizes import (
+    Answered,
+    LendNodes,
+    NoticeCancelled,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+    WorldSize,
+)
+from chaoskit.messages.workers import (
+    Accuse,
+    Holding,
+    KeepWarm,
+    LinesMatched,
+    Ping,
+    Pong,
+    RuleFired,
+    StartWorker,
+    StopWorker,
+    WorkerDone,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from chaoskit.messages.worlds import (
+    STANDING,
+    Endpoint,
+    Formed,
+    GroupBroken,
+    Healed,
+    Loss,
+    Member,
+    Plan,
+    Recall,
+    Sealed,
+    Snapshot,
+    SourceFailed,
+)
+
+#: What may come over a connection.
+AnyMessage = (
+    Plan
+    | AgentHello
+    | ObserverHello
+    | Welcome
+    | Heartbeat
+    | Heard
+    | TestLinks
+    | LinksTested
+    | HealthReport
+    | MeasureLinks
+    | LinksMeasured
+    | WorkerReady
+    | Holding
+    | KeepWarm
+    | WorkerLost
+    | HookReached
+    | Arm
+    | Release
+    | Store
+    | PullNode
+    | LeverPulled
+    | Accuse
+    | LinesMatched
+    | RuleFired
+    | WorkerDone
+    | WorkerFailed
+    | Formed
+    | Healed
+    | Recall
+    | Sealed
+    | SourceFailed
+    | GroupBroken
+    | ScaleTo
+    | SpotNotice
+    | NoticeCancelled
+    | LendNodes
+    | ReturnNodes
+    | Answered
+    | WorldSize
+    | StartWorker
+    | StopWorker
+    | Ping
+    | Pong
+    | EndJob
+    | RendezvousHello
+    | Put
+    | Get
+    | Value
+    | Exchange
+    | Exchanged
+    | Superseded
+    | Challenge
+    | Proof
+    | Accepted
+)
+
+__all__ = [
+    "STANDING",
+    "Accepted",
+    "Accuse",
+    "AgentHello",
+    "Answered",
+    "AnyMessage",
+    "Arm",
+    "Beat",
+    "Challenge",
+    "ClockOffset",
+    "Effort",
+    "EndJob",
+    "Endpoint",
+    "Exchange",
+    "Exchanged",
+    "Finding",
+    "Formed",
+    "Get",
+    "GroupBroken",
+    "Healed",
+    "HealthReport",
+    "Heard",
+    "Heartbeat",
+    "Holding",
+    "HookReached",
+    "KeepWarm",
+    "LendNodes",
+    "Lever",
+    "LeverPulled",
+    "LinesMatched",
+    "LinksMeasured",
+    "LinksTested",
+    "Loss",
+    "MeasureLinks",
+    "Member",
+    "Message",
+    "NoticeCancelled",
+    "ObserverHello",
+    "PairReading",
+    "Ping",
+    "Plan",
+    "Pong",
+    "Proof",
+    "PullNode",
+    "Put",
+    "Recall",
+    "Release",
+    "RendezvousHello",
+    "ReturnNodes",
+    "RuleFired",
+    "ScaleTo",
+    "Sealed",
+    "Snapshot",
+    "SourceFailed",
+    "SpotNotice",
+    "StartWorker",
+    "StopWorker",
+    "Store",
+    "Superseded",
+    "TestLinks",
+    "Trigger",
+    "Value",
+    "Welcome",
+    "WorkerDone",
+    "WorkerFailed",
+    "WorkerLost",
+    "WorkerReady",
+    "WorldSize",
+]

@@ -1,0 +1,67 @@
+"""What the trainers of replicated jobs and of sharded ones have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from chaoskit.messages import KeepWarm
+from chaoskit.runtime.callbacks import HookMethods
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.regroup import Formation
+from chaoskit.vocabulary import Event, Phase
+
+
+def this_device(kind: str) -> torch.device:
+    """The device of this process."""
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+class BaseTrainer(HookMethods, ABC):
+    """One rank's view of the run.
+
+    Attributes:
+        seed: of the run; seed the building of the model with it.
+        device: where model and batches live.
+        disk: a directory of this node's own, for what the job writes; faults of disks strike here.
+    """
+
+    def __init__(self, worker: WorkerContext, formation: Formation | None = None) -> None:
+        self._worker, self._callbacks, self._formation = worker, worker.callbacks, formation
+        self.config = worker.config
+        self.seed = worker.config.seed
+        self.disk = worker.disk
+        self.device = this_device(worker.config.device)
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Committed steps; the same on every rank whenever the user's code runs."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the current world; it can change when ranks are lost."""
+        return self._formation.me.rank if self._formation else 0
+
+    @property
+    def world(self) -> int:
+        """Ranks in the current generation."""
+        return len(self._formation.plan.members) if self._formation else 1
+
+    def keep_warm(self, path: str | Path) -> None:
+        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
+        self._worker.send(KeepWarm(str(Path(path).resolve())))
+
+    @contextmanager
+    def long_phase(self, name: str) -> Iterator[None]:
+        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
+        self._worker.board.enter(Phase.LONG)
+        self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
+        try:
+            yield
+        finally:
+            self._worker.board.enter(Phase.OUTSIDE)

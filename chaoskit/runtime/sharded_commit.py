@@ -1,0 +1,101 @@
+"""What ends a step of a sharded job on this rank: its pieces are updated, or the batch is skipped; and copies begin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from chaoskit.runtime.ballot import Row
+from chaoskit.runtime.commit import LeaseOver
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.sharding import ShardedState
+from chaoskit.vocabulary import Event
+
+#: Digests of gradients are added up modulo this.
+WORD = 2**32
+
+
+class ShardedCommitter:
+    """Moves the pieces of one rank to the next step."""
+
+    def __init__(self, worker: WorkerContext, copies: Copies, state: ShardedState) -> None:
+        self._worker, self._copies, self._state = worker, copies, state
+        self._stall_ms = 0.0  # for copies of the state, before the newest commit
+
+    def commit(self, formation: Formation, rows: Sequence[Row]) -> None:
+        """Run the optimizers on the reduced gradients.
+
+        Args:
+            rows: what each rank has said of the step.
+
+        Raises:
+            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+        """
+        loss = _mean_loss(rows)
+
+        def act() -> None:
+            with self._state.running_optimizers():
+                self._state.advance()
+            self._worker.hooks.rig.updated()
+            self._worker.journal.write(
+                Event.COMMIT,
+                step=self._state.step,
+                generation=formation.plan.generation,
+                rank=formation.me.rank,
+                world=len(formation.plan.members),
+                loss=loss,
+                grad_sum=sum(row.digest for row in rows) % WORD,
+                exact=self._state.is_replicated,
+                stall_ms=self._stall_ms,
+            )
+
+        self._advance(formation, act, loss)
+
+    def skip(self, formation: Formation, shards: Sequence[int], samples: Sequence[int]) -> None:
+        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+
+        Args:
+            shards: of which the numbers are not finite.
+            samples: of all shards of this rank.
+
+        Raises:
+            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+        """
+
+        def act() -> None:
+            self._worker.journal.write(
+                Event.SKIP,
+                step=self._state.step,
+                generation=formation.plan.generation,
+                rank=formation.me.rank,
+                world=len(formation.plan.members),
+                shards=shards,
+                samples=samples,
+            )
+
+        self._advance(formation, act, float("nan"))
+
+    def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
+        worker, state = self._worker, self._state
+        began_ns = time.monotonic_ns()
+        self._copies.wait()
+        self._stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
+        if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
+            raise LeaseOver("the lease of this node has run out")
+        with worker.regrouper.advance(formation):
+            act()
+            state.step += 1
+            worker.regrouper.step = state.step
+        state.forget_gradients()
+        self._copies.begin(state.step, formation.plan.generation)
+        worker.board.progress(state.step, loss)
+
+
+def _mean_loss(rows: Sequence[Row]) -> float:
+    """Over all shards, in their order: the same bits on every rank."""
+    found = [
+        next(loss for row in rows if (loss := row.losses[shard]) is not None) for shard in range(len(rows[0].losses))
+    ]
+    return sum(found) / len(found)
