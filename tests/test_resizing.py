@@ -91,7 +91,7 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
 
 def test_who_comes_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
     """The others are in the first step of the larger world by then, and have all of it before them."""
-    outcome = run(chaos, Scale(to=4, at_step=4), nodes=3, shards=4, steps=16, options={"step_s": 0.4, "full": 4})
+    outcome = run(chaos, Scale(to=4, at_step=4), nodes=3, shards=4, steps=32, options={"step_s": 0.3, "full": 4})
     grown = next(point.step for point in outcome.steps if point.world == 4)
     (restored,) = journal(outcome, Event.RESTORED)
     reduced = [record for record in journal(outcome, Event.REDUCE) if record["generation"] == restored["generation"]]
