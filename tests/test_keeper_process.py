@@ -37,7 +37,7 @@ from chaoskit.checkpoint.arena import Arena
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
-from chaoskit.messages import Endpoint, Member, Plan
+from chaoskit.messages import Endpoint, Member, Plan, Sealed
 from chaoskit.osprocess import children, die_of, host_id
 from chaoskit.runtime.board import Board
 
@@ -56,7 +56,11 @@ members = tuple(Member(rank, f"node{rank}.0", f"node{rank}", endpoint, (rank,)) 
 
 async def main():
     answers, line = [], KeeperLine(connection, port)
-    line.open(answers.append, die_of)
+    def tell(said):
+        if isinstance(said, Sealed):  # it tells of its node's health, too
+            answers.append(said)
+
+    line.open(tell, die_of)
     os.kill(keeper, signal.SIGSTOP)
     for number in range(COUNT):
         line.follow(Plan(number + 1, members, True))
