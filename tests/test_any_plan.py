@@ -56,6 +56,7 @@ SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().ra
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 STEPS = 24
 HIDDEN_S = 1.0  # faults on one worker within this time may hide each other
+END_S = 0.1  # a job that ends so soon after a fault may leave nobody to look at
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
 PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordinator)
 
@@ -90,33 +91,41 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
 def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     """What stands against the promise.
 
-    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over. Nor where another
-    one struck the same process at about the same time: a NaN is no change where there is one already, and whoever is
-    killed is not late any more.
+    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over, or about to be.
+    Nor where another one struck the same process at about the same time: a NaN is no change where there is one already,
+    and whoever is killed is not late any more.
     """
     evidence = [check for check in outcome.checks if check.name.startswith("evidence of ")]  # in the faults' order
     excused = {
         id(check)  # two faults of a plan may have one name
         for number, (check, record) in enumerate(zip(evidence, outcome.faults, strict=True))
-        if record.state == "not fired" or (record.state == "not observed" and _is_hidden(number, experiment, outcome))
+        if record.state == "not fired" or (record.state == "not observed" and _is_excused(number, experiment, outcome))
     }
     unmet = [check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
     unmet += [check for check in outcome.checks if check.verdict == Verdict.UNKNOWN and id(check) not in excused]
     return [f"{check.name}: {check.detail}" for check in unmet]
 
 
-def _is_hidden(number: int, experiment: Experiment, outcome: Outcome) -> bool:
-    """Whether another fault struck what this one did, before it could be seen: the same worker, or all of its node."""
+def _is_excused(number: int, experiment: Experiment, outcome: Outcome) -> bool:
+    """Whether another fault struck what this one did, before it could be seen: the same worker, or all of its node; or
+    the job was over."""
+    records = read_journals(Path(outcome.directory) / "journal")
     struck = {
-        int(record["fault"].removeprefix("fault")): record
-        for record in read_journals(Path(outcome.directory) / "journal")
-        if record.event == Event.INJECTED
+        int(record["fault"].removeprefix("fault")): record for record in records if record.event == Event.INJECTED
     }
-    return number in struck and any(
-        _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
-        for place, other in struck.items()
-        if place != number
+    return number in struck and (
+        _is_late(struck[number], records)
+        or any(
+            _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
+            for place, other in struck.items()
+            if place != number
+        )
     )
+
+
+def _is_late(victim: Record, records: Sequence[Record]) -> bool:
+    """Whether the job ended as the fault struck."""
+    return any(record.event == Event.JOB_ENDED and record.t_ns < victim.t_ns + END_S * 1e9 for record in records)
 
 
 def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
@@ -200,6 +209,13 @@ def test_a_fault_is_hidden_by_what_befell_the_same_worker(fault: Fault, where: s
     victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
     other = Record(victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where})
     assert _hides(fault, other, mine, victim) == excused
+
+
+@pytest.mark.parametrize(("after_s", "excused"), [(-0.01, True), (0.01, True), (0.2, False)])
+def test_a_fault_is_hidden_by_the_end_of_the_job(after_s: float, excused: bool) -> None:
+    victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
+    end = Record(victim.t_ns + int(after_s * 1e9), "coordinator", Event.JOB_ENDED, {"ok": True})
+    assert _is_late(victim, [victim, end]) == excused
 
 
 def test_a_coordinator_dies_once() -> None:

@@ -214,7 +214,14 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
     harness = Harness(substrate, runs)
     try:
         outcome = harness.run(
-            TROUBLED, nodes=2, spares=0, steps=60, options=options, elastic=elastic, faults=[Scale(to=3, at_step=9)]
+            TROUBLED,
+            nodes=2,
+            spares=0,
+            steps=60,
+            options=options,
+            elastic=elastic,
+            heartbeat_ms=500,  # a node that comes while others want the CPUs, too, may be silent for a while
+            faults=[Scale(to=3, at_step=9)],
         )
     finally:
         harness.close()

@@ -1,0 +1,106 @@
+"""Whoever's lease has run out ends no step any more: others may train in its place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from chaoskit.config import RunConfig, resolve_job
+from chaoskit.journal import Journal, read_journals
+from chaoskit.messages import Endpoint, Member, Message, Plan
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.commit import Committer, LeaseOver
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.guard import AuditResult
+from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.rendezvous import GenerationSuperseded
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.sharded_commit import ShardedCommitter
+from chaoskit.runtime.sharding import ShardedState
+
+ME = Member(0, "node0.0", "node0", Endpoint("", "", 0, os.getpid(), -1), (0,))
+FORMATION = Formation(Plan(1, (ME,), abort=False), ME)
+LEASES_S = pytest.mark.parametrize(("lease_s", "outcome"), [(-1.0, LeaseOver), (60.0, GenerationSuperseded)])
+
+
+class Superseded:
+    """What is asked next, whether the step may be changed, says no; and nobody may ask for anything else."""
+
+    def advance(self, formation: Formation) -> None:
+        raise GenerationSuperseded
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerContext]:
+    journal, said = Journal(tmp_path, "node0.0"), list[Message]()
+    other: Any = Superseded()
+    yield WorkerContext(
+        "node0.0",
+        RunConfig(job=resolve_job("gpt")),
+        journal,
+        Board.create(),
+        hooks=other,
+        regrouper=other,
+        callbacks=other,
+        send=said.append,
+        share=other,
+        ready=other,
+        token="",
+        host="",
+        disk=tmp_path,
+    )
+    journal.close()
+    assert list(read_journals(tmp_path)) == [], "no step was written down"
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """Of this process alone, for a state that is sharded."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/gloo", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def give_lease(worker: WorkerContext, lease_s: float) -> None:
+    worker.board.lease(time.monotonic_ns() + int(lease_s * 1e9))
+
+
+@LEASES_S
+def test_of_a_replica(worker: WorkerContext, lease_s: float, outcome: type[Exception]) -> None:
+    model = nn.Linear(2, 1)
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
+    give_lease(worker, lease_s)
+    work: Any = Superseded()
+    committer = Committer(worker, replica, work, None)
+    with pytest.raises(outcome):
+        committer.skip(FORMATION, AuditResult("batch", (), (0,)), [0])
+    assert replica.step == 0
+
+
+@LEASES_S
+@pytest.mark.usefixtures("group")
+def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Exception]) -> None:
+    model = nn.Linear(2, 1)
+    fully_shard(model)
+    state = ShardedState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    copies = Copies(worker.name, worker.board, worker.journal, worker.send, lambda boundary: None)
+    copies.hold(state, 0, 1)
+    give_lease(worker, lease_s)
+    committer = ShardedCommitter(worker, copies, state)
+    with pytest.raises(outcome):
+        committer.skip(FORMATION, [0], [0])
+    copies.drop()
+    assert state.step == 0
