@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 
-def train(trainer, *, steps: int = 40, size: int = 64, pause: float = 0.0, fail: bool = False):
+def train(trainer, *, steps: int = 40, size: int = 64, pause: float = 0.0, fail: bool = False, early: int = -1):
     torch.manual_seed(trainer.seed)
     print("a worker speaks")
     if fail:
@@ -49,6 +49,8 @@ def train(trainer, *, steps: int = 40, size: int = 64, pause: float = 0.0, fail:
             for shard in step.shards(data, batch_size=8):
                 time.sleep(pause)
                 step.backward(((model(shard.batch) - 3 * shard.batch) ** 2).mean())
+        if trainer.rank == 1 and trainer.step == early:
+            return
 """
 
 
@@ -148,7 +150,26 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     assert (broken["steps"], broken["generation"] > 1, len(broken["recoveries"])) == (STEPS, True, 1)
     assert broken["loss"] == unbroken["loss"]
     assert broken["weights_digest"] == unbroken["weights_digest"] != ""
+    assert broken["cut_short_by"] == unbroken["cut_short_by"] == ""
     workplace.await_silence()
+
+
+@pytest.mark.costly
+def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Workplace) -> None:
+    """The others would have gone on. Nobody may take such a run for one that took all its steps."""
+    done = workplace.run("launch", "train.py", "--nodes", "3", "--shards", "4", "--set", "early=7", "--report", "run")
+    assert done.returncode == 0, done.stdout
+    journals = (workplace.directory / "run" / "journal").glob("*.*.jsonl")
+    finished = {  # by worker; the spare did not
+        path.stem: record
+        for path in journals
+        for record in workplace.records("run", path.stem)
+        if record["event"] == "finished"
+    }
+    assert {end["step"] for end in finished.values()} == {7}
+    early, *others = sorted(finished, key=lambda worker: str(finished[worker]["cut_short_by"]))
+    assert [finished[worker]["cut_short_by"] for worker in (early, *others)] == ["", early, early]
+    assert f"ended after step 7: {early} returned from its train function" in done.stdout
 
 
 @pytest.mark.costly

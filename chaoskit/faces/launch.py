@@ -48,6 +48,7 @@ class Launched(msgspec.Struct, kw_only=True):
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
+        cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
         unfit: nodes that found on themselves that they are not fit to train, and why.
         account: where the time went.
         error: what a failing worker said last, and the file that holds all it said.
@@ -67,6 +68,7 @@ class Launched(msgspec.Struct, kw_only=True):
     weights_digest: str
     directory: str
     logs: str
+    cut_short_by: str = ""
     unfit: dict[str, str] = {}
     error: str = ""
     error_log: str = ""
@@ -233,6 +235,7 @@ def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: 
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
+        cut_short_by=progress.cut_short_by,
         unfit=unfit,
     )
     if not result.ok:
@@ -270,6 +273,11 @@ def print_result(result: Launched, console: Console) -> None:
         console.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
         _print_error(result, console)
         console.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    if result.cut_short_by:
+        told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
+        console.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
+        hint = "where that is not meant: decide from what all ranks have, such as trainer.step"
+        console.print(Text(hint, "dim"), soft_wrap=True)
     for node, reason in result.unfit.items():
         console.print(Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True)
         hint = f'to keep it out of other runs: chaoskit quarantine add {node} --reason "..."'

@@ -78,12 +78,16 @@ class WorkerFailed(Message, frozen=True):
 
 
 class WorkerDone(Message, frozen=True):
-    """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again."""
+    """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again.
+
+    ``cut_short_by``: the worker that returned from its train function where this one would have taken another step.
+    """
 
     worker: str
     step: int
     weights_digest: str
     generation: int = 0
+    cut_short_by: str = ""
 
 
 class StopWorker(Message, frozen=True):

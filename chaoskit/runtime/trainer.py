@@ -49,7 +49,16 @@ _PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
 
 
 class TrainingOver(BaseException):
-    """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``."""
+    """The others have taken the last step; leaves the user's loop without being caught by ``except Exception``.
+
+    Args:
+        cut_short_by: the worker that returned from its train function where this one would have taken another step;
+            empty where this one was behind.
+    """
+
+    def __init__(self, cut_short_by: str) -> None:
+        super().__init__()
+        self.cut_short_by = cut_short_by
 
 
 class Trainer(BaseTrainer):
@@ -221,7 +230,7 @@ class Trainer(BaseTrainer):
         Raises:
             TrainingOver: if the others have finished.
         """
-        regrouper, board = self._worker.regrouper, self._worker.board
+        regrouper, board, behind = self._worker.regrouper, self._worker.board, False
         while True:
             formation = regrouper.membership_now()
             if formation is None:
@@ -231,10 +240,12 @@ class Trainer(BaseTrainer):
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
-            if formation.goal_step > self.step and not self._heal(formation):
-                continue
+            if formation.goal_step > self.step:
+                behind = True
+                if not self._heal(formation):
+                    continue
             if formation.target.done:
-                raise TrainingOver
+                raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
             if self.step < 0:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)

@@ -264,18 +264,18 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
     train = load_job(job)
     if job.sharded:
         return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
-    trainer = Trainer(context)
+    trainer, cut_short_by = Trainer(context), ""
     try:
         train(trainer, **job.options)
-    except TrainingOver:
-        pass  # a late joiner found that everything is done
+    except TrainingOver as over:
+        cut_short_by = over.cut_short_by
     if not trainer.took_part:
         raise BadInput(
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
         )
     board.enter(Phase.DONE)
     replica = trainer.replica
-    _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest())
+    _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest(), cut_short_by=cut_short_by)
     control.ended.wait()  # peers that are behind may still need this state
     return 0
 
@@ -286,13 +286,20 @@ def _train_sharded(control: Control, context: WorkerContext, train: Callable[[Sh
     while True:
         step, weights_digest, state_digest = entries.run()
         context.board.enter(Phase.DONE)
-        _finish(control, context, step, weights_digest, state_digest, entries.generation)
+        _finish(control, context, step, weights_digest, state_digest, generation=entries.generation)
         if entries.is_over(control.ended):
             return 0
 
 
 def _finish(
-    control: Control, context: WorkerContext, step: int, weights_digest: str, state_digest: str, generation: int = 0
+    control: Control,
+    context: WorkerContext,
+    step: int,
+    weights_digest: str,
+    state_digest: str,
+    *,
+    generation: int = 0,
+    cut_short_by: str = "",
 ) -> None:
     """This rank has taken the last step."""
     context.journal.write(
@@ -300,10 +307,11 @@ def _finish(
         step=step,
         weights_digest=weights_digest,
         state_digest=state_digest,
+        cut_short_by=cut_short_by,
         sources=imported_sources(),
     )
     control.regrouper.finish()
-    control.send(WorkerDone(context.name, step, weights_digest, generation))
+    control.send(WorkerDone(context.name, step, weights_digest, generation, cut_short_by))
 
 
 def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:
