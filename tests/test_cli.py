@@ -241,7 +241,7 @@ BAD_INPUTS = [
     (["launch", "nosuchjob"], "job='nosuchjob'", "name a reference job"),
     (["launch", "missing.py"], "job='missing.py'", "name a Python file that exists"),
     ([*LAUNCH, "--set", "steps"], "set='steps'", "write key=value"),
-    ([*LAUNCH, "--set", "stepz=3"], "options='stepz'", "train takes fail, pause, size, steps"),
+    ([*LAUNCH, "--set", "stepz=3"], "options='stepz'", "train takes early, fail, pause, size, steps"),
     ([*LAUNCH, "--set", "steps=many"], "steps='many'", "use a value of type int"),
     ([*LAUNCH, "--min-world", "3"], "min_world=3", "use at most nodes=2"),
     ([*LAUNCH, "--shards", "1"], "shards=1", "use at least nodes=2"),

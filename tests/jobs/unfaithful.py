@@ -69,12 +69,13 @@ def long_batch(trainer: Any, *, steps: int) -> None:
 
 def loses_two(trainer: Any, *, steps: int, step_s: float = 0.02) -> None:
     """Survives any single loss, but goes wrong where two ranks are lost within one step."""
-    before = {"step": -1, "world": 0}
+    seen = {"step": -1, "world": 0, "before": 0}  # ``before``: when the last step was computed for the last time
 
     def noise() -> float:
-        if before["step"] != trainer.step:
-            before.update(step=trainer.step, world=trainer.world)
+        if seen["step"] != trainer.step:
+            seen.update(step=trainer.step, before=seen["world"])
             time.sleep(step_s)
-        return 1.0 if before["world"] - trainer.world >= 2 else 0.0
+        seen["world"] = trainer.world
+        return 1.0 if seen["before"] - trainer.world >= 2 else 0.0
 
     _train(trainer, steps, noise)
