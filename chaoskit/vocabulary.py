@@ -63,9 +63,7 @@ class Event(StrEnum):
     HOOK_CALLED = "hook_called"  # one of the job's own: hook, seconds, error, and what it was told
     LONG_PHASE = "long_phase"
     LEVER = "lever"  # an in-process fault acted: fault, detail
-    FINISHED = (
-        "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the user's code
-    )
+    FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code
     FAILED = "failed"  # error, traceback
     # agent
     WORKER_STARTED = "worker_started"

@@ -22,7 +22,7 @@ from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.guard import AuditResult
-from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.regroup import Formation, Regrouper
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_commit import ShardedCommitter
@@ -33,31 +33,22 @@ FORMATION = Formation(Plan(1, (ME,), abort=False), ME)
 LEASES_S = pytest.mark.parametrize(("lease_s", "outcome"), [(-1.0, LeaseOver), (60.0, GenerationSuperseded)])
 
 
-class Superseded:
-    """What is asked next, whether the step may be changed, says no; and nobody may ask for anything else."""
-
-    def advance(self, formation: Formation) -> None:
-        raise GenerationSuperseded
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} was asked for")
-
-
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[WorkerContext]:
+    """Its regrouper knows of no membership: whoever has a lease is told next that the one of the step is over."""
     journal, said = Journal(tmp_path, "node0.0"), list[Message]()
-    other: Any = Superseded()
+    unused: Any = None
     yield WorkerContext(
         "node0.0",
         RunConfig(job=resolve_job("gpt")),
         journal,
         Board.create(),
-        hooks=other,
-        regrouper=other,
-        callbacks=other,
+        hooks=unused,
+        regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
+        callbacks=unused,
         send=said.append,
-        share=other,
-        ready=other,
+        share=unused,
+        ready=unused,
         token="",
         host="",
         disk=tmp_path,
@@ -83,8 +74,8 @@ def test_of_a_replica(worker: WorkerContext, lease_s: float, outcome: type[Excep
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
     give_lease(worker, lease_s)
-    work: Any = Superseded()
-    committer = Committer(worker, replica, work, None)
+    unused: Any = None
+    committer = Committer(worker, replica, unused, None)
     with pytest.raises(outcome):
         committer.skip(FORMATION, AuditResult("batch", (), (0,)), [0])
     assert replica.step == 0

@@ -21,7 +21,7 @@ from chaoskit.messages import EndJob, Heartbeat, Plan, WorkerReady
 from chaoskit.osprocess import children, is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event, Verdict
-from faults import Fault, Hang, Kill, NaN, Raise
+from faults import Fault, Hang, Kill, NaN, Raise, Straggle
 
 JOBS = "jobs/troubled.py"
 PLAIN = f"{JOBS}:plain"
@@ -108,6 +108,14 @@ def test_a_kill_in_any_phase(chaos: Chaos, phase: str, reduction: str) -> None:
 def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
     """A joiner that finds the last step committed ends; it does not wait for a step that nobody takes."""
     run(chaos, spares=spares, faults=[Kill(rank=0, at_step=15, phase=phase)])
+
+
+def test_whoever_is_behind_at_the_end_was_not_cut_short(chaos: Chaos) -> None:
+    """One rank commits the last step and returns, one is late and one is replaced: both take its state over."""
+    late = Straggle(rank=2, at_step=15, delay_ms=300.0, steps=1)
+    outcome = run(chaos, faults=[late, Kill(rank=0, at_step=15, phase="optimizer")])
+    assert journal(outcome, Event.RESTORED)
+    assert {record["cut_short_by"] for record in journal(outcome, Event.FINISHED)} == {""}
 
 
 def test_two_kills_in_one_step(chaos: Chaos) -> None:
