@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+import chaoskit
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.twin import Interrupted, Twin, TwinCache
+from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, numerics_digest
 from chaoskit.messages import Heartbeat, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.sources import imported_sources
@@ -123,6 +124,18 @@ def job(tmp_path: Path) -> Path:
     (path.parent / "parts" / "layers.py").write_text(LAYERS)
     (path.parent / "parts" / "rates.py").write_text("RATE = 0.1\n")
     return path
+
+
+@pytest.mark.parametrize("part", ["runtime/trainer.py", "runtime/levers/clock.py", "elastic/scaling.py"])
+def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> None:
+    """Any module that the numbers of a run depend on, in whatever sub-folder it lies."""
+    package = tmp_path / "chaoskit"
+    shutil.copytree(next(iter(chaoskit.__path__)), package)
+    before = numerics_digest(package)
+    assert (package / part).is_file()
+    with (package / part).open("a") as file:
+        file.write("\n# edited\n")
+    assert numerics_digest(package) != before
 
 
 @pytest.mark.parametrize(

@@ -124,11 +124,23 @@ def _key(experiment: Experiment) -> str:
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
     digest.update(repr(config.follow).encode() if config.follow else b"")
     digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
-    ours = Path(next(iter(chaoskit.__path__)))
-    folders = (Path(job.path).parent, ours / "runtime", ours / "data")
-    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
+    for path in sorted(Path(job.path).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
+    digest.update(numerics_digest(Path(next(iter(chaoskit.__path__)))))
     return digest.hexdigest()[:32]
+
+
+def numerics_digest(package: Path) -> bytes:
+    """SHA-256 of chaoskit's own code that the numbers of a run depend on, sub-folders included.
+
+    Args:
+        package: the folder of the package ``chaoskit``.
+    """
+    digest = hashlib.sha256()
+    for part in ("runtime", "data", "elastic"):
+        for path in sorted((package / part).rglob("*.py")):
+            digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.digest()
 
 
 def _installed() -> list[str]:
