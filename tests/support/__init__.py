@@ -1,0 +1,1 @@
+"""Helpers that tests of all rooms share. No test lives here."""
