@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 import socket
 import tempfile
@@ -16,11 +17,21 @@ from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.logrule import Rule
 
-#: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
-SLOW_LIMIT_MIN = 2.0
-
+Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
 NonFinitePolicy = Literal["skip", "stop", "retry"]
+
+#: Limits for machines that are shared with other work, such as a test run in several processes: a node or a rank that
+#: waits seconds for a CPU is not lost. Fields of :class:`RunConfig`; ``production`` changes nothing.
+DETECTION: dict[Detection, dict[str, Any]] = {
+    "production": {},
+    "relaxed": {"heartbeat_ms": 250, "lease_beats": 4, "hang_floor_ms": 2000, "startup_s": 240.0},
+}
+
+_UNDISTURBED_S = 120.0
+
+#: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
+SLOW_LIMIT_MIN = 2.0
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +201,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     remote: Tier | None = None
     resume: bool = False
     rules: tuple[Rule, ...] = ()
+
+    def undisturbed(self) -> RunConfig:
+        """The same run with limits of minutes: only a process that ends is taken for a failure.
+
+        No number of a run depends on a limit, so a reference run may take as long as a busy machine makes it.
+        """
+        return msgspec.structs.replace(
+            self,
+            lease_beats=max(self.lease_beats, math.ceil(_UNDISTURBED_S * 1000 / self.heartbeat_ms)),
+            hang_floor_ms=max(self.hang_floor_ms, int(_UNDISTURBED_S * 1000)),
+            slow_limit=0.0,
+            startup_s=max(self.startup_s, 2 * _UNDISTURBED_S),
+        )
 
     @property
     def shard_count(self) -> int:

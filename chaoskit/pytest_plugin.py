@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.choice import NAMES, make, unavailable
 from chaoskit.vocabulary import Verdict
@@ -60,6 +61,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
     )
+    parser.addini(
+        "chaos_detection",
+        "limits within which a rank or a node is taken for lost, unless a test names them: 'production', or 'relaxed' "
+        "for machines that are shared with other work",
+        default="production",
+    )
     parser.addini("chaos_substrate", "where nodes come from, unless a test asks for another place", default="local")
     parser.addini("chaos_docker_image", "image with chaoskit in it, for the substrate docker", default="")
     parser.addini("chaos_seed", "seed of every run", default="0")
@@ -71,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "chaos(**defaults): defaults for chaos.run in this test, such as nodes=2 or seed=7; repeats=N runs it N times; "
-        "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise",
+        "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise; "
+        "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
     config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
@@ -90,6 +98,7 @@ class _Settings:
     repeats: int
     report: Path | None
     docker_image: str
+    detection: str
 
 
 _settings_key = pytest.StashKey[_Settings]()
@@ -122,7 +131,10 @@ def _settings(config: pytest.Config) -> _Settings:
             raise pytest.UsageError(str(error)) from None
     forced = config.getoption("chaos_substrate") is not None
     place = Path(report).resolve() if report else None
-    return _Settings(value("substrate"), forced, seed, repeats, place, value("docker_image"))
+    detection = config.getini("chaos_detection")
+    if detection not in DETECTION:
+        raise pytest.UsageError(f"chaos_detection={detection!r}: use one of {', '.join(DETECTION)}")
+    return _Settings(value("substrate"), forced, seed, repeats, place, value("docker_image"), detection)
 
 
 # -- collection ---------------------------------------------------------------------------------------------------
@@ -201,11 +213,12 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     marker = request.node.get_closest_marker("chaos")
     defaults = {"seed": settings.seed, **(marker.kwargs if marker else {})}
     defaults.pop("repeats", None)
+    limits = DETECTION[defaults.pop("detection", settings.detection)]
     wanted = defaults.pop("substrate", settings.substrate)
     substrate = settings.substrate if settings.forced else wanted
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
-    return Chaos(chaos_stock.harness(substrate), request.node, defaults)
+    return Chaos(chaos_stock.harness(substrate), request.node, defaults, limits)
 
 
 @pytest.fixture
@@ -230,11 +243,17 @@ def _beside(test: Path, file: str | Path) -> str | Path:
 
 @dataclass
 class Chaos:
-    """What the fixture ``chaos`` gives to a test."""
+    """What the fixture ``chaos`` gives to a test.
+
+    Attributes:
+        defaults: of every run of the test.
+        limits: of detection, for jobs; a command has its own.
+    """
 
     harness: Harness
     item: pytest.Item
     defaults: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(
@@ -269,7 +288,8 @@ class Chaos:
         from chaoskit.stacks.command import require_command
 
         number = f" #{len(self.outcomes) + 1}" if self.outcomes else ""
-        settings = {"name": f"{self.item.name}{number}", **self.defaults, **plan}
+        limits = self.limits if command is None else {}
+        settings = {"name": f"{self.item.name}{number}", **limits, **self.defaults, **plan}
         if job is not None:
             job = self._locate(job)
         if isinstance(settings.get("rules"), (str, Path)):

@@ -46,12 +46,13 @@ class Experiment:
         return tuple(trigger for trigger in planned if trigger is not None)
 
     def unbroken(self, schedule: tuple[tuple[int, int], ...] = ()) -> Experiment:
-        """The twin: the same job and seed, without faults and spares, and without rules that could break it.
+        """The twin: the same job and seed, without faults and spares, and without rules and limits that could break it.
 
         Args:
             schedule: of a batch that followed the world: the sizes that it had; see :class:`chaoskit.config.Follow`.
         """
         config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())
+        config = config.undisturbed()
         if config.follow is not None:
             named = config.named_shards
             follow = msgspec.structs.replace(config.follow, schedule=schedule or ((0, named),), named_shards=named)
