@@ -103,11 +103,15 @@ class Harness:
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
             return judge_command(self._execute_command(experiment, watch), unbroken, self._substrate.name)
-        follows = experiment.config.follow is not None  # then the twin hangs on the sizes that the world had
-        reference = self._job_twin(experiment.unbroken(), watch_twin) if twin and not follows else None
+        # such a twin depends on the sizes that the world had, or on the steps that the job took
+        follows, open_ended = experiment.config.follow is not None, experiment.is_open_ended
+        late = follows or open_ended
+        reference = self._job_twin(experiment.unbroken(), watch_twin) if twin and not late else None
         run = self._execute(experiment, watch, port)
-        if twin and follows:
-            reference = self._job_twin(experiment.unbroken(History(run.records).schedule()), watch_twin)
+        if twin and late and run.end is not None and run.end.ok:
+            history = History(run.records)
+            schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
+            reference = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         return judge(run, reference, self._substrate.name)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:

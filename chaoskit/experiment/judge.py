@@ -149,8 +149,10 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append(f"the run did not end within its deadline of {run.experiment.deadline_s:g} s")
     elif run.end is not None and not run.end.ok:
         problems.append(run.end.reason)
-    elif run.experiment.steps is not None and len(history.steps) != run.experiment.steps:
-        problems.append(f"{len(history.steps)} of {run.experiment.steps} steps were finished")
+    elif (steps := run.experiment.steps) is not None and not (
+        len(history.steps) == steps or (run.experiment.is_open_ended and len(history.steps) > steps)
+    ):
+        problems.append(f"{len(history.steps)} of {steps} steps were finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
     return check("training completed", problems, f"{len(history.steps)} steps")

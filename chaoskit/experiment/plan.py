@@ -27,7 +27,7 @@ class Experiment:
         name: shown in reports.
         faults: one a rank: roles that stand for several are drawn already.
         job: as the user named it.
-        steps: of the job, where its options say so.
+        steps: of the job, where its options say so; of an open-ended job the least.
         deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
         max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
     """
@@ -45,11 +45,17 @@ class Experiment:
         planned = (fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
         return tuple(trigger for trigger in planned if trigger is not None)
 
-    def unbroken(self, schedule: tuple[tuple[int, int], ...] = ()) -> Experiment:
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the job goes on, after its steps, until a goal is reached."""
+        return "until" in self.config.job.options
+
+    def unbroken(self, schedule: tuple[tuple[int, int], ...] = (), steps: int | None = None) -> Experiment:
         """The twin: the same job and seed, without faults and spares, and without rules and limits that could break it.
 
         Args:
             schedule: of a batch that followed the world: the sizes that it had; see :class:`chaoskit.config.Follow`.
+            steps: that an open-ended job took.
         """
         config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())
         config = config.undisturbed()
@@ -58,7 +64,12 @@ class Experiment:
             follow = msgspec.structs.replace(config.follow, schedule=schedule or ((0, named),), named_shards=named)
             alone = {"nodes": 1, "min_world": 1, "elastic": None, "shards": config.shard_count}
             config = msgspec.structs.replace(config, follow=follow, **alone)
-        return Experiment(f"{self.name} (twin)", self.job, config, (), self.steps, self.deadline_s)
+        if self.is_open_ended:
+            options = {name: value for name, value in config.job.options.items() if name != "until"} | {
+                "steps": steps or self.steps
+            }
+            config = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, options=options))
+        return Experiment(f"{self.name} (twin)", self.job, config, (), steps or self.steps, self.deadline_s)
 
 
 def fault_id(number: int) -> str:
@@ -71,6 +82,7 @@ def plan_experiment(
     *,
     name: str = "",
     steps: int | None = None,
+    until: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     faults: Sequence[Fault] = (),
     deadline_s: float | None = None,
@@ -82,6 +94,8 @@ def plan_experiment(
     Args:
         job: name of a reference job (``gpt``), file, or ``file.py:function``.
         steps: passed to the job as its option ``steps``.
+        until: passed to the job as its option ``until``: after ``steps`` steps it goes on until this goal is reached;
+            see :mod:`chaoskit.fixtures.jobs.goal`. The unbroken run, which has no such option, takes as many steps.
         options: further options of the job's train function.
         faults: what to break.
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
@@ -98,6 +112,10 @@ def plan_experiment(
         if steps < 1:
             raise BadInput("steps", steps, "use 1 or more")
         options["steps"] = steps
+    if until is not None:
+        if steps is None:
+            raise BadInput("until", until, "give steps, too: the least that the job takes")
+        options["until"] = until
     known = set(RunConfig.__struct_fields__) - {"job"}
     if unknown := sorted(set(settings) - known):
         raise BadInput(unknown[0], settings[unknown[0]], f"use one of {', '.join(sorted(known))}")

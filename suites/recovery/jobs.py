@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chaoskit.fixtures.jobs.goal import Goal
+
 _DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
 _BATCH = 48  # a multiple of 2, 3 and 4 shards
 
@@ -34,24 +36,32 @@ def _train(
     *,
     outside: Callable[[nn.Module], None] = lambda model: None,
     delay_s: Callable[[], float] = lambda: 0.0,
+    until: dict[str, Any] | None = None,
 ) -> None:
     torch.manual_seed(trainer.seed)
     model = _Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.8)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.5)
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         outside(model)
         with trainer.transaction() as step:
-            time.sleep(delay_s())
+            goal.pace(delay_s())
             for shard in step.shards(_DATA, batch_size=_BATCH):
                 target = shard.batch.sum(1, keepdim=True).sin()
                 step.backward(nn.functional.mse_loss(model(shard.batch), target))
 
 
-def steady(trainer: Any, *, steps: int, step_s: float = 0.015, full: int = 0) -> None:
-    """Steps of about the same length; longer ones while the world has fewer ranks than ``full``: it is to grow."""
-    _train(trainer, steps, delay_s=lambda: step_s if trainer.world >= full else 0.1)
+def steady(
+    trainer: Any, *, steps: int, step_s: float = 0.015, full: int = 0, until: dict[str, Any] | None = None
+) -> None:
+    """Steps of about the same length; longer ones while the world has fewer ranks than ``full``: it is to grow.
+
+    Args:
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
+    _train(trainer, steps, delay_s=lambda: step_s if trainer.world >= full else 0.1, until=until)
 
 
 def writing(trainer: Any, *, steps: int, size_bytes: int = 2**18) -> None:

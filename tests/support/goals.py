@@ -1,0 +1,36 @@
+"""Goals of open-ended jobs that a test reaches by what it sees of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Flag:
+    """The goal of an open-ended job: a file that appears when a message of the run meets a condition.
+
+        flag = Flag(tmp_path / "seen", lambda message: isinstance(message, NodeLost))
+        chaos.run(STEADY, steps=20, until=flag.until, watch=flag)
+
+    Args:
+        path: of the file, in a directory of the test.
+        condition: is shown every message of the coordinator, in order, until it is true.
+    """
+
+    def __init__(self, path: Path, condition: Callable[[Any], bool]) -> None:
+        self._path, self._condition = path, condition
+
+    @property
+    def until(self) -> dict[str, Any]:
+        """For ``chaos.run(until=...)``."""
+        return {"file": str(self._path)}
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the condition was met."""
+        return self._path.exists()
+
+    def __call__(self, message: Any) -> None:
+        if not self.is_up and self._condition(message):
+            self._path.touch()
