@@ -108,17 +108,18 @@ class Event(StrEnum):
     UNDONE = "undone"
 
 
-#: Causes of a loss that say no more than that the process is gone; which one depends on who notices first.
-ENDED_CAUSES = frozenset({"ended", "exited", "killed", "dumped"})
+#: Cause of the loss of a worker whose process is gone, whichever witness noticed it first: liveness mutex, pidfd or the
+#: report of its parent. How it exited is known later; the record ``worker_exited`` says it.
+EXITED = "exited"
 
 #: A log rule of the user's asked for it: :mod:`chaoskit.control.rulings`.
 LOG_RULE = "log rule"
 
-#: Causes of the loss of a rank that does not go on: which one depends on who loses patience first.
+#: Causes of the loss of a rank that does not go on: which one depends on which limit is reached first.
 HUNG_CAUSES = frozenset({"hung", LOG_RULE})
 
 #: Causes of the loss of a rank whose code fails: whatever catches the exception may also end it, or hang.
-FAILED_CAUSES = ENDED_CAUSES | HUNG_CAUSES | {"raised"}
+FAILED_CAUSES = HUNG_CAUSES | {EXITED, "raised"}
 
 #: All causes for which a worker is given up.
 LOSS_CAUSES = FAILED_CAUSES | {

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import signal_name
-from chaoskit.vocabulary import ENDED_CAUSES, FAILED_CAUSES, HUNG_CAUSES
+from chaoskit.vocabulary import EXITED, FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -40,7 +40,7 @@ class Kill(Fault):
     @property
     def leads_to(self) -> frozenset[str]:
         if self.signum == signal.SIGKILL:
-            return ENDED_CAUSES
+            return frozenset({EXITED})
         if self.signum == signal.SIGSTOP:
             return HUNG_CAUSES | {"stopped"}
         return FAILED_CAUSES | ({"stopped"} if self.signum in _STOPPING else set())  # the job may have a handler for it

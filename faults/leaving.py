@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
-from chaoskit.vocabulary import ENDED_CAUSES
+from chaoskit.vocabulary import EXITED
 from faults import incidents
 from faults.base import Fault, Target
 from faults.incidents import Incident
@@ -30,7 +30,7 @@ class Exit(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return ENDED_CAUSES
+        return frozenset({EXITED})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -13,7 +13,7 @@ from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.base import Freeze, Process
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.vocabulary import ENDED_CAUSES, HUNG_CAUSES
+from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
 from faults.incidents import Incident
@@ -33,7 +33,7 @@ class NodeFault(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return ENDED_CAUSES | {"node lost"}
+        return frozenset({EXITED, "node lost"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, Lever, WorkerReady
-from chaoskit.vocabulary import ENDED_CAUSES, LOAD
+from chaoskit.vocabulary import EXITED, LOAD
 from faults import incidents
 from faults.base import Fault, Target, require_message
 from faults.incidents import Incident
@@ -53,7 +53,7 @@ class CrashLoop(_StickyFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return ENDED_CAUSES
+        return frozenset({EXITED})
 
     def inject(self, target: Target) -> None:
         target.notes["killed"] = []
@@ -113,7 +113,7 @@ class FailLoad(_StickyFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return ENDED_CAUSES | {"raised"}
+        return frozenset({EXITED, "raised"})
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -163,7 +163,7 @@ losses = st.fixed_dictionaries(
     dict.fromkeys(("struck", "notice", "wait", "quiesce", "leave", "form", "restore"), times)
     | {
         "kind": st.just("loss"),
-        "cause": st.sampled_from(["ended", "hung", "node lost"]),
+        "cause": st.sampled_from(["exited", "hung", "node lost"]),
         "injected": st.booleans(),
         "waits": st.booleans(),
         "back": st.integers(0, 3),
@@ -324,7 +324,7 @@ def test_a_record_that_comes_late_moves_no_recovery() -> None:
     script.begin(0, 0, 0)
     script.records[0].fields["spares"] = 1  # of which there is none again
     script.good_step()
-    loss = {"cause": "ended", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
+    loss = {"cause": "exited", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
     script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 90})
     script.good_step()
     late = script.records.pop(-3)  # the second rank's commit of the first good step
@@ -358,7 +358,7 @@ def test_the_ratios_of_the_last_minutes() -> None:
     stands = accountant.recently(4.0, now_ns + 2000 * MS)
     assert (stands.wall_s, stands.goodput) == (pytest.approx(4.0), pytest.approx(0.5))
     assert accountant.recently(4.0, now_ns + 9000 * MS).goodput == 0
-    loss = {"cause": "ended", "injected": True, "waits": False, "struck": 0, "notice": 0, "wait": 0, "quiesce": 0}
+    loss = {"cause": "exited", "injected": True, "waits": False, "struck": 0, "notice": 0, "wait": 0, "quiesce": 0}
     script.records.clear()
     script.lose(loss | {"leave": 0, "form": 0, "restore": 0, "back": 3, "first": 1000})
     for _ in range(4):
@@ -377,7 +377,7 @@ def test_the_ratios_say_what_they_say() -> None:
     script.begin(500, 100, 100)
     for _ in range(10):
         script.good_step()
-    loss = {"cause": "ended", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
+    loss = {"cause": "exited", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
     script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 100})
     account = script.account(100)
     assert account.wall_s == pytest.approx(0.7 + 1.0 + 0.4 + 0.1 + 0.1)
@@ -386,7 +386,7 @@ def test_the_ratios_say_what_they_say() -> None:
     assert account.ettr_productive == pytest.approx(1.1 / 1.5)
     assert (account.mean_recovery_s, account.mean_between_failures_s) == (pytest.approx(0.4), pytest.approx(1.1))
     plain = account.plain()
-    assert (plain["goodput"], plain["lost_s"]["ended"]) == (account.goodput, pytest.approx(0.4))
+    assert (plain["goodput"], plain["lost_s"]["exited"]) == (account.goodput, pytest.approx(0.4))
 
 
 def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
@@ -395,7 +395,7 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     script.begin(0, 0, 0)
     script.good_step()
     script.t_ms += 90
-    script.write(Event.DETECTED, worker="node1.0", rank=1, cause="ended", detail="")
+    script.write(Event.DETECTED, worker="node1.0", rank=1, cause="exited", detail="")
     script.t_ms += 10
     script.names = script.names[:1]
     script.commit(0)
@@ -416,7 +416,7 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
             assert account.recovery_s[span.name] == pytest.approx(span.seconds, abs=0.02)
     before = [point.seconds for point in outcome.steps[1:]]
     assert account.productive_s == pytest.approx(sum(before), rel=0.25)
-    assert account.lost_s["ended"] < recovery.seconds + 0.001
+    assert account.lost_s["exited"] < recovery.seconds + 0.001
     write_outcome(outcome, tmp_path)
     assert read_outcomes(tmp_path)[0].account == account
     write_html([outcome], tmp_path / "report.html")

@@ -370,7 +370,7 @@ def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str
     outcome = chaos.run("gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **checks, **plan)
     assert journal(outcome, Event.CORRUPT) == []
     assert outcome.false_alarms == 0
-    assert {cause for _, cause in named(outcome)} == {"ended"}
+    assert {cause for _, cause in named(outcome)} == {"exited"}
 
 
 def test_an_audited_run_trains_the_same(chaos: Chaos) -> None:

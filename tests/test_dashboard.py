@@ -48,7 +48,7 @@ def write_run(directory: Path) -> None:
     write(Event.SETTLED, generation=1)
     commit(0, 1)
     write(Event.SAVED, step=0, generation=1, tier="disk", path="", size_bytes=1)
-    write(Event.DETECTED, worker="node0.0", rank=0, cause="ended", detail="")
+    write(Event.DETECTED, worker="node0.0", rank=0, cause="exited", detail="")
     write(Event.PLAN, generation=2, abort=True, members=members("node0.1"))
     write(Event.QUIESCED, generation=1, rank=0)
     write(Event.REGROUPED, generation=2, rank=0)

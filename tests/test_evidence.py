@@ -340,7 +340,7 @@ def test_a_crash_loop_is_seen_when_whom_it_killed_is_gone(
     [
         ("node1.w1", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", True),
         ("node1.w1", "raised", "ImportError: no such module", False),
-        ("node1.w1", "ended", "injected by chaoskit: the job cannot be loaded here", False),
+        ("node1.w1", "exited", "injected by chaoskit: the job cannot be loaded here", False),
         ("node1.w2", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", False),
     ],
 )
@@ -401,8 +401,8 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
 
     missed = [f"{flip} was not found by step 12"]
     assert found() == missed
-    assert found(lost("node1.w0", "killed", STRUCK_NS + 15)) == missed
-    assert found(lost("node1.w0", "killed", STRUCK_NS + 11)) == []
+    assert found(lost("node1.w0", "exited", STRUCK_NS + 15)) == missed
+    assert found(lost("node1.w0", "exited", STRUCK_NS + 11)) == []
     named = {"worker": "node1.w0", "sources": [], "step": 10, "verdict": "rank", "generation": 1}
     assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
 
@@ -413,7 +413,7 @@ def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(undo: UndoLo
     run = run_of([strike(fault, undo)], [lost("node1.w0", "nonfinite")])
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
-    run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "killed")])
+    run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "exited")])
     assert Timeline(run, History(run.records)).incidents()[1] == []
 
 
@@ -433,7 +433,7 @@ def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one(undo: UndoLog) -> No
 
 def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal", "coordinator")
-    for cause in ("killed", "killed"):
+    for cause in ("exited", "exited"):
         journal.write(Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail="")
         journal.write(Event.NODE_LOST, t_ns=LOST_NS, node="node1", detail="")
     journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")  # it had come back
@@ -450,25 +450,25 @@ STALL, POISON = DataStall(rank=1, at_step=8, stall_ms=5.0), NaN(rank=1, at_step=
 @pytest.mark.parametrize(
     ("fault", "explained", "not_explained"),
     [
-        (Straggle(rank=1, at_step=8), "hung", "ended"),
+        (Straggle(rank=1, at_step=8), "hung", "exited"),
         (Straggle(rank=1, at_step=8), "log rule", "nonfinite"),
         (BadBatch(at_step=8), "log rule", "hung"),
         (Exit(rank=1, at_step=8), "exited", "log rule"),
         (STALL, "hung", "node lost"),
-        (Hang(rank=1, at_step=8), "stopped", "killed"),
+        (Hang(rank=1, at_step=8), "stopped", "exited"),
         (HOLDS_GIL, "hung", "stopped"),
         (Deadlock(rank=1, at_step=8), "hung", "raised"),
-        (Kill(rank=1, at_step=8), "ended", "hung"),
-        (Kill(rank=1, at_step=8, signum=signal.SIGSTOP), "stopped", "killed"),
+        (Kill(rank=1, at_step=8), "exited", "hung"),
+        (Kill(rank=1, at_step=8, signum=signal.SIGSTOP), "stopped", "exited"),
         (Exit(rank=1, at_step=8), "exited", "corrupt"),
         (Raise(rank=1, at_step=8), "raised", "node lost"),
         (OutOfMemory(rank=1, at_step=8, how="error"), "raised", "stopped"),
         (POISON, "nonfinite", "stopped"),
         (BitFlip(rank=1, at_step=8, parameter="w", bit=3), "corrupt", "node lost"),
-        (CrashLoop(rank=1, at_step=8), "killed", "raised"),
+        (CrashLoop(rank=1, at_step=8), "exited", "raised"),
         (KillNode(rank=1, at_step=8), "node lost", "nonfinite"),
         (FreezeNode(rank=1, at_step=8), "node lost", "raised"),
-        (KillCoordinator(at_step=8), None, "ended"),
+        (KillCoordinator(at_step=8), None, "exited"),
     ],
 )
 def test_a_fault_explains_only_what_it_leads_to(
@@ -483,17 +483,17 @@ def test_a_fault_explains_only_what_it_leads_to(
         assert explains(run.strikes[0], said) == (cause == explained is not None)
 
 
-ENDED = {"ended", "exited", "killed", "dumped"}
+EXITED = {"exited"}
 HUNG = {"hung", "log rule"}
-FAILED = ENDED | HUNG | {"raised"}
+FAILED = EXITED | HUNG | {"raised"}
 MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
-    (Kill, {}, ENDED),
+    (Kill, {}, EXITED),
     (Kill, {"signum": signal.SIGTERM}, FAILED),  # the job may have a handler
     (Kill, {"signum": signal.SIGUSR1}, FAILED),
     (Kill, {"signum": signal.SIGSTOP}, HUNG | {"stopped"}),
     (Kill, {"signum": signal.SIGTSTP}, FAILED | {"stopped"}),
     (Raise, {}, FAILED),  # the job may catch it, and wait
-    (Exit, {}, ENDED),
+    (Exit, {}, EXITED),
     (OutOfMemory, {"how": "error"}, FAILED),
     (OutOfMemory, {"how": "cgroup"}, FAILED),
     (Hang, {"how": "stop"}, HUNG | {"stopped"}),
@@ -507,26 +507,26 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (NaN, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
     (BitFlip, {}, FAILED | {"nonfinite", "corrupt"}),
     (BadBatch, {}, {"nonfinite", "log rule"}),
-    (KillAgent, {}, ENDED | {"node lost"}),
-    (KillNode, {}, ENDED | {"node lost"}),
-    (Preempt, {}, ENDED | {"node lost"}),  # its agent ends first: nobody is left to tell more
-    (FreezeNode, {}, ENDED | HUNG | {"node lost", "stopped"}),
+    (KillAgent, {}, EXITED | {"node lost"}),
+    (KillNode, {}, EXITED | {"node lost"}),
+    (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
+    (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
     (KillCoordinator, {}, set()),
-    *((kind, {}, ENDED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
+    *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
     *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),
-    (CrashLoop, {}, ENDED),
-    (FailLoad, {}, ENDED | {"raised"}),  # outside of the job's code
+    (CrashLoop, {}, EXITED),
+    (FailLoad, {}, EXITED | {"raised"}),  # outside of the job's code
     *((kind, {}, HUNG | {"node lost", "unreachable"}) for kind in CATALOGUE if kind.family == "network"),
     *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
     (SlowDisk, {}, HUNG | {"slow"}),
-    (TornWrite, {}, ENDED | {"node lost"}),
+    (TornWrite, {}, EXITED | {"node lost"}),
     *((kind, {}, set()) for kind in (CorruptFile, RemoteOutage)),
     (CorruptReplica, {}, set()),
     (LosePeerCopy, {}, set()),
     (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
     *((kind, {}, set()) for kind in (Scale, AddNode, Demand)),
-    (TakeSpot, {}, ENDED | {"node lost", "evicted"}),
+    (TakeSpot, {}, EXITED | {"node lost", "evicted"}),
 ]
 
 

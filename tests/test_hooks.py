@@ -171,7 +171,7 @@ def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_wo
     assert {worker.partition(".")[0] for worker in faults} == {"node0", "node1", "node3"}
     for worker, (event,) in faults.items():
         assert (event["lost"], event["world"]) == (2, 3)
-        assert event["cause"] in ("killed", "ended")
+        assert event["cause"] == "exited"
         assert event["detail"]
         lines = dict(logs(outcome))[worker]
         after = lines[lines.index(event) + 1]

@@ -154,7 +154,7 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, colle
         wait_for(lambda: scrape(url).get(("chaoskit_step_total", ()), 0) > 5, "the first steps")
         early = scrape(url)
         assert early["chaoskit_node_up", (("node", "node1"),)] == 1
-        assert ("chaoskit_losses_total", (("cause", "ended"),)) not in early
+        assert ("chaoskit_losses_total", (("cause", "exited"),)) not in early
         journals = read_journals(tmp_path / "run" / "journal")
         plan = next(record for record in journals if record.event == Event.PLAN)
         victim = plan["members"][1]["worker"]
@@ -192,11 +192,11 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, colle
 
 
 def check_scrape(early: dict[Any, float], later: dict[Any, float]) -> None:
-    assert later["chaoskit_losses_total", (("cause", "ended"),)] == 1
+    assert later["chaoskit_losses_total", (("cause", "exited"),)] == 1
     assert later["chaoskit_generation", ()] == early["chaoskit_generation", ()] + 1
     assert later["chaoskit_world_size", ()] == 2
     assert later["chaoskit_step_total", ()] >= early["chaoskit_step_total", ()]
-    assert later["chaoskit_lost_seconds_total", (("cause", "ended"),)] > 0
+    assert later["chaoskit_lost_seconds_total", (("cause", "exited"),)] > 0
     assert 0 < later["chaoskit_goodput_ratio", ()] < 1
     for phase in RECOVERY_PHASES[:5]:
         assert later["chaoskit_recovery_seconds_count", (("phase", phase),)] == 1
@@ -228,7 +228,7 @@ def check_trace(spans: list[Any]) -> None:
     assert abs(root.end_time_unix_nano - time.time_ns()) < LIMIT_S * 1e9
     (recovery,) = [span for span in spans if span.name == "recovery"]
     told = {one.key: one.value for one in recovery.attributes}
-    assert told["chaoskit.cause"].string_value == "ended"
+    assert told["chaoskit.cause"].string_value == "exited"
     assert told["chaoskit.rank"].int_value == 1
     assert told["chaoskit.generation"].int_value == 2
     phases = sorted(

@@ -141,7 +141,7 @@ def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
     tight = QUIET | {"expectedRecurringFrequencyInSeconds": 0.8, "expectedStartCutOffInSeconds": 0.8}
     faults = [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)]
     outcome = run(chaos, tight, faults=faults, spares=0)
-    assert {cause for _, cause in lost(outcome)} <= {"ended", "killed"}
+    assert {cause for _, cause in lost(outcome)} == {"exited"}
     assert fired(outcome) == []
 
 

@@ -69,7 +69,7 @@ from chaoskit.osprocess import (
 )
 from chaoskit.runtime import zygote
 from chaoskit.runtime.board import Board
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import EXITED, Event
 
 _FAREWELL_S = 2.0
 _STORING_S = 0.5  # the launcher's patience is not much longer than both together
@@ -325,7 +325,7 @@ class Agent:
         self._loop.call_soon_threadsafe(self._latch_broke, charge, time.monotonic_ns())
 
     def _latch_broke(self, charge: Charge, detected_ns: int) -> None:
-        self._lose(charge, "ended", "its life latch broke", detected_ns)
+        self._lose(charge, EXITED, "its life latch broke", detected_ns)
         charge.latched = True
         self._keeper.ended(charge.name)
 
@@ -370,7 +370,7 @@ class Agent:
         if charge.pidfd < 0:
             return
         self._loop.remove_reader(charge.pidfd)
-        self._lose(charge, "ended", "its pidfd reported the end", time.monotonic_ns())
+        self._lose(charge, EXITED, "its pidfd reported the end", time.monotonic_ns())
 
     def _child_changed(self, report: zygote.ChildChanged) -> None:
         charge = next((charge for charge in self._charges.values() if charge.pid == report.pid), None)
@@ -383,7 +383,7 @@ class Agent:
             charge.kill()
             return
         self._journal.write(Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name)
-        self._lose(charge, report.code, detail, time.monotonic_ns())
+        self._lose(charge, EXITED, detail, time.monotonic_ns())
         charge.ended.set()
         self._release(charge)
 

@@ -6,9 +6,9 @@ not for judging.
 
 from __future__ import annotations
 
-from chaoskit.vocabulary import LOG_RULE
+from chaoskit.vocabulary import EXITED, LOG_RULE
 
-_NOTICE_S = {"stopped": 0.0003, "ended": 0.0003, "killed": 0.0003, "raised": 0.0003, "exited": 0.0003}
+_NOTICE_S = {"stopped": 0.0003, "raised": 0.0003, EXITED: 0.0003}
 _ABORT_S = 0.0015  # shutting down a gloo group's sockets until every rank is out
 _GROUP_S = 0.0035  # building a bare gloo group of four ranks
 _BYTES_PER_S = {"shared memory": 10e9, "tcp": 3e9}  # one memory copy; loopback

@@ -24,6 +24,7 @@ from chaoskit.messages import (
     WorldSize,
 )
 from chaoskit.report.summary import duration, plural
+from chaoskit.vocabulary import EXITED
 
 _RATE_WINDOW_S = 10.0
 _SAME_LOSS_SHOWN = 3  # a script that fails on every rank, again and again, is told about this often
@@ -268,6 +269,6 @@ class Progress:
 
 def _reason(lost: WorkerLost) -> str:
     """``killed by SIGKILL`` rather than ``killed: killed by SIGKILL``."""
-    if lost.cause == "ended":
+    if lost.cause == EXITED:
         return "its process ended"
     return lost.detail if lost.detail.startswith(lost.cause) else f"{lost.cause}: {lost.detail}"

@@ -10,7 +10,7 @@ from chaoskit.experiment.account import PLANNED
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.report.summary import duration, plural
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import EXITED, Event
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -91,6 +91,6 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _reason(cause: str, detail: str) -> str:
-    if cause == "ended":
+    if cause == EXITED:
         return "its process ended"
     return detail if detail.startswith(cause) else f"{cause}: {detail}" if detail else cause
