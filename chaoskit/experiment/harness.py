@@ -137,14 +137,15 @@ class Harness:
         return self._command_twins[key]
 
     def _job_twin(self, unbroken: Experiment, watch: Watch | None) -> Twin:
-        found = self._twins.get(unbroken)
-        if found is None:
-            try:
-                found = Twin.of(self._execute(unbroken, watch, 0))
-            except Interrupted:  # machines do fail by themselves; seldom twice
-                found = Twin.of(self._execute(unbroken, watch, 0))
-            self._twins.put(unbroken, found)
-        return found
+        with self._twins.lock(unbroken):
+            found = self._twins.get(unbroken)
+            if found is None:
+                try:
+                    found = Twin.of(self._execute(unbroken, watch, 0))
+                except Interrupted:  # machines do fail by themselves; seldom twice
+                    found = Twin.of(self._execute(unbroken, watch, 0))
+                self._twins.put(unbroken, found)
+            return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int) -> RawRun:
         directory = self._directory(experiment)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -100,6 +103,17 @@ class TwinCache:
         except (OSError, msgspec.MsgspecError):
             return None
         return None if changed else twin
+
+    @contextmanager
+    def lock(self, experiment: Experiment) -> Iterator[None]:
+        """Held by one process of the machine at a time: others that want the same twin wait until it is there.
+
+        A record lock: forked children do not inherit it, and it ends with its process.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with self._path(experiment).with_suffix(".lock").open("w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
 
     def put(self, experiment: Experiment, twin: Twin) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
