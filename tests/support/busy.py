@@ -1,0 +1,73 @@
+"""Runs a command on a busy machine: ``python tests/support/busy.py pytest tests``.
+
+Beside the command run twice as many spinning processes as there are processors, and one process that writes to the disk
+and waits until the data is there. They end with the command, also when this process is killed. The exit status is the
+command's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
+
+from chaoskit.osprocess import die_with_parent
+
+SPINNERS_A_PROCESSOR = 2
+_BLOCK_BYTES = 4 << 20
+_FILE_BLOCKS = 16
+
+
+def spin() -> NoReturn:
+    """Use a processor and nothing else."""
+    while True:
+        pass
+
+
+def write() -> NoReturn:
+    """Overwrite a file of 64 MiB again and again, each block down to the disk. It has no name, so none is left."""
+    block = os.urandom(_BLOCK_BYTES)
+    with tempfile.TemporaryFile() as file:
+        while True:
+            file.seek(0)
+            for _ in range(_FILE_BLOCKS):
+                file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+@contextmanager
+def load() -> Iterator[list[int]]:
+    """Processes that keep the machine busy while the context lasts.
+
+    Yields:
+        their pids: the spinning ones, then the one that writes.
+    """
+    with ExitStack() as stack:
+        works = ["spin"] * (SPINNERS_A_PROCESSOR * (os.cpu_count() or 1)) + ["write"]
+        command = [sys.executable, __file__, "--work", str(os.getpid())]
+        processes = [subprocess.Popen([*command, work]) for work in works]
+        for process in processes:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield [process.pid for process in processes]
+
+
+def main(arguments: list[str]) -> int:
+    """Work for the load, or run the command that the arguments are."""
+    if arguments[:1] == ["--work"]:
+        die_with_parent(int(arguments[1]))
+        {"spin": spin, "write": write}[arguments[2]]()
+    if not arguments:
+        print(__doc__)
+        return 2
+    with load():
+        return subprocess.run(arguments, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
