@@ -1,15 +1,16 @@
-"""The network test between two nodes, over real sockets: what it measures, and what it does when the way is bad."""
+"""The network test between two nodes, over real sockets: what it measures, and what it does on a bad network."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+from support.network import HOST, refusing
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit import wire
 from chaoskit.errors import Refused
@@ -20,11 +21,20 @@ from chaoskit.messages import Message, PairReading
 
 TOKEN = "a-token-that-both-sides-know"
 LIMITS = Limits()
-WAIT_S = 20.0
+#: The network inside of this machine is good by any measure, however busy its processors are.
+GENEROUS = Limits(
+    clock_offset_warn_ms=60_000.0,
+    pair_connect_max_ms=60_000.0,
+    pair_rtt_warn_ms=60_000.0,
+    pair_rtt_max_ms=60_000.0,
+    pair_throughput_warn_mb_s=0.0,
+    pair_throughput_min_mb_s=0.0,
+)
+ROUNDING_MS = 0.01
 
 
 def anywhere() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0))
+    return socket.create_server((HOST, 0))
 
 
 @pytest.fixture
@@ -38,16 +48,17 @@ def wrong(found: list[Finding]) -> dict[str, str]:
 
 
 def test_a_good_way_is_measured(server: PairServer) -> None:
+    """Round trips, both rates and the offset are measured; that of one clock is as small as its own error allows."""
     reading = pair.read(server.address, TOKEN, pings=7, stream_bytes=3 * 2**20 + 5)
     assert (reading.error, reading.intact, len(reading.rtt_ms)) == ("", True, 7)
-    assert 0 < min(reading.rtt_ms) <= reading.connect_ms
+    assert min(*reading.rtt_ms, reading.connect_ms) > 0
     assert min(reading.sent_mb_s, reading.received_mb_s) > 0
-    assert abs(reading.offset_ms) < 50.0, "it is the same clock"
-    generous = Limits(pair_throughput_warn_mb_s=0.001, pair_throughput_min_mb_s=0.0, pair_rtt_warn_ms=400.0)
-    assert wrong(pair.judge(reading, generous)) == {}
+    assert abs(reading.offset_ms) <= min(reading.rtt_ms) / 2 + ROUNDING_MS, "it is the same clock"
+    assert wrong(pair.judge(reading, GENEROUS)) == {}
 
 
 def test_several_test_at_once(server: PairServer) -> None:
+    """Tests that overlap are all served."""
     readings: list[PairReading] = []
     threads = [
         threading.Thread(target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20)))
@@ -56,40 +67,42 @@ def test_several_test_at_once(server: PairServer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
     assert [reading.error for reading in readings] == [""] * 4
     assert server.served == 4
 
 
-def test_who_does_not_know_the_token_measures_nothing(server: PairServer) -> None:
+def test_without_the_token_nothing_is_measured(server: PairServer) -> None:
+    """A client with another token measures nothing, and the next client is served."""
     reading = pair.read(server.address, "another-token-than-theirs")
     assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
     assert (reading.rtt_ms, server.served) == ((), 0)
     assert pair.read(server.address, TOKEN, stream_bytes=1).error == "", "the next one is served"
 
 
-def test_nobody_listens() -> None:
-    with PairServer(TOKEN, anywhere()) as server:
-        address = server.address
-    reading = pair.read(address, TOKEN)
+def test_a_port_on_which_nothing_listens() -> None:
+    """A refused connection is an error of the reading, and the only finding."""
+    with refusing() as held:
+        reading = pair.read(held.getsockname(), TOKEN)
     assert "refused" in reading.error
     assert [one.what for one in pair.judge(reading, LIMITS)] == ["pair.reached"]
 
 
-def test_somebody_listens_and_says_nothing() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        began_s = time.monotonic()
+def test_a_listener_that_says_nothing() -> None:
+    """The other side is given up when it has been silent for the limit."""
+    with anywhere() as silent:
         reading = pair.read(silent.getsockname(), TOKEN, silent_s=0.2)
     assert reading.error == "silent for 0.2 s"
-    assert time.monotonic() - began_s < WAIT_S
 
 
-def test_a_stranger_who_stays_silent_is_sent_away_when_the_server_ends(server: PairServer) -> None:
+def test_a_client_that_stays_silent_is_sent_away_when_the_server_ends() -> None:
+    """The end of a server waits for no client, however long that may be silent."""
+    server = PairServer(TOKEN, anywhere(), silent_s=3600.0)
     with socket.create_connection(server.address) as stranger:
         stranger.recv(1)  # it has been let in, and is asked for the token
-        began_s = time.monotonic()
-        server.close()
-        assert time.monotonic() - began_s < 5.0
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        wait_until(lambda: not closing.is_alive(), "the end of the server")
         with contextlib.suppress(ConnectionError):
             while stranger.recv(2**16):
                 pass
@@ -97,16 +110,17 @@ def test_a_stranger_who_stays_silent_is_sent_away_when_the_server_ends(server: P
 
 @pytest.mark.parametrize("request_", [Take(2**40), Give(-1), Digest("x")], ids=repr)
 def test_what_is_no_request_ends_the_connection(server: PairServer, request_: Message) -> None:
+    """A stream of a size that is out of bounds, or an answer instead of a request, ends the connection only."""
     with wire.connect(server.address, TOKEN) as connection:
         wire.send(connection, request_)
-        connection.settimeout(WAIT_S)
+        connection.settimeout(LIMIT_S)
         with pytest.raises(ConnectionError):
             wire.receive(connection)
     assert pair.read(server.address, TOKEN, stream_bytes=1).error == ""
 
 
 class Relay:
-    """Stands between both and hands on what it gets; one byte of the stream that it changes, or the end of it.
+    """Stands between both sides of one connection and hands on what it gets, changed or cut off.
 
     Args:
         change_at: which byte towards the server is changed.
@@ -115,15 +129,17 @@ class Relay:
 
     def __init__(self, server: tuple[str, int], change_at: int = -1, end_at: int = -1) -> None:
         self._server, self._change_at, self._end_at = server, change_at, end_at
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = anywhere()
+        self._listener.settimeout(LIMIT_S)
         self.address: tuple[str, int] = self._listener.getsockname()
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        client.settimeout(None)
         server = socket.create_connection(self._server)
-        self._threads.append(threading.Thread(target=self._hand_on, args=(server, client, False)))
+        self._threads.append(threading.Thread(target=self._hand_on, args=(server, client, False), daemon=True))
         self._threads[-1].start()
         self._hand_on(client, server, True)
 
@@ -143,19 +159,21 @@ class Relay:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join(WAIT_S)
+            thread.join(LIMIT_S)
         self._listener.close()
 
 
 def test_a_byte_that_changes_on_the_way_is_found(server: PairServer) -> None:
+    """A byte that a network changes without its checksum noticing makes the stream not intact."""
     relay = Relay(server.address, change_at=2**20)
     reading = pair.read(relay.address, TOKEN, stream_bytes=2 * 2**20)
     relay.close()
     assert (reading.error, reading.intact) == ("", False)
-    assert wrong(pair.judge(reading, LIMITS))["pair.intact"] == "bad"
+    assert wrong(pair.judge(reading, GENEROUS)) == {"pair.intact": "bad"}
 
 
 def test_a_way_that_ends_in_the_middle_tells_what_was_measured_before(server: PairServer) -> None:
+    """A connection that ends during the stream leaves the round trips that were measured before."""
     relay = Relay(server.address, end_at=2**20)
     reading = pair.read(relay.address, TOKEN, stream_bytes=4 * 2**20)
     relay.close()
@@ -184,13 +202,15 @@ GOOD = PairReading(
     ],
 )
 def test_a_way_is_judged(changed: dict[str, object], expected: dict[str, str]) -> None:
+    """Each value has its own limits, and the median of the round trips counts."""
     assert wrong(pair.judge(msgspec.structs.replace(GOOD, **changed), LIMITS)) == expected
 
 
 def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: PairServer) -> None:
+    """The kernel's round trip lies within each one of the processes; of a busy machine its readings count."""
     reading = pair.read(server.address, TOKEN, stream_bytes=2**20)
-    assert 0 < reading.path_ms <= min(reading.rtt_ms)
-    assert min(reading.path_sent_mb_s, reading.path_received_mb_s) > LIMITS.pair_throughput_min_mb_s
+    assert 0 < reading.path_ms <= min(reading.rtt_ms) + ROUNDING_MS
+    assert min(reading.path_sent_mb_s, reading.path_received_mb_s) > 0
     slow = msgspec.structs.replace(
         GOOD, rtt_ms=(700.0, 900.0), received_mb_s=0.1, path_ms=0.2, path_received_mb_s=900.0
     )
@@ -207,11 +227,13 @@ def test_a_short_stream_over_a_long_way_is_not_taken_for_a_narrow_one() -> None:
 
 
 def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServer) -> None:
+    """The limit of the whole test holds although the other side is never silent."""
     reading = pair.read(server.address, TOKEN, stream_bytes=2**20, limit_s=0.0)
     assert reading.error == "not through in 0 s"
     assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
 
 
 def test_messages_of_a_pair_test_are_no_control_messages() -> None:
+    """A message of a pair test is refused where messages of the control plane are read."""
     with pytest.raises(Refused):
         wire.decode(wire.encode(Take(1))[4:])

@@ -1,8 +1,7 @@
-"""Clock, disk, memory and processor: read on this machine, on disks that are broken on purpose, and judged."""
+"""Probes of clock, disk, memory and processor: on this machine, and on disks that are broken on purpose."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,12 +18,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
 from chaoskit.health import Finding, Limits, clock, compute, disk, memory
 from chaoskit.health.clock import ClockReading
 from chaoskit.health.disk import DiskReading
-from chaoskit.health.examine import PROBES, examine, examine_quickly
+from chaoskit.health.examine import PROBES, examine
 from chaoskit.health.finding import at_least, at_most
 from chaoskit.health.limits import parse_limits
 from chaoskit.health.memory import MemoryReading
@@ -34,6 +34,8 @@ from chaoskit.substrate.disks import Disk
 from chaoskit.substrate.undo import UndoLog
 
 LIMITS = Limits()
+#: However long a probe takes on a busy machine, it is no finding.
+PATIENT = Limits(disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0, compute_warn_ms=600_000.0)
 numbers = st.floats(allow_nan=False)
 
 
@@ -110,19 +112,32 @@ def test_a_wrong_clock_is_worth_a_warning(changed: dict[str, float | None], expe
 
 
 def test_a_clock_that_is_left_alone_does_not_step() -> None:
-    assert min(clock.read(0.01).step_ms for _ in range(5)) < 1.0
+    """What both clocks move apart is within the error of the readings, and of the rate at which a clock is slewed.
+
+    One look out of many is enough: the machine may be busy, or its clock set, during the others.
+    """
+
+    def looks_still() -> bool:
+        began_ns = time.monotonic_ns()
+        step_ms = clock.read(0.01).step_ms
+        took_ms = (time.monotonic_ns() - began_ns) / 1e6
+        return step_ms <= 1e-3 * took_ms
+
+    assert wait_until(looks_still, "a look during which the clock did not step")
 
 
 # -- disk ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_good_disk_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    """A good disk takes the probe and gives it back, and no file of it is left."""
     reading = disk.read(tmp_path)
     assert (reading.error, reading.intact, reading.read_only) == ("", True, False)
-    assert reading.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert 0 < reading.free_bytes <= reading.size_bytes == shutil.disk_usage(tmp_path).total
     assert reading.write_ms > 0
     assert list(tmp_path.iterdir()) == []
-    assert "bad" not in severities(disk.judge(reading, Limits(disk_free_bytes_min=1.0))).values()
+    roomy = msgspec.structs.replace(PATIENT, disk_free_bytes_min=1.0)
+    assert "bad" not in severities(disk.judge(reading, roomy)).values()
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -184,7 +199,9 @@ for number in range(int(fill)):
 if "ro" in options.split(","):
     subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
 import msgspec
-print(msgspec.json.encode(disk.judge(disk.read(Path(directory)), Limits())).decode())
+reading = disk.read(Path(directory))
+limits = Limits(disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0)
+print(msgspec.json.encode([reading.free_bytes, disk.judge(reading, limits)]).decode())
 """
 
 
@@ -193,19 +210,20 @@ print(msgspec.json.encode(disk.judge(disk.read(Path(directory)), Limits())).deco
     [
         ("size=1m", 0, {"disk.free_bytes": "bad"}),
         ("size=300m,nr_inodes=1005", 10, {"disk.free_inodes": "bad"}),
-        ("ro", 0, {"disk.writable": "bad"}),
+        ("size=300m,ro", 0, {"disk.writable": "bad"}),
         ("size=300m", 0, {}),
     ],
     ids=["small", "without inodes", "read-only", "good"],
 )
 def test_a_file_system_of_the_kernel(options: str, files: int, what: dict[str, str], tmp_path: Path) -> None:
-    """A tmpfs in a mount namespace of its own, full or read-only as the kernel itself says it."""
+    """A tmpfs in a mount namespace of its own, full or read-only as the kernel itself says it; its room is read."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces, or root")
     command = ["unshare", "-rm", sys.executable, "-c", _MOUNTED, str(tmp_path), options, str(files)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = msgspec.convert(json.loads(told.stdout), list[Finding])
+    free_bytes, found = msgspec.json.decode(told.stdout, type=tuple[int, list[Finding]])
     assert wrong(found) == what
+    assert free_bytes == int(options.partition("m")[0].removeprefix("size=")) * 2**20
 
 
 def test_what_comes_back_changed_is_bad() -> None:
@@ -235,11 +253,22 @@ def test_two_addresses_of_one_cell_are_found() -> None:
     assert memory.find_wrong(aliased) == 3, "all rows but the one that was written last"
 
 
+SPARING = """
+import psutil
+from chaoskit.health import memory
+
+memory.read(2**20)  # what is imported and kept for every reading
+before = psutil.Process().memory_info().rss
+reading = memory.read(0)
+assert (reading.tested_bytes, reading.wrong_chunks) == (0, 0), reading
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
 def test_no_more_memory_is_tested_than_can_be_spared() -> None:
-    before = psutil.Process().memory_info().rss
-    reading = memory.read(0)
-    assert (reading.tested_bytes, reading.wrong_chunks) == (0, 0)
-    assert psutil.Process().memory_info().rss - before < 2**20 * 4
+    """A reading that may test no memory takes none."""
+    ran = subprocess.run([sys.executable, "-c", SPARING], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 2**20 * 4
 
 
 def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
@@ -300,7 +329,7 @@ def _signed(number: int) -> int:
 
 def test_this_processor_computes_right_and_always_the_same() -> None:
     reading = compute.read()
-    assert wrong(compute.judge(reading, Limits(compute_warn_ms=60_000.0))) == {}
+    assert wrong(compute.judge(reading, PATIENT)) == {}
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -323,13 +352,14 @@ def test_the_computation_leaves_the_jobs_random_numbers_alone() -> None:
 
 
 def test_a_processor_that_computes_wrongly() -> None:
+    """Another result than the known one, than that of another round, or than that of another node is bad."""
     good = compute.read(2)
     flipped = msgspec.structs.replace(good, integers=("0" * 16, compute.KNOWN_INTEGERS))
-    assert wrong(compute.judge(flipped, LIMITS)) == {"compute.integers": "bad"}
+    assert wrong(compute.judge(flipped, PATIENT)) == {"compute.integers": "bad"}
     unsteady = msgspec.structs.replace(good, floats=("a", "b"))
-    assert wrong(compute.judge(unsteady, LIMITS)) == {"compute.floats": "bad"}
-    assert wrong(compute.judge(good, LIMITS, expected_floats="another")) == {"compute.floats": "bad"}
-    assert wrong(compute.judge(good, LIMITS, expected_floats=good.floats[0])) == {}
+    assert wrong(compute.judge(unsteady, PATIENT)) == {"compute.floats": "bad"}
+    assert wrong(compute.judge(good, PATIENT, expected_floats="another")) == {"compute.floats": "bad"}
+    assert wrong(compute.judge(good, PATIENT, expected_floats=good.floats[0])) == {}
 
 
 # -- together -----------------------------------------------------------------------------------------------------
@@ -343,16 +373,14 @@ def test_a_node_is_examined_whole(tmp_path: Path) -> None:
     assert {one.what.partition(".")[0] for one in only} == {"disk"}
 
 
-def test_an_agents_look_is_quick_and_needs_no_torch(tmp_path: Path) -> None:
+def test_an_agents_look_needs_no_torch_and_leaves_nothing(tmp_path: Path) -> None:
+    """An agent examines its node without the time and memory that torch takes, and leaves no file."""
     code = (
-        "import sys, time; from pathlib import Path; from chaoskit.health import Limits\n"
+        "import sys; from pathlib import Path; from chaoskit.health import Limits\n"
         "from chaoskit.health.examine import examine_quickly\n"
         f"found = examine_quickly('n', Path({str(tmp_path)!r}), Limits())\n"
-        "print('torch' in sys.modules, len(found))"
+        "print('torch' in sys.modules, len(found) > 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split()[0] == "False"
-    began_s = time.monotonic()
-    assert examine_quickly("n", tmp_path, LIMITS)
-    assert time.monotonic() - began_s < 5.0
+    assert told.stdout.split() == ["False", "True"]
     assert os.listdir(tmp_path) == []

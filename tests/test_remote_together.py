@@ -1,10 +1,9 @@
-"""Ranks that read together: real processes over gloo, and a proxy that counts what they take from the store."""
+"""Ranks read together from a store: real processes over gloo, and a proxy that counts what they take from it."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +46,8 @@ rank, count, port, options, launcher = sys.argv[1:]
 rank, count = int(rank), int(count)
 die_with_parent(int(launcher))
 store = dist.TCPStore("127.0.0.1", int(port), is_master=rank == 0)
+if rank == 0:
+    print(store.port, flush=True)  # the kernel chose it
 dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
 traffic = Traffic(backoff=Backoff(base_s=0.02, cap_s=0.1, deadline_s=1.0), parallel=2)
 for line in sys.stdin:
@@ -111,15 +112,16 @@ Ask = Callable[[str, str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def ask(s3_server: S3Server, proxy: ObjectProxy) -> Iterator[Ask]:
-    """Has all ranks read from a bucket all, a share or what is not there; gives what became of it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    arguments = [str(RANKS), str(port), json.dumps(s3_server.options(proxy.url)), str(os.getpid())]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *arguments], **pipes)  # type: ignore[call-overload]
-        for rank in range(RANKS)
-    ]
+    """Have all ranks read from a bucket all, a share or what is not there; returns what became of it."""
+
+    def start(rank: int, port: str) -> subprocess.Popen[str]:
+        arguments = [str(rank), str(RANKS), port, json.dumps(s3_server.options(proxy.url)), str(os.getpid())]
+        command = [sys.executable, "-c", RANK, *arguments]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    processes = [start(0, "0")]
+    port = processes[0].stdout.readline().strip()
+    processes += [start(rank, port) for rank in range(1, RANKS)]
 
     def tell(bucket: str, mine: str) -> list[dict[str, Any]]:
         for process in processes:
@@ -134,6 +136,7 @@ def ask(s3_server: S3Server, proxy: ObjectProxy) -> Iterator[Ask]:
 
 
 def test_each_byte_is_read_once(ask: Ask, proxy: ObjectProxy, bucket: str) -> None:
+    """All ranks together take each byte of a snapshot from the store once, whether they want all of it or shares."""
     size_bytes = ROWS * COLUMNS * 4
     for mine in ("all", "share"):
         before = proxy.traffic().received_bytes
@@ -143,6 +146,7 @@ def test_each_byte_is_read_once(ask: Ask, proxy: ObjectProxy, bucket: str) -> No
 
 
 def test_all_are_told_what_one_of_them_met(ask: Ask, proxy: ObjectProxy, bucket: str) -> None:
+    """An error of one rank is raised on every rank, and the next reading succeeds on all of them."""
     errors = ask(bucket, "wrong")
     assert [answer["error"] for answer in errors] == ["ChaoskitError"] * RANKS
     assert all("'none'" in answer["text"] for answer in errors)
@@ -150,7 +154,7 @@ def test_all_are_told_what_one_of_them_met(ask: Ask, proxy: ObjectProxy, bucket:
         number = proxy.impose(trouble)
         assert [answer["error"] for answer in ask(bucket, "all")] == [name] * RANKS
         proxy.lift(number)
-    assert ask(bucket, "share") == [{"step": 2, "right": True, "lost": []}] * RANKS, "nobody is left behind"
+    assert ask(bucket, "share") == [{"step": 2, "right": True, "lost": []}] * RANKS, "no rank is left behind"
 
 
 def test_all_take_the_same_snapshot(ask: Ask, s3_server: S3Server, snapshots: dict[int, Path], bucket: str) -> None:

@@ -40,11 +40,11 @@ async def dial(address: tuple[str, int], token: str, deadline_s: float) -> Conne
             _give_up(attempt)
 
 
-async def can_connect(address: tuple[str, int]) -> bool:
+async def can_connect(address: tuple[str, int], tries: int = _TRIES) -> bool:
     """Whether the kernel of the other side answers, by the first of a few attempts: a packet may be lost by chance."""
     attempts: list[asyncio.Task[None]] = []
     try:
-        for _ in range(_TRIES):
+        for _ in range(tries):
             attempts.append(asyncio.ensure_future(_try(address)))
             reached, _ = await asyncio.wait(attempts, timeout=_TRY_S, return_when=asyncio.FIRST_COMPLETED)
             if reached:

@@ -33,7 +33,7 @@ _MEMORY_LEAST_BYTES = 2 * 2**30  # four ranks of the reference job, torch mapped
 _DISK_LEAST_BYTES = 64 * 2**20  # what container engines give /dev/shm by default
 _FILES_LEAST, _FILES_WANTED = 256, 1024
 _PROCESSES_WANTED = 512  # threads count, too
-_WAIT_S = 1.0
+_WAIT_S = 10.0  # far more than it takes on a machine that is busy
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 
 
@@ -196,10 +196,15 @@ def death_signal() -> Finding:
     return _judged("PR_SET_PDEATHSIG", good, found, remedy, core=True)
 
 
-def robust_mutex() -> Finding:
-    """A thread locks the latch of a progress board and ends: the kernel must wake who waits for it."""
-    with _Latch() as latch:
-        woken = latch.is_broken_by_its_owner()
+def robust_mutex(robust: bool = True, wait_s: float = _WAIT_S) -> Finding:
+    """A thread locks the latch of a progress board and ends: the kernel must wake the thread that waits for it.
+
+    Args:
+        robust: False asks the kernel for a latch that it does not break.
+        wait_s: time for the kernel to wake it.
+    """
+    with _Latch(robust) as latch:
+        woken = latch.is_broken_by_its_owner(wait_s)
     found = "broken by the kernel when its owner ends" if woken else "not broken when its owner ends"
     return _judged("robust mutexes", woken, found, "use glibc; else a process's end is seen later, through its pidfd")
 
@@ -207,21 +212,24 @@ def robust_mutex() -> Finding:
 class _Latch:
     """A progress board for a probe."""
 
+    def __init__(self, robust: bool = True) -> None:
+        self._robust = robust
+
     def __enter__(self) -> _Latch:
-        self._board = Board.create()
+        self._board = Board.create(self._robust)
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._board.bell)
         os.close(self._board.fd)
 
-    def is_broken_by_its_owner(self) -> bool:
+    def is_broken_by_its_owner(self, wait_s: float) -> bool:
         owner = threading.Thread(target=self._board.sign_on)
         owner.start()
         owner.join()
         watcher = threading.Thread(target=self._board.await_death, daemon=True)
         watcher.start()
-        watcher.join(_WAIT_S)
+        watcher.join(wait_s)
         return not watcher.is_alive()
 
 

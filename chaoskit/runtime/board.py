@@ -24,7 +24,7 @@ _PAGE_BYTES = 4096
 _LATCH_OFFSET = 2048
 _COPY_PAUSE_S = 0.0005
 _PTHREAD_PROCESS_SHARED = 1
-_PTHREAD_MUTEX_ROBUST = 1
+_PTHREAD_MUTEX_STALLED, _PTHREAD_MUTEX_ROBUST = 0, 1
 
 (
     _PID,
@@ -79,21 +79,21 @@ class Board:
         self._latch = (ctypes.c_char * 64).from_buffer(self._map, _LATCH_OFFSET)
 
     @classmethod
-    def create(cls) -> Board:
-        """A fresh board with an unlocked latch (agent)."""
+    def create(cls, robust: bool = True) -> Board:
+        """A fresh board with an unlocked latch (agent), which the kernel breaks if it is ``robust``."""
         fd = os.memfd_create("chaoskit-board", os.MFD_CLOEXEC)
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        board._init_latch()
+        board._init_latch(robust)
         for slot in (_RANK, _COPIED, _PROTECTED, _KEPT):  # the state before the first step is copied, too
             board._slots[slot] = -1
         return board
 
-    def _init_latch(self) -> None:
+    def _init_latch(self, robust: bool) -> None:
         attributes = (ctypes.c_char * 64)()
         _libc.pthread_mutexattr_init(attributes)
         _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
-        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
+        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST if robust else _PTHREAD_MUTEX_STALLED)
         _libc.pthread_mutex_init(self._latch, attributes)
 
     # -- worker -----------------------------------------------------------------------------------------------

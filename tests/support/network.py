@@ -1,0 +1,21 @@
+"""Ports and connections for tests that need a network that does not work well."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[socket.socket]:
+    """A TCP socket on loopback that is bound and does not listen: every connection to it is refused.
+
+    A port that was closed would be free for any other process of the machine, and for a connection that picks it as
+    its own end. This one is held until the block ends. Give the socket to a server to let it listen after all.
+    """
+    with socket.socket() as held:
+        held.bind((HOST, 0))
+        yield held
