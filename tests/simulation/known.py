@@ -1,0 +1,47 @@
+"""Histories that once broke a law, as ``known.toml`` lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+_FILE = Path(__file__).with_name("known.toml")
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``known.toml``.
+
+    Attributes:
+        kind: ``replicated`` or ``sharded``.
+        law: what was broken.
+        repaired: what was changed since then.
+        settled: the history must come to the size that was asked for; otherwise the seed shows nothing any more.
+        followed: the batch of the history must follow the world, for the same reason.
+    """
+
+    kind: str
+    seed: int
+    law: str
+    repaired: str
+    settled: bool = False
+    followed: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the history is of a sharded job."""
+        return self.kind == "sharded"
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    history: tuple[Known, ...]
+
+
+def known() -> tuple[Known, ...]:
+    """Return all entries, in the order of the file."""
+    return msgspec.toml.decode(_FILE.read_bytes(), type=_File).history
+
+
+def seeds(kind: str) -> list[int]:
+    """Return the seeds of one kind. They find a planted mistake sooner than others do."""
+    return [one.seed for one in known() if one.kind == kind]
