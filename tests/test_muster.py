@@ -63,6 +63,19 @@ def test_a_plan_for_the_next_step_boundary_leaves_all_where_they_are() -> None:
     assert missed(beat("a", Phase.REDUCE), beat("c", Phase.REGROUP, 0), arrived={"c"}, abort=False) == []
 
 
+def test_a_rank_that_never_entered_the_generation_that_goes_on_reaches_no_step_boundary() -> None:
+    """A rank that hangs on its way into a generation is found also when the next one is to begin at a step boundary.
+
+    A rank that is done enters no generation, and does not hang.
+    """
+    plan = Plan(3, (), abort=False)
+    beats = [beat("a", Phase.REGROUP, 1), beat("b", Phase.REDUCE, 2), beat("c", Phase.DONE, 1)]
+    muster = Muster()
+    seen = [muster.observe(plan, beats, (), number * POLL_S, worked=2) for number in range(60)]
+    assert [hang.worker for hang in seen[-1]] == ["a"]
+    assert seen[round(FOLLOW_S / POLL_S) - 5] == []
+
+
 def test_who_is_new_does_not_wait_for_a_step_boundary() -> None:
     """One whose interpreter is blocked keeps the others waiting as soon as they come to the boundary."""
     joiners = [beat("c", Phase.REGROUP, 0), beat("d", Phase.REGROUP, 0)]

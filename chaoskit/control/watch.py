@@ -67,12 +67,12 @@ class Watch:
         Args:
             plan: of the last generation.
             arrived: members that have come to its rendezvous.
-            worked: the last generation that all have come to. Where the plan does not abort, it goes on until a step
+            worked: the last generation of which all have built the group. Where the plan does not abort, it goes on until a step
                 boundary, and how long somebody had waited before it is of no interest.
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
-        late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, formed=worked == plan.generation)
+        late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, worked=worked)
         hangs = {hang.worker: hang for hang in late}
         hanging = self._hangs.observe(beats, now_s)
         # Whoever has no copy to restore from waits there for the next plan.
