@@ -164,6 +164,8 @@ class Membership(Renewal):
                 self._fingerprint = self._fingerprint or fingerprint
                 self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
+            case WorkerDone(worker) if worker in self.crew[len(self.members) :]:
+                self._done.add(worker)  # it says so once, and is a member again if another rank is lost
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 (self._healed if self._config.job.sharded else self._holders).add(worker)
                 self._entered.add(worker)
