@@ -11,6 +11,7 @@ from chaoskit.control.events import (
     Action,
     Event,
     Evicted,
+    Finish,
     Healed,
     NodeJoined,
     NodeLost,
@@ -18,6 +19,7 @@ from chaoskit.control.events import (
     Recall,
     Resized,
     Settled,
+    Stalled,
     StartWorker,
     StopWorker,
     Tick,
@@ -288,6 +290,32 @@ def test_nobody_leaves_when_somebody_is_at_its_end() -> None:
     job.tell(WorkerDone("a.0", 9))
     job.resize(3, "b")
     assert len(job.plans) == 1
+
+
+def test_the_last_step_of_a_departing_rank_counts_when_it_is_a_member_again() -> None:
+    """A rank that ends its training while it is to leave has said so for good: the job is over if the others are lost.
+
+    It says it once. The loss of a remaining rank makes it a member again, and no other message of it follows.
+    """
+    job = Job("ab")
+    job.resize(1, "b")
+    assert job.plan.leavers == ("b.0",)
+    job.tell(WorkerDone("b.0", 20))
+    job.tell(WorkerLost("a.0"))
+    assert job.world == ("b.0",)
+    (finish,) = job.tell(Settled(job.plan.generation))
+    assert isinstance(finish, Finish)
+    assert finish.ok
+
+
+def test_a_stalled_generation_without_a_successor_need_not_be_followed() -> None:
+    """Where no rank has the state any more, a stall publishes no plan: its members wait, and none of them hangs."""
+    job = Job("ab")
+    job.tell(WorkerLost("a.0"))
+    job.tell(WorkerLost("b.0"))
+    assert not job.machine.is_gathering
+    job.tell(Stalled(job.plan.generation))
+    assert job.machine.is_gathering
 
 
 def test_an_evicted_node_is_a_loss_and_gets_no_workers_while_it_idles() -> None:

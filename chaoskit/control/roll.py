@@ -201,8 +201,8 @@ class Roll:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether the generation of a sharded job is over, and the next waits for pieces or for workers."""
-        return self._config.job.sharded and self._plan is not None and self._stalled_generation == self.generation
+        """Whether the last generation is over, and the next one waits for copies or for workers."""
+        return self._plan is not None and self._stalled_generation == self.generation
 
     @property
     def finished(self) -> bool:
