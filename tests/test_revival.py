@@ -25,3 +25,33 @@ def test_the_time_without_copies_counts_from_the_last_answer() -> None:
     assert revival.bare_s(10.25) == 0.0
     revival.answer("a", (), 10.5)
     assert revival.bare_s(11.0) == pytest.approx(0.5)
+
+
+def test_answers_are_void_if_the_ranks_trained_on_after_them() -> None:
+    """Copies that some nodes told of are too old beside those of a node that answers later and went further."""
+    revival = Revival()
+    revival.begin(["a", "b"], 10.0)
+    revival.answer("a", (), 10.01, committed=6)
+    revival.answer("b", (), 10.02, committed=7)  # ranks may be apart by a step
+    assert not revival.outdated
+    revival.ask_again()
+    revival.begin(["a", "b"], 11.0)
+    revival.answer("a", (), 11.01, number=1, committed=7)
+    revival.answer("b", (), 11.3, number=1, committed=7)
+    assert not revival.outdated
+    revival.ask_again()
+    revival.begin(["a", "b"], 12.0)
+    revival.answer("a", (), 12.01, number=2, committed=7)
+    revival.answer("b", (), 12.3, number=2, committed=9)
+    assert revival.outdated
+
+
+def test_a_difference_between_ranks_that_stays_is_asked_about_once() -> None:
+    """Two nodes that never come closer do not keep each other's answers void."""
+    revival = Revival()
+    for number in range(2):
+        revival.begin(["a", "b"], 10.0 + number)
+        revival.answer("a", (), 10.01 + number, number=number, committed=6)
+        revival.answer("b", (), 10.3 + number, number=number, committed=7)
+        assert revival.outdated == (number == 0)
+        revival.ask_again()

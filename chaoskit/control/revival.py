@@ -55,8 +55,8 @@ class Revival:
     """Collects sealed copies from the nodes, from the loss of the last holder until there is one again.
 
     Attributes:
-        outdated: a node came back, and until it answered those on it may have trained on with the others. What these
-            told before is too old to be put beside its answer.
+        outdated: the ranks trained on after some nodes had answered, as a node that came back or was slow to answer
+            shows. What those nodes told is too old to be put beside its answer.
     """
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class Revival:
         self._late: set[str] = set()  # of these, who came later than others and has never answered
         self.outdated = False
         self._committed = 0  # steps, by what they answered
+        self._reached = 0  # the newest step of which any node has told since the last holder was lost
         self._snapshots: list[Snapshot] = []
         self._resting: list[Snapshot] = []  # offered, too, but lately nobody could read them
         self._corrupt: set[Snapshot] = set()
@@ -130,6 +131,7 @@ class Revival:
         self.ask_again()
         self._since_s = self._moved_s = self._restoring_s = math.inf
         self._asked_before = False
+        self._reached = 0
         self._failed.clear()
         self._known.clear()
         self._late.clear()
@@ -155,7 +157,10 @@ class Revival:
         self._told_s[node] = now_s
         if node in self._late or not self._asked_before:
             self._moved_s = now_s
-        self.outdated |= node in self._late and now_s > min(self._answers_s) + FRESH_S
+        reached = max([committed, *(snapshot.step for snapshot in snapshots)])
+        trained_on = node in self._late or reached > self._reached
+        self.outdated |= trained_on and now_s > min(self._answers_s) + FRESH_S
+        self._reached = max(self._reached, reached)
         self._late.discard(node)
         self._committed = max(self._committed, committed)
         self._forget(node)

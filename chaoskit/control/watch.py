@@ -67,8 +67,8 @@ class Watch:
         Args:
             plan: of the last generation.
             arrived: members that have come to its rendezvous.
-            worked: the last generation of which all have built the group. Where the plan does not abort, it goes on until a step
-                boundary, and how long somebody had waited before it is of no interest.
+            worked: the last generation of which all have built the group. Where the plan does not abort, it goes on
+                until a step boundary, and how long a rank had waited before it is of no interest.
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
