@@ -441,3 +441,15 @@ def test_a_sharded_world_is_vacated_at_once_and_begins_with_copies() -> None:
     assert ("b.0", "left") in job.stopped
     assert {action.node for action in actions if isinstance(action, Recall)} == set("abcd"), "copies are there, too"
     assert len(job.plans) == 1
+
+
+def test_a_start_that_was_not_ordered_yet_spends_no_budget() -> None:
+    """Of two nodes that are lost together the first has workers started on the second: these were never ordered."""
+    machine = Membership(RunConfig(job=JobSpec("train.py"), nodes=2, spares=0, max_failures=2))
+    machine.handle(NodeJoined("a"), 0.0)
+    machine.handle(NodeJoined("b"), 0.0)
+    assert machine.workers_on("b") == {"b.0"}
+    machine.handle(NodeLost("a"), 1.0)
+    assert machine.workers_on("b") == {"b.0", "b.1"}
+    machine.handle(NodeLost("b"), 1.0)
+    assert not machine.finished

@@ -133,12 +133,12 @@ class Membership(Renewal):
                 self._idle.discard(node)
                 self._forget_fitness(node)
                 self._revival.lose_node(node, now_s)
-                self._losses += sum(self._costs(worker) for worker in self._staff([node]))
+                self._losses += sum(self._costs(worker, now_s) for worker in self._staff([node]))
                 strikes = self._strike(node, now_s)
                 return [*strikes, *self._lose_nodes([node], "node lost", now_s, doubt=met)]
             case LeftOut(nodes):
                 self._left_out.update(nodes)
-                self._losses += sum(self._costs(worker) for worker in self._staff(nodes))
+                self._losses += sum(self._costs(worker, now_s) for worker in self._staff(nodes))
                 return self._lose_nodes(nodes, "unreachable", now_s)
             case Unfit(node):
                 self._unfit.add(node)

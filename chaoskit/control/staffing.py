@@ -6,6 +6,7 @@ ever more slowly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from chaoskit.control.events import Action, SetAside, StartWorker, StopWorker
@@ -103,12 +104,18 @@ class Staffing(Roll):
     def _strike(self, node: str, now_s: float) -> list[Action]:
         return [SetAside(node)] if self._strikes.strike(node, now_s) else []
 
-    def _costs(self, worker: str) -> bool:
-        """Whether the loss of ``worker`` spends a part of the failure budget."""
+    def _costs(self, worker: str, now_s: float) -> bool:
+        """Return whether the loss of ``worker`` spends a part of the failure budget.
+
+        A start that was decided at this very moment was not ordered yet: of two nodes that are lost together, the
+        first has workers started on the second.
+        """
+        if self._begun_s.get(worker, -math.inf) >= now_s:
+            return False
         return worker in self._ready or not self._trained
 
     def _count_loss(self, worker: str, now_s: float) -> None:
-        if self._costs(worker):
+        if self._costs(worker, now_s):
             self._losses += 1
             return
         self._failed_starts += 1
