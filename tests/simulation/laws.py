@@ -135,13 +135,18 @@ class Laws:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
 
     def _is_kept_without(self, going: list[str], what: str) -> None:
-        """Whoever is made to go is not the last that has the newest state, or one step less: then all can go on."""
+        """A worker that is made to go is not the last with the newest state, or one step less: then all can go on.
+
+        A worker that never stood in a generation has no state, although it counts as many steps as one that lost the
+        first step. While the first step is copied in place, the coordinator cannot know that the copy broke off.
+        """
         if self._world.sharded or not self.high:
             return
         known = [one for one in self._world.workers.values() if one.name not in self.lost_s]
-        having = {one.name for one in known if one.step >= self.high - 1}
+        having = {one.name for one in known if one.step >= self.high - 1 and one.board.generation}
         last = bool(having) and having.issubset(going)
-        self.require(not last, f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}")
+        torn = self.high == 1 and any(one.step < 0 for one in known)
+        self.require(not last or torn, f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}")
 
     def gave_up(self, node: str) -> None:
         """A node was not heard for as long as its lease: it has ended its workers, or they do not commit any more."""
