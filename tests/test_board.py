@@ -102,6 +102,7 @@ def test_a_fresh_board_shows_nothing() -> None:
     """Before a worker signs on there is no pid and no rank."""
     board = Board.create()
     assert (board.pid, board.tid, board.rank, board.generation, board.step, board.commits) == (0, 0, -1, 0, 0, 0)
+    assert board.trained_in == 0
     assert board.phase is Phase.START
     assert board.loss == 0.0
 
@@ -132,7 +133,7 @@ def test_another_process_sees_phase_place_and_progress() -> None:
         assert board.phase == Phase.BACKWARD
         assert before_ns <= board.since_ns <= time.monotonic_ns()
         worker.act()
-        assert (board.step, board.commits, board.loss) == (12, 1, 0.1)
+        assert (board.step, board.commits, board.loss, board.trained_in) == (12, 1, 0.1, 7)
         worker.act()
         assert (board.step, board.commits, board.loss) == (13, 2, -math.pi)
         worker.act()

@@ -253,6 +253,34 @@ def test_a_rank_lost_before_the_others_have_met_brings_the_leavers_back() -> Non
     assert job.plan.leavers == ("b.0",), "it leaves at the next boundary"
 
 
+def test_a_departing_rank_has_no_state_any_more_if_the_others_trained_without_it() -> None:
+    """A rank that became a member again does not stand for steps that a lost rank took after it had left.
+
+    The others could not say that they went on without it; that a step was committed there is read from the board of
+    the lost rank.
+    """
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(Evicted("b"))
+    assert job.world == ("a.0", "c.0")
+    actions = job.tell(WorkerLost("a.0", trained_in=2))
+    assert job.world == ("a.0", "c.0")
+    assert [action.node for action in actions if isinstance(action, Recall)] == ["a", "b", "c"]
+    job.tell(Healed("c.0", 1))  # is said again, of the time before
+    assert not any(isinstance(action, Publish) for action in job.tell(Tick()))
+    assert job.plan.generation == 3
+
+
+def test_a_departing_rank_that_took_the_state_over_again_has_it() -> None:
+    """Where it stood in a later generation, its state is as new as that of the lost rank."""
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(Evicted("b"))
+    job.tell(Healed("c.0", 3))
+    job.tell(WorkerLost("a.0", trained_in=2))
+    assert (job.plan.generation, job.world) == (4, ("c.0",))
+
+
 def test_a_leaver_that_is_lost_before_the_others_have_met_is_a_loss() -> None:
     """Nobody knows whether it has committed what the others have not."""
     job = Job()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from chaoskit.messages import (
     Heartbeat,
     Loss,
     Plan,
+    Recall,
     RuleFired,
     Sealed,
     Snapshot,
@@ -128,6 +130,24 @@ def told(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
     """Losses, as the journal has them."""
     fields = [(one.fields, one.t_ns) for one in outputs if isinstance(one, Note) and one.event == Event.DETECTED]
     return [(one["worker"], one["rank"], one["cause"], t_ns) for one, t_ns in fields]
+
+
+@pytest.mark.parametrize("said_by", ["a", "b"])
+def test_a_lost_rank_tells_that_its_generation_had_trained(said_by: str) -> None:
+    """Where all ranks end without a coordinator, the state of the training is asked for, and step 0 is not begun anew.
+
+    The agents drop what a worker said when it is lost. That a step was committed is read from its board.
+    """
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS))
+    bench = bench.successor()
+    bench.attach(*(back(node, workers=(), ended=(f"{node}.0",)) for node in NODES))
+    assert not bench.plane.membership.settled
+    losses = [msgspec.structs.replace(lost(f"{node}.0"), trained_in=int(node == said_by)) for node in NODES]
+    sent = bench.hear(*losses)
+    assert sorted(node for node, message in sent if isinstance(message, Recall)) == ["a", "b"]
+    assert plans(bench.hear(ready("a.1"), ready("b.1"))) == []
 
 
 def rule_fired(worker: str, **changes: Any) -> RuleFired:

@@ -399,7 +399,8 @@ class Agent:
         if charge.lost:
             return
         charge.lost = True
-        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns))
+        trained_in = charge.board.trained_in
+        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns, trained_in))
 
     async def _beat(self) -> None:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE

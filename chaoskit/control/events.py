@@ -54,7 +54,8 @@ class WorkerReady(Event, frozen=True):
 class WorkerLost(Event, frozen=True):
     """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them.
 
-    But ``aside`` is: nothing is started on its node any more, if there is another one.
+    But ``aside`` is: nothing is started on its node any more, if there is another one. So is ``trained_in``, the
+    generation in which it last committed a step, 0 for none: all members of that one had the state of the training.
     """
 
     worker: str
@@ -62,6 +63,7 @@ class WorkerLost(Event, frozen=True):
     detail: str = ""
     detected_ns: int = 0
     aside: bool = False
+    trained_in: int = 0
 
 
 class Settled(Event, frozen=True):
@@ -71,9 +73,13 @@ class Settled(Event, frozen=True):
 
 
 class Healed(Event, frozen=True):
-    """A member has the state of the training: it pulled it, or committed a step with it."""
+    """A member has the state of the training: it pulled it, or committed a step with it.
+
+    ``generation``: in which it stands; 0 for the last one.
+    """
 
     worker: str
+    generation: int = 0
 
 
 class Sealed(Event, frozen=True):

@@ -40,6 +40,18 @@ class Generations(Sizing):
         self._formed.add(worker)
         if self._settled == generation or not self._formed.issuperset(self._membership.members):
             return []
+        return self._settle(generation, now_s)
+
+    def _note_trained(self, generation: int, now_s: float) -> list[Output]:
+        """A rank that is lost committed a step in ``generation``: all its members had built the group.
+
+        Those that are lost, too, cannot say so any more.
+        """
+        if generation != self._membership.generation or self._settled == generation or self._membership.settled:
+            return []
+        return self._settle(generation, now_s)
+
+    def _settle(self, generation: int, now_s: float) -> list[Output]:
         self._settled = generation
         settled = events.Settled(generation)
         return [Note(Event.SETTLED, {"generation": generation}), *self._advance(settled, now_s)]

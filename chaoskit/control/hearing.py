@@ -95,7 +95,7 @@ class Hearing(Inheritance):
             case Healed(worker, generation):
                 if self._is_of_the_past(generation):
                     return shown
-                return shown + self._advance(events.Healed(worker), now_s)
+                return shown + self._advance(events.Healed(worker, generation), now_s)
             case GroupBroken(_, generation, detail):
                 self._note_broken(generation, detail, now_s)
                 return shown
@@ -110,10 +110,11 @@ class Hearing(Inheritance):
         match message:
             case Heartbeat():
                 return shown + self._hear_beats(message, now_s)
-            case WorkerLost(worker, node, cause, detail, detected_ns):
+            case WorkerLost(worker, node, cause, detail, detected_ns, trained_in):
                 if self._membership.host_of(worker) is None:
                     return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
-                return self._lose_worker(events.WorkerLost(worker, cause, detail, detected_ns), now_s)
+                lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)
+                return self._note_trained(trained_in, now_s) + self._lose_worker(lost, now_s)
             case LinksTested(node, number, unreachable):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)

@@ -12,7 +12,7 @@ def lost_workers(event: events.AnyEvent, membership: Membership, now_s: float) -
     lost: list[WorkerLost] = []
     match event:
         case events.WorkerLost(worker, cause, detail, detected_ns) if (host := membership.host_of(worker)) is not None:
-            lost = [WorkerLost(worker, host, cause, detail, detected_ns)]
+            lost = [WorkerLost(worker, host, cause, detail, detected_ns, event.trained_in)]
         case events.NodeLost(node, detail):
             workers = sorted(membership.workers_on(node))
             lost = [WorkerLost(worker, node, "node lost", detail, int(now_s * 1e9)) for worker in workers]

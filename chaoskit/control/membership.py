@@ -152,6 +152,7 @@ class Membership(Renewal):
     def _hear_of_worker(self, event: WorkerReady | WorkerLost | Healed | WorkerDone, now_s: float) -> list[Action]:
         match event:
             case WorkerLost(worker, cause) if worker in self._hosts:
+                self._note_trained(event.trained_in)
                 self._count_loss(worker, now_s)
                 if self._config.job.sharded:
                     self._doubt([worker])
@@ -167,8 +168,11 @@ class Membership(Renewal):
             case WorkerDone(worker) if worker in self.crew[len(self.members) :]:
                 self._done.add(worker)  # it says so once, and is a member again if another rank is lost
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
-                (self._healed if self._config.job.sharded else self._holders).add(worker)
-                self._entered.add(worker)
+                stood_in = (event.generation if isinstance(event, Healed) else 0) or self.generation
+                if stood_in >= self._trained_in:  # else others have trained without it since then
+                    (self._healed if self._config.job.sharded else self._holders).add(worker)
+                self._stood_in[worker] = max(stood_in, self._stood_in.get(worker, 0))
+                self._entered.update([worker] if stood_in == self.generation else [])
                 self._done.update([worker] if isinstance(event, WorkerDone) else [])
         return []
 
@@ -180,6 +184,7 @@ class Membership(Renewal):
                 leavers = self.crew[len(self.members) :]
                 self._trained = self._settled = True
                 self._base = self._plan
+                self._unsettled.clear()
                 return self._lose(list(leavers), "left", now_s)
             case Stalled(generation):
                 self._stalled_generation = generation

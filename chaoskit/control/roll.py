@@ -34,6 +34,9 @@ class Roll:
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
         self._entered: set[str] = set()  # members that stand in the last generation
+        self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
+        self._unsettled: dict[int, frozenset[str]] = {}  # generations since the last one that worked -> their members
+        self._trained_in = 0  # of these, the newest one in which a rank is known to have committed a step
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
         self._base: Plan | None = None

@@ -76,6 +76,7 @@ class Staffing(Roll):
             self._ready.pop(worker, None)
             self._begun_s.pop(worker, None)
             self._holders.discard(worker)
+            self._stood_in.pop(worker, None)
             self._done.discard(worker)
         return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes, now_s)]
 
@@ -121,6 +122,20 @@ class Staffing(Roll):
         self._failed_starts += 1
         if self._failed_starts > 1:
             self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
+
+    def _note_trained(self, generation: int) -> None:
+        """A rank committed a step in ``generation``, of which it is not known that it settled.
+
+        All its members had the state then. Other workers lack at least that step, unless they took the state over in a
+        later generation: one that was to leave has become a member again because the others could not say that they
+        went on without it.
+        """
+        members = self._unsettled.get(generation)
+        if members is None or self._config.job.sharded or generation == self.generation:
+            return
+        self._trained, self._trained_in = True, max(self._trained_in, generation)
+        later = {worker for worker, stood_in in self._stood_in.items() if stood_in > generation}
+        self._holders = {worker for worker in self._hosts if worker in members} | (self._holders & later)
 
     def _doubt(self, workers: list[str]) -> None:
         """These are lost, and cannot say any more whether the first generation settled: the others may have trained.

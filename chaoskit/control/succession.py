@@ -140,6 +140,7 @@ class Succession(Staffing):
         )
         self._base = self._base or self._plan
         self._settled, self._entered = False, set()
+        self._unsettled[self._plan.generation] = frozenset(workers)
         if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
             self._healed, self._done = set(), set()
             self._may_train, self._growing = True, False

@@ -56,13 +56,17 @@ class Pong(Message, frozen=True):
 
 
 class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people."""
+    """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people.
+
+    ``trained_in``: the generation in which the worker last committed a step; 0 for none. Its board outlives it.
+    """
 
     worker: str
     node: str
     cause: str
     detail: str
     detected_ns: int
+    trained_in: int = 0
 
 
 class WorkerFailed(Message, frozen=True):

@@ -44,8 +44,9 @@ _PTHREAD_MUTEX_STALLED, _PTHREAD_MUTEX_ROBUST = 0, 1
     _KEPT,
     _DUE,
     _APART,
+    _TRAINED_IN,
     _EFFORT,  # even while the slots behind it belong together
-) = range(18)
+) = range(19)
 _SPENT = slice(_EFFORT + 1, _EFFORT + 7)  # in the order of Spent
 _MOMENT_NS = 1_000_000
 
@@ -136,6 +137,7 @@ class Board:
         if time.monotonic_ns() - before_ns < _MOMENT_NS:  # else the CPU was lost between the two
             self._slots[_APART] = wall_ns - before_ns
         if loss is not None:
+            self._slots[_TRAINED_IN] = self._slots[_GENERATION]
             self._slots[_COMMITS] += 1
             self._slots[_LOSS] = _INT64.unpack(_DOUBLE.pack(loss))[0]
 
@@ -267,6 +269,11 @@ class Board:
     @property
     def commits(self) -> int:
         return self._slots[_COMMITS]
+
+    @property
+    def trained_in(self) -> int:
+        """The generation in which this worker last committed a step; 0 for none."""
+        return self._slots[_TRAINED_IN]
 
     @property
     def loss(self) -> float:

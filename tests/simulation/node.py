@@ -255,7 +255,8 @@ class Agent(Process):
     def _lose(self, charge: Charge, cause: str, detail: str) -> None:
         if not charge.lost:
             charge.lost = True
-            self.tell(WorkerLost(charge.process.name, self.node, cause, detail, int(self.engine.now_s * 1e9)))
+            process, detected_ns = charge.process, int(self.engine.now_s * 1e9)
+            self.tell(WorkerLost(process.name, self.node, cause, detail, detected_ns, process.board.trained_in))
 
     def _beat(self) -> None:
         if self.over:

@@ -241,6 +241,7 @@ class ShardedWorker(Worker):
         self._begin_copy(formation)
         self.board.step = self.step
         self.board.commits += 1
+        self.board.trained_in = self.board.generation
         self.enter(Phase.OUTSIDE)
 
     def _meet(

@@ -51,10 +51,10 @@ class PeerLost(Exception):
 class Board:
     """``runtime/board.py``."""
 
-    __slots__ = ("commits", "generation", "phase", "rank", "since_s", "step")
+    __slots__ = ("commits", "generation", "phase", "rank", "since_s", "step", "trained_in")
 
     def __init__(self, now_s: float) -> None:
-        self.generation, self.rank, self.step, self.commits = 0, -1, 0, 0
+        self.generation, self.rank, self.step, self.commits, self.trained_in = 0, -1, 0, 0, 0
         self.phase, self.since_s = int(Phase.START), now_s
 
 
@@ -302,5 +302,6 @@ class Worker(Process):
         self.world.laws.committed(self, formation)
         self.board.step, self._work = self.step, {}
         self.board.commits += 1
+        self.board.trained_in = self.board.generation
         self.enter(Phase.OUTSIDE)
         self.regrouper.move_on(vote)
