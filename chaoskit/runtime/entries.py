@@ -119,6 +119,7 @@ class Entries:
             group = None
             if formation is not None:
                 worker.board.place(formation.plan.generation, formation.me.rank)
+                worker.board.progress(0)  # of this entry: the ranks that wait for this one are not behind it
                 group = worker.regrouper.group(formation)
                 worker.board.enter(Phase.OUTSIDE)
             alone = formation is None or len(formation.plan.members) == 1

@@ -103,7 +103,7 @@ class ShardedWorker(Worker):
     def _enter(self, formation: Formation) -> Generator[Wish, None, None]:
         """The user's function, from the beginning to the end."""
         board, regrouper = self.board, self.regrouper
-        board.generation, board.rank = formation.plan.generation, formation.me.rank
+        board.generation, board.rank, board.step = formation.plan.generation, formation.me.rank, 0
         yield lambda: formation.mesh is not None or regrouper.is_over(formation)
         self._still_in(formation)
         self.enter(Phase.OUTSIDE)
