@@ -254,12 +254,11 @@ def test_a_flip_changes_one_bit_of_one_element(
 
 
 def test_a_rank_that_sleeps_within_the_limit_is_left_alone(chaos: Chaos) -> None:
-    """Four steps of four phases are late; then it is over."""
+    """Four steps of four phases are late. That it ends with them is measured in ``cluster/timing``."""
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=60, steps=4))
     assert_nobody_was_blamed(outcome)
     assert re.fullmatch(r"forward of step 8 began \d+\.\d ms late", seen(outcome))
     assert min(point.seconds for point in outcome.steps[AT + 1 : AT + 4]) >= 0.24
-    assert min(point.seconds for point in outcome.steps[AT + 5 :]) < 0.24
 
 
 def test_a_rank_that_sleeps_beyond_the_limit_is_replaced(chaos: Chaos) -> None:

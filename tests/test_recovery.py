@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -253,35 +250,6 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
     plan = {"nodes": 2, "shards": 96, "steps": 8, "reduction": reduction}
     outcome = run(chaos, "jobs/troubled.py:wide", options={"bad": {"4": list(range(96))}}, **plan)
     assert outcome.losses[4] is None
-
-
-# -- who may be late ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("job", ["slow_outside", "slowing_down", "evaluating"])
-def test_slow_is_not_hung(chaos: Chaos, job: str) -> None:
-    outcome = run(chaos, f"{JOBS}:{job}", steps=24, twin=False)
-    assert outcome.false_alarms == 0
-    assert len(journal(outcome, Event.PLAN)) == 1
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """As many processes that do nothing but use a core."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-def test_a_crowded_machine_raises_no_alarm(chaos: Chaos) -> None:
-    with busy(2 * (os.cpu_count() or 1)):
-        outcome = run(chaos, "gpt", nodes=4, steps=30, options={"size": "tiny"}, twin=False, deadline_s=120.0)
-    assert outcome.false_alarms == 0
-    assert len(journal(outcome, Event.PLAN)) == 1
 
 
 # -- who may be missing -------------------------------------------------------------------------------------------

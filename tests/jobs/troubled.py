@@ -117,27 +117,6 @@ def vigilant(trainer: Any, *, steps: int, waits: bool = False) -> None:
                 step.backward(loss)
 
 
-def slow_outside(trainer: Any, *, steps: int) -> None:
-    """Rank 0 does something for a second between some transactions."""
-    _train(trainer, steps, outside=lambda: time.sleep(1.0 * (trainer.rank == 0 and trainer.step % 10 == 9)))
-
-
-def slowing_down(trainer: Any, *, steps: int) -> None:
-    """Every step is a little slower than the one before; the last one takes twice the time of the first."""
-    _train(trainer, steps, step_s=lambda step: 0.1 * (1 + step / steps) * (1 + 0.3 * (step % 3 == trainer.rank)))
-
-
-def evaluating(trainer: Any, *, steps: int) -> None:
-    """A declared long phase on one rank, much longer than a step."""
-
-    def outside() -> None:
-        if trainer.step == steps // 2 and trainer.rank == 1:
-            with trainer.long_phase("evaluation"):
-                time.sleep(1.5)
-
-    _train(trainer, steps, outside=outside)
-
-
 def late_ones_fail(
     trainer: Any, *, steps: int, marker: str, failures: int, step_s: float, refuse: bool = False
 ) -> None:
