@@ -1,10 +1,11 @@
-"""The promise, for plans that nobody wrote: any plan with a survivor ends with the twin's bits, every sample once.
+"""The promise, for random plans: any plan with a survivor ends with the twin's bits, and every sample is used once.
 
-Real processes, broken in ways that Hypothesis draws. CI runs the same examples every time. A longer campaign:
+Real processes, broken in ways that Hypothesis draws. Each item draws three plans, the same ones every time. A longer
+campaign, of so many plans an item:
 
-    CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py
-    CHAOSKIT_CAMPAIGN=1000 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
-    CHAOSKIT_CAMPAIGN=1000 pytest tests/test_any_plan.py -k parted    # networks that are cut, on the substrate netns
+    CHAOSKIT_CAMPAIGN=60 pytest tests/test_any_plan.py
+    CHAOSKIT_CAMPAIGN=60 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/test_any_plan.py --chaos-report campaign
+    CHAOSKIT_CAMPAIGN=60 pytest tests/test_any_plan.py -k parted    # networks that are cut, on the substrate netns
 
 A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for a proof, and a real
 failure does not come back every time.
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from chaoskit.config import DETECTION
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import load
@@ -54,9 +56,10 @@ JOBS = Path(__file__).parent / "jobs"
 CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
 SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
+PLANS = 3  # of an item
 STEPS = 24
 HIDDEN_S = 1.0  # faults on one worker within this time may hide each other
-END_S = 0.1  # a job that ends so soon after a fault may leave nobody to look at
+END_STEPS = 5  # a job that ends so few steps after a fault may leave no process to look at
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
 PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordinator)
 
@@ -84,16 +87,17 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
         options={"step_s": 0.02},
         faults=faults,
         deadline_s=120.0,
+        **DETECTION["relaxed"],
         **chosen,
     )
 
 
 def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
-    """What stands against the promise.
+    """The checks that break the promise.
 
-    A fault without evidence does not where it found nobody to hit: its rank was gone or the job over, or about to be.
-    Nor where another one struck the same process at about the same time: a NaN is no change where there is one already,
-    and whoever is killed is not late any more.
+    A fault without evidence does not break it where its rank was gone, or the job was over or about to be. Nor where
+    another fault struck the same process at about the same time: a NaN is no change where there is one already, and a
+    process that is killed is not late any more.
     """
     evidence = [check for check in outcome.checks if check.name.startswith("evidence of ")]  # in the faults' order
     excused = {
@@ -124,8 +128,10 @@ def _is_excused(number: int, experiment: Experiment, outcome: Outcome) -> bool:
 
 
 def _is_late(victim: Record, records: Sequence[Record]) -> bool:
-    """Whether the job ended as the fault struck."""
-    return any(record.event == Event.JOB_ENDED and record.t_ns < victim.t_ns + END_S * 1e9 for record in records)
+    """Whether the job ended as the fault struck: hardly any step was begun after it."""
+    later = [record for record in records if record.t_ns > victim.t_ns]
+    begun = {record["step"] for record in later if record.event == Event.REDUCE}
+    return len(begun) <= END_STEPS and any(record.event == Event.JOB_ENDED for record in records)
 
 
 def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
@@ -156,24 +162,26 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
 
 
 @pytest.mark.each_commit
-def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos) -> None:
-    """Whatever dies, hangs, raises or computes NaN, as often as it likes."""
-    _campaign(chaos, experiments(), examples=50)
+@pytest.mark.parametrize("item", range(10))
+def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, item: int) -> None:
+    """Ranks die, hang, raise or compute NaN in any order and number."""
+    _campaign(chaos, experiments(), item)
 
 
 @pytest.mark.each_commit
+@pytest.mark.parametrize("item", range(2))
 @pytest.mark.chaos(substrate="netns")
-def test_any_plan_in_which_the_network_is_parted(chaos: Chaos) -> None:
-    """Whoever cannot be reached, from where and for how long, with deaths in between: one history is committed."""
-    _campaign(chaos, experiments(kinds=PARTING, most=3), examples=6)
+def test_any_plan_in_which_the_network_is_parted(chaos: Chaos, item: int) -> None:
+    """Nodes cannot be reached, from any side and for any time, with deaths in between: one history is committed."""
+    _campaign(chaos, experiments(kinds=PARTING, most=3), item)
 
 
-def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], examples: int) -> None:
+def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> None:
     states: Counter[str] = Counter()
 
-    @seed(SEED)
+    @seed(SEED + item)
     @settings(
-        max_examples=CAMPAIGN or examples,
+        max_examples=CAMPAIGN or PLANS,
         database=None,
         deadline=None,
         phases=[Phase.generate],  # no shrinking, see above
@@ -187,14 +195,14 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], examples: int)
         states.update(record.state for record in outcome.faults)
 
     campaign()
-    assert states["confirmed"] > states.total() / 2  # most faults did strike: the promise was put to the test
+    assert states["confirmed"], "no fault took effect: the promise was not put to the test"
 
 
 @pytest.mark.parametrize(
     ("fault", "where", "near", "excused"),
     [
         (Kill(rank=1, at_step=4), "node1.0", True, True),
-        (Kill(rank=1, at_step=4), "node1.1", True, False),  # whoever had the rank before, or has it now
+        (Kill(rank=1, at_step=4), "node1.1", True, False),  # another worker of the rank, before or after
         (Kill(rank=1, at_step=4), "node1.0", False, False),  # too long ago
         (KillNode(rank=1, at_step=4), "node1.1", True, True),
         (KillNode(rank=2, at_step=4), "node2.0", True, False),
@@ -204,22 +212,27 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], examples: int)
     ],
 )
 def test_a_fault_is_hidden_by_what_befell_the_same_worker(fault: Fault, where: str, near: bool, excused: bool) -> None:
-    """A node that is lost elsewhere is no excuse for a fault that did nothing."""
+    """The loss of another node is no excuse for a fault that had no effect."""
     mine = NaN(rank=1, at_step=4, parameter=PARAMETERS[0])
     victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
     other = Record(victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where})
     assert _hides(fault, other, mine, victim) == excused
 
 
-@pytest.mark.parametrize(("after_s", "excused"), [(-0.01, True), (0.01, True), (0.2, False)])
-def test_a_fault_is_hidden_by_the_end_of_the_job(after_s: float, excused: bool) -> None:
-    victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
-    end = Record(victim.t_ns + int(after_s * 1e9), "coordinator", Event.JOB_ENDED, {"ok": True})
-    assert _is_late(victim, [victim, end]) == excused
+@pytest.mark.parametrize(
+    ("steps", "ended", "excused"), [(0, True, True), (5, True, True), (6, True, False), (0, False, False)]
+)
+def test_a_fault_is_hidden_by_the_end_of_the_job(steps: int, ended: bool, excused: bool) -> None:
+    """Only where hardly any step was begun after the fault, and the job has ended."""
+    victim = Record(10, "harness", Event.INJECTED, {"worker": "node1.0"})
+    before = [Record(number, "node0.0", Event.REDUCE, {"step": number}) for number in range(10)]
+    after = [Record(11 + number, "node0.0", Event.REDUCE, {"step": 10 + number}) for number in range(steps)]
+    end = [Record(30, "coordinator", Event.JOB_ENDED, {"ok": True})] if ended else []
+    assert _is_late(victim, [*before, victim, *after, *end]) == excused
 
 
 def test_a_coordinator_dies_once() -> None:
-    """And not because of what happens to a rank, or its node."""
+    """Only another kill of the coordinator hides one, not what happens to a rank or its node."""
     mine, other = KillCoordinator(rank=0, at_step=4), KillCoordinator(rank=1, at_step=4)
     records = [Record(t_ns, "harness", Event.INJECTED, {"worker": "node0.0"}) for t_ns in (0, 1)]
     assert _hides(other, records[0], mine, records[1])

@@ -1,4 +1,4 @@
-"""The coordinator is killed, at any moment: training goes on, and the next one knows what this one had decided."""
+"""The coordinator is killed at any moment: training goes on, and the next one knows what this one had decided."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
+from support.waiting import wait_until
 
 from chaoskit import osprocess
 from chaoskit.config import JobSpec, RunConfig
@@ -73,33 +74,60 @@ class Regicide:
             os.kill(self.pid, signal.SIGKILL)
             self.pid = 0
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the coordinator was killed as often as it was to be, and another one has answered since."""
+        return self.kills == self._times and self.pid != 0
+
 
 def regicide(
     chaos: Chaos, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
 ) -> tuple[Outcome, Regicide]:
     """A run that must pass every check although its coordinator is killed."""
     assassin = Regicide(moment, times)
-    settings = {"nodes": 3, "spares": 1, "steps": 30, "options": {"step_s": 0.02}, "deadline_s": 60.0} | plan
-    outcome = chaos.run(PLAIN, watch=assassin, **settings)
+    settings = {"nodes": 3, "spares": 1, "steps": 30, "options": {"step_s": 0.02}, "deadline_s": 120.0} | plan
+    outcome = chaos.run(PLAIN, **{"watch": assassin} | settings)
+    return outcome, checked(outcome, assassin, times)
+
+
+def regicide_in_time(
+    chaos: Chaos, directory: Path, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
+) -> tuple[Outcome, Regicide]:
+    """The same, of a run that does not end before the coordinator was killed and another one has taken over."""
+    assassin = Regicide(moment, times)
+
+    def look(message: Any) -> bool:
+        assassin(message)
+        return assassin.is_done
+
+    flag = Flag(directory / "killed", look)
+    settings = {"nodes": 3, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0} | plan
+    outcome = chaos.run(PLAIN, watch=flag, **settings | {"until": flag.until | settings.get("until", {})})
+    return outcome, checked(outcome, assassin, times)
+
+
+def checked(outcome: Outcome, assassin: Regicide, times: int) -> Regicide:
+    """What holds of every such run."""
     assert assassin.kills == times, outcome.directory
     resumed = journal(outcome, Event.RESUMED)
     assert [record["term"] for record in resumed] == list(range(2, times + 2)), outcome.directory
     generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
     assert generations == sorted(set(generations)), "a generation came twice, or went down"
-    return outcome, assassin
+    return assassin
 
 
 # -- real runs ----------------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_without_a_coordinator(chaos: Chaos) -> None:
-    """No rank is lost, so no membership changes: nobody even regroups."""
-    outcome, _ = regicide(chaos, lambda assassin, message: assassin.committed >= 5)
+def test_training_goes_on_without_a_coordinator(chaos: Chaos, tmp_path: Path) -> None:
+    """No rank is lost, so no membership changes, and no rank regroups."""
+    outcome, _ = regicide_in_time(chaos, tmp_path, lambda assassin, message: assassin.committed >= 5)
     assert len(journal(outcome, Event.PLAN)) == 1
     assert outcome.false_alarms == 0
 
 
-def test_killed_again_and_again(chaos: Chaos) -> None:
+def test_killed_again_and_again(chaos: Chaos, tmp_path: Path) -> None:
+    """Five coordinators in turn are killed; the membership is that of the first one to the end."""
     moments = iter(range(4, 24, 4))
     due = [next(moments)]
 
@@ -109,25 +137,30 @@ def test_killed_again_and_again(chaos: Chaos) -> None:
         due[0] = next(moments, 10**9)
         return True
 
-    outcome, _ = regicide(chaos, moment, times=5, steps=150)  # steps are taken while there is no coordinator
+    outcome, _ = regicide_in_time(chaos, tmp_path, moment, times=5)
     assert len(journal(outcome, Event.PLAN)) == 1
 
 
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("kind", [WorkerLost, Plan, Formed, Healed, GroupBroken])
-def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, kind: type, spares: int) -> None:
-    """The moment it hears of a loss, has published a plan, hears that a group is formed ..."""
+def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: type, spares: int) -> None:
+    """It is killed when it hears of a loss, has published a plan, hears that a group is formed, and so on: with a
+    spare and without one, the world is full again in the end."""
 
     def moment(assassin: Regicide, message: Any) -> bool:
         return assassin.committed >= 3 and isinstance(message, kind)
 
-    faults = [Kill(rank=1, at_step=8, phase="reduce")]
-    outcome, _ = regicide(chaos, moment, spares=spares, faults=faults, steps=60)
-    assert outcome.steps[-1].world == 3 or spares == 0
+    plan: dict[str, Any] = {"spares": spares, "faults": [Kill(rank=1, at_step=8, phase="reduce")]}
+    outcome, _ = regicide_in_time(chaos, tmp_path, moment, until={"world": 3}, **plan)
+    assert outcome.steps[-1].world == 3
+    workers = [member["worker"] for member in journal(outcome, Event.PLAN)[-1]["members"]]
+    assert len(workers) == 3
+    assert "node1.0" not in workers, "the rank that was killed"
 
 
-def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos) -> None:
-    """Both at once: whoever comes next hears of the loss from the agent."""
+def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos, tmp_path: Path) -> None:
+    """Both at once: the next coordinator hears of the loss from the agent."""
+    told: list[str] = []
 
     def moment(assassin: Regicide, message: Any) -> bool:
         if assassin.committed < 5:
@@ -135,17 +168,22 @@ def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos) -> None:
         os.kill(assassin.plans[0].members[2].endpoint.pid, signal.SIGKILL)
         return True
 
-    assassin = Regicide(moment)
-    outcome = chaos.run(
-        PLAIN, nodes=3, spares=1, steps=30, options={"step_s": 0.02}, deadline_s=60.0, watch=assassin, check=False
-    )
+    def look(message: Any) -> bool:
+        assassin(message)
+        told.extend([message.worker] if isinstance(message, WorkerLost) else [])
+        return assassin.is_done and bool(told)
+
+    assassin, flag = Regicide(moment), Flag(tmp_path / "killed", look)
+    settings: dict[str, Any] = {"options": {"step_s": 0.02}, "deadline_s": 120.0, "check": False}
+    outcome = chaos.run(PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
+    assert told == ["node2.0"]
     assert journal(outcome, Event.RESUMED)
 
 
 def test_killed_before_anybody_is_ready(chaos: Chaos) -> None:
-    """Nothing is decided yet: the nodes come again, and the run begins."""
+    """Nothing is decided yet: the nodes attach to the next coordinator, and the run begins."""
     regicide(chaos, lambda assassin, message: isinstance(message, Welcome), steps=10)
 
 
@@ -157,18 +195,15 @@ def test_killed_when_a_rank_is_done(chaos: Chaos) -> None:
     regicide(chaos, lambda assassin, message: isinstance(message, WorkerDone), steps=10)
 
 
-def test_who_watches_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos) -> None:
-    """A busy machine lets a harness wait until every worker has ended."""
+def test_an_observer_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos) -> None:
+    """An observer that attaches after every worker has ended is told of the end of the job."""
 
     def watch(message: Any) -> None:
         before = assassin.kills
         assassin(message)
         if assassin.kills > before:
             pids = [member.endpoint.pid for member in assassin.plans[-1].members]
-            deadline_s = time.monotonic() + 30.0
-            while not all(osprocess.is_ending(pid) for pid in pids):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.01)
+            wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the ends of all ranks")
 
     assassin = Regicide(lambda assassin, message: isinstance(message, WorkerDone))
     chaos.run(PLAIN, nodes=2, spares=0, steps=10, options={"step_s": 0.02}, watch=watch)
@@ -176,10 +211,10 @@ def test_who_watches_hears_of_the_end_however_late_it_finds_the_next_coordinator
 
 
 def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:
-    """A coordinator that cannot live is not started for ever. Steps are taken meanwhile, but not that many."""
+    """A coordinator that always dies is not started for ever. Steps are taken meanwhile, but not that many."""
     assassin = Regicide(lambda assassin, message: isinstance(message, Welcome), times=100)
     with pytest.raises(Exception, match="coordinator"):
-        chaos.run(PLAIN, nodes=2, spares=0, steps=10**6, watch=assassin, deadline_s=60.0, twin=False)
+        chaos.run(PLAIN, nodes=2, spares=0, steps=10**6, watch=assassin, deadline_s=120.0, twin=False)
     assert 10 < assassin.kills < 100
 
 
@@ -300,12 +335,13 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Chaos) -> None:
-    """Its agent was stopped for longer than its lease: its rank is given away, and its worker may not go on."""
+def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Chaos, tmp_path: Path) -> None:
+    """An agent that was stopped for longer than its lease has lost its rank: it is heard again, and its old worker has
+    committed nothing more and is ended."""
     stopped: list[int] = []
     seen: dict[str, Any] = {"lost": None, "thawed": False, "committed": 0}
 
-    def act(message: Any) -> None:
+    def act(message: Any) -> bool:
         match message:
             case Plan(generation=1):
                 worker = message.members[1].endpoint.pid
@@ -322,24 +358,19 @@ def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Ch
             seen["thawed"] = True
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGCONT)
+        is_heard = isinstance(message, Heartbeat) and message.node == "node1"
+        return seen["thawed"] and is_heard and seen["lost"] not in {beat.worker for beat in message.beats}
 
+    flag = Flag(tmp_path / "taken back", act)
+    settings: dict[str, Any] = {"options": {"step_s": 0.02}, "check": False, "deadline_s": 120.0}
     try:
-        outcome = chaos.run(
-            PLAIN,
-            nodes=3,
-            spares=1,
-            steps=60,
-            options={"step_s": 0.02},
-            watch=act,
-            check=False,
-            deadline_s=60.0,
-        )
+        outcome = chaos.run(PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings)
     finally:
         for pid in stopped:
             _continue(pid)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
-    assert seen["thawed"], outcome.directory
+    assert flag.is_up, outcome.directory
     zombie = seen["lost"]
     fenced_ns = next(record.t_ns for record in journal(outcome, Event.DETECTED) if record["worker"] == zombie)
     commits = [record for record in journal(outcome, Event.COMMIT) if record.source == zombie]
@@ -354,35 +385,43 @@ def _continue(pid: int) -> None:
         pass  # it ended with the run
 
 
-def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos) -> None:
-    """Whatever is started there dies; the others take over its share, and the run ends well."""
+def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos, tmp_path: Path) -> None:
+    """Every worker that is started on the node dies; the others take over its share, and the run ends well."""
     pids: dict[str, int] = {}
     killed: list[str] = []
+    lost: set[str] = set()
     training = False
 
-    def watch(message: Any) -> None:
+    def act(message: Any) -> bool:
         nonlocal training
         if isinstance(message, WorkerReady) and message.node == "node1":
             pids[message.worker] = message.endpoint.pid
+        if isinstance(message, WorkerLost):
+            lost.add(message.worker)
         training |= isinstance(message, Heartbeat) and any(beat.step >= 4 for beat in message.beats)
         for worker in pids.keys() - killed if training else ():
             killed.append(worker)
             os.kill(pids[worker], signal.SIGKILL)
+        return len(lost) == 3
 
-    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 150, "options": {"step_s": 0.03}, "strikes_max": 3}
-    outcome = chaos.run(PLAIN, watch=watch, check=False, deadline_s=90.0, **settings)
+    flag = Flag(tmp_path / "lost", act)
+    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "options": {"step_s": 0.03}, "strikes_max": 3}
+    goal = flag.until | {"world": 3}
+    outcome = chaos.run(PLAIN, steps=20, until=goal, watch=flag, check=False, deadline_s=120.0, **settings)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
     assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
     assert len(killed) == 3, killed
     assert outcome.steps[-1].world == 3, "the other nodes were not given its share"
+    assert "node1" not in {member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
 
 
 def test_a_worker_whose_numbers_would_differ_is_not_let_in(chaos: Chaos, tmp_path: Path) -> None:
-    """A replacement with another numeric setting would train on, plausibly and wrongly."""
+    """A replacement with another numeric setting would train on, plausibly and wrongly; its successor is let in."""
     options = {"marker": str(tmp_path / "trained"), "step_s": 0.03}
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 120, "faults": [Kill(rank=1, at_step=6)]}
-    outcome = chaos.run("jobs/troubled.py:late_ones_differ", options=options, twin=False, check=False, **plan)
+    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "faults": [Kill(rank=1, at_step=6)], "deadline_s": 120.0}
+    job = "jobs/troubled.py:late_ones_differ"
+    outcome = chaos.run(job, steps=20, until={"world": 2}, options=options, twin=False, check=False, **plan)
     refused = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "differs"]
     assert [record["detail"] for record in refused] == ["matmul medium instead of matmul highest"], outcome.directory
     members = {member["worker"] for record in journal(outcome, Event.PLAN) for member in record["members"]}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
+from chaoskit.messages import WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.voting import audit_at
 from chaoskit.vocabulary import Event, Verdict
@@ -56,12 +57,13 @@ def corrupted(chaos: Chaos, tmp_path: Path) -> Flipped:
         sticky: bool = False,
         pause: int = 0,
         outside: bool = False,
+        meet: int = -1,
         **plan: Any,
     ) -> Outcome:
         marker = tmp_path / "flipped"
         marker.unlink(missing_ok=True)
         options = {"where": where, "rank": rank, "at_step": at_step, "sticky": sticky, "pause": pause}
-        options["outside"] = outside
+        options |= {"outside": outside, "meet": meet}
         settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": 60.0, "state_hash_steps": 1} | plan
         outcome = chaos.run(JOB, options=options | {"marker": str(marker)}, twin=False, check=False, **settings)
         assert marker.exists() or where in ("", "end"), "no bit was flipped"
@@ -124,25 +126,27 @@ def test_slices_find_it_a_little_later(corrupted: Flipped, reduction: str) -> No
     assert 6 <= min(record["step"] for record in journal(outcome, Event.CORRUPT)) < 10
 
 
-def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Flipped) -> None:
+def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Flipped, tmp_path: Path) -> None:
     """The weight is flipped long before its slice is compared; meanwhile a newcomer copies it: two against two.
 
-    Where the newcomer copied from another rank, because the culprit was not ahead yet, it is innocent; and so is the
-    culprit itself, where it was behind and took over a sound state before anybody compared. Where a survivor that was
-    behind has copied from the culprit, too, one witness is left against it: that is no majority.
+    The rank that dies does so when all others have committed as many steps, and a spare is ready: then the newcomer,
+    rank 2 of 4, takes its state from the last of the three survivors, which is the culprit. Both are given up.
     """
+    ready: set[str] = set()
+
+    def all_are_ready(message: Any) -> bool:
+        ready.update([message.worker] if isinstance(message, WorkerReady) else [])
+        return len(ready) == 6
+
+    flag = Flag(tmp_path / "flipped.ready", all_are_ready)
     kill: list[Fault] = [Kill(rank=2, at_step=5)]
     plan = {"nodes": 4, "spares": 2, "rank": 3, "at_step": 3, "state_hash_steps": 8, "steps": 30, "faults": kill}
-    outcome = corrupted("weight", **plan)
-    found_ns = min((record.t_ns for record in journal(outcome, Event.CORRUPT)), default=math.inf)
-    copies = [record for record in journal(outcome, Event.RESTORED) if record.t_ns < found_ns]
-    sources = {record.source: record["source"] for record in copies}
-    guilty = {culprit(outcome, 3)} - sources.keys()
-    guilty |= {heir for heir, source in sources.items() if source in guilty}
-    if len(guilty) == 3:
-        assert "no vote can decide" in outcome.reasons[0]
-        return
-    assert {worker for worker, cause in named(outcome) if cause == "corrupt"} == guilty
+    outcome = corrupted("weight", meet=5, watch=flag, **plan)
+    found_ns = min(record.t_ns for record in journal(outcome, Event.CORRUPT))
+    guilty = culprit(outcome, 3)
+    (copy,) = [record for record in journal(outcome, Event.RESTORED) if record.t_ns < found_ns]
+    assert copy["source"] == guilty, outcome.directory
+    assert {worker for worker, cause in named(outcome) if cause == "corrupt"} == {guilty, copy.source}
     assert len({record["weights_digest"] for record in journal(outcome, Event.FINISHED)}) == 1
 
 
@@ -360,17 +364,28 @@ def test_a_detection_without_a_fault_is_one_false_alarm(corrupted: Flipped) -> N
 # -- nothing is wrong ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+CHECKS = {"hash_every": 1, "state_hash_steps": 3, "audit_every": 1}
+PLANS = pytest.mark.parametrize(
     "plan", [{}, {"buckets": 2, "shards": 8}, {"reduction": "fast"}, {"transport": "tcp"}], ids=str
 )
+
+
+@PLANS
 def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str, Any]) -> None:
-    """With every check on, ranks lost, ranks joining, and other shards for everybody."""
+    """With every check on, ranks lost, ranks joining, and other shards for each of them."""
     kills: list[Fault] = [Kill(rank=3, at_step=5), Kill(rank=0, at_step=9, phase="optimizer")]
-    checks = {"hash_every": 1, "state_hash_steps": 3, "audit_every": 1}
-    outcome = chaos.run("gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **checks, **plan)
+    outcome = chaos.run("gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **CHECKS, **plan)
     assert journal(outcome, Event.CORRUPT) == []
     assert outcome.false_alarms == 0
     assert {cause for _, cause in named(outcome)} == {"exited"}
+
+
+@PLANS
+@pytest.mark.parametrize("where", ["weight", "received"])
+def test_the_same_checks_find_one_flip(corrupted: Flipped, where: str, plan: dict[str, Any]) -> None:
+    """What raises no alarm in a healthy run is on: one flipped bit is found, and on the right rank."""
+    outcome = corrupted(where, nodes=4, **CHECKS | plan)
+    assert {worker for worker, _ in verdicts(outcome)} == {culprit(outcome)}
 
 
 def test_an_audited_run_trains_the_same(chaos: Chaos) -> None:

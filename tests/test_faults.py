@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
+from support.waiting import wait_until
 
 from chaoskit import osprocess
-from chaoskit.errors import HarnessError
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import Heartbeat, HookReached, WorkerReady
+from chaoskit.messages import Heartbeat, HookReached, WorkerLost, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.local import LocalCluster
@@ -39,7 +38,7 @@ from faults import (
 from faults.limits import NodeLimit
 
 PLAIN = "jobs/troubled.py:plain"
-WAIT_S = 10.0
+THAW_S = 3.0  # three leases: by then the node is given up, however late the coordinator looks
 
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
@@ -56,6 +55,11 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 def effective(outcome: Outcome, number: int = 0) -> str:
     """What was observed of the n-th fault."""
     return next(one.observed for one in outcome.faults[number].evidence if one.level == "effective")
+
+
+def is_ready(message: Any, worker: str) -> bool:
+    """Whether ``message`` tells that ``worker`` can train."""
+    return isinstance(message, WorkerReady) and message.worker == worker
 
 
 class Watcher:
@@ -90,7 +94,7 @@ class Watcher:
 @pytest.mark.parametrize("fault", [KillAgent, KillNode, Preempt])
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
-    """Node 0 has a spare, too: its workers, zygote and keeper are gone, and nobody is called a false alarm."""
+    """Node 0 has a spare, too: its workers, zygote and keeper are gone, and no loss is called a false alarm."""
     outcome = run(chaos, fault(rank=0, at_step=6, phase=phase))
     assert effective(outcome).startswith("the agent of node0 (pid ")
     assert "its 4 other processes are gone" in effective(outcome)
@@ -118,12 +122,23 @@ def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos
 
 
 def test_two_nodes_at_once(chaos: Chaos) -> None:
-    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), nodes=3, steps=80)
+    """A majority of the nodes is lost in the same reduction; both faults take effect."""
+    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), nodes=3)
     assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
 
 
-def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos) -> None:
-    outcome = run(chaos, KillNode(rank=1, after_s=0.1), KillAgent(rank=2, during="regroup"), steps=80)
+def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos, tmp_path: Path) -> None:
+    """A fault at a time and one in the recovery from it both take effect, on different ranks."""
+    lost: set[str] = set()
+
+    def both_are_lost(message: Any) -> bool:
+        if isinstance(message, WorkerLost) and message.cause == "node lost":
+            lost.add(message.node)
+        return len(lost) == 2
+
+    flag = Flag(tmp_path / "lost", both_are_lost)
+    faults = [KillNode(rank=1, after_s=0.1), KillAgent(rank=2, during="regroup")]
+    outcome = run(chaos, *faults, until=flag.until, watch=flag)
     assert {fault.rank for fault in outcome.faults} == {1, 2}
 
 
@@ -134,11 +149,10 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
         if isinstance(message, HookReached) and message.worker == "node1.0":
             agent = _parent(_parent(message.pid))
             os.kill(agent, signal.SIGSTOP)
-            deadline_s = time.monotonic() + WAIT_S
-            while osprocess.state(agent) != "T" and time.monotonic() < deadline_s:
-                time.sleep(0.001)  # of two signals that wait, SIGTERM would be the first
+            # of two signals that are pending, SIGTERM would be delivered first
+            wait_until(lambda: osprocess.state(agent) == "T", "the agent stands still")
 
-    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=0.3), watch=stop_the_agent, steps=60)
+    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=0.3), watch=stop_the_agent)
     left = int(effective(outcome).partition("gone, ")[2].split()[0])
     assert left >= 1
     evidence = {one.level: one.at_s for one in outcome.faults[0].evidence}
@@ -149,13 +163,19 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos) -> None:
-    """It is given up when its lease ends; when it goes on, nobody listens to it any more."""
+def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos, tmp_path: Path) -> None:
+    """A frozen node is given up when its lease ends; after the thaw nothing that it does counts."""
     watcher = Watcher("node1.0")
-    outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=0.8), steps=120, watch=watcher)
+
+    def is_thawed(message: Any) -> bool:
+        watcher(message)
+        return "T" in watcher.states and watcher.states[-1] != "T"
+
+    flag = Flag(tmp_path / "thawed", is_thawed)
+    fault = FreezeNode(rank=1, at_step=6, thaw_after_s=THAW_S)
+    outcome = run(chaos, fault, until=flag.until, watch=flag)
+    assert flag.is_up
     assert effective(outcome) == "all 4 processes of node1 are in state T (stopped)"
-    assert "T" in watcher.states
-    assert watcher.states[-1] != "T"
     assert len(watcher.undo) == 4  # written ahead, one for each process
     zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node1.0"]
     assert {record["generation"] for record in zombie} == {1}
@@ -163,7 +183,7 @@ def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos) -> None:
 
 
 def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
-    """The run is over before the thaw: nothing stays stopped."""
+    """A node whose thaw is due after the end of the run is continued at that end: nothing stays stopped."""
     watcher = Watcher("node1.0")
     outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=3600.0), watch=watcher)
     assert outcome.faults[0].undone
@@ -176,27 +196,37 @@ def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
 
 
 def test_the_coordinator_is_killed(chaos: Chaos) -> None:
-    with contextlib.suppress(HarnessError):  # whether the run survives it is not the question here
-        run(chaos, KillCoordinator(at_step=6), twin=False, check=False)
-    directory = max(chaos.harness.directory.iterdir(), key=lambda path: path.stat().st_mtime)
-    observed = [record for record in read_journals(directory / "journal") if record.event == Event.EVIDENCE]
+    """The evidence names the process that is gone; the run passes with the coordinator that was started after it."""
+    outcome = run(chaos, KillCoordinator(at_step=6))
+    observed = journal(outcome, Event.EVIDENCE)
     assert [record["observed"].startswith("the coordinator (pid ") for record in observed] == [True]
+    assert journal(outcome, Event.RESUMED)
 
 
 # -- nodes that are bad for good ----------------------------------------------------------------------------------
 
 
-def test_a_node_that_kills_every_process(chaos: Chaos) -> None:
+def test_a_node_that_kills_every_process(chaos: Chaos, tmp_path: Path) -> None:
+    """The first three workers of the node are killed, each once; the fourth trains."""
     watcher = Watcher("node1.0")
-    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=3), steps=150, watch=watcher)
+
+    def is_well_again(message: Any) -> bool:
+        watcher(message)
+        return is_ready(message, "node1.3")
+
+    flag = Flag(tmp_path / "well", is_well_again)
+    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=3), until=flag.until, watch=flag)
     assert effective(outcome) == "3 of 3 workers of node1 were killed and are gone"
     killed = [record["worker"] for record in journal(outcome, Event.DETECTED)]
     assert killed == ["node1.0", "node1.1", "node1.2"]
     assert set(killed) < set(watcher.ready)
 
 
-def test_replacements_that_cannot_load_the_job(chaos: Chaos) -> None:
-    outcome = run(chaos, FailLoad(rank=1, at_step=3, times=2), Kill(rank=1, at_step=6), steps=150)
+def test_replacements_that_cannot_load_the_job(chaos: Chaos, tmp_path: Path) -> None:
+    """Two replacements end while they load the job, and are never ready; the third one is."""
+    flag = Flag(tmp_path / "loaded", lambda message: is_ready(message, "node1.3"))
+    faults = [FailLoad(rank=1, at_step=3, times=2), Kill(rank=1, at_step=6)]
+    outcome = run(chaos, *faults, until=flag.until, watch=flag)
     assert effective(outcome) == "2 of 2 workers ended while they loaded the job: node1.1, node1.2"
     failed = {record.source for record in journal(outcome, Event.FAILED)}
     assert failed == {"node1.1", "node1.2"}
@@ -205,24 +235,23 @@ def test_replacements_that_cannot_load_the_job(chaos: Chaos) -> None:
 
 
 def test_a_bad_node_that_starts_nobody_is_unknown(chaos: Chaos) -> None:
-    """Nothing was lost, so no replacement was started: the fault has shown no effect."""
+    """Without a loss no replacement is started: the fault shows no effect, and the verdict is unknown."""
     outcome = run(chaos, FailLoad(rank=1, at_step=3), check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert outcome.faults[0].state == "not observed"
 
 
-def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos) -> None:
+def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos, tmp_path: Path) -> None:
     """A crash loop explains the workers that it killed, and no other worker of its node."""
-    killed: list[str] = []
 
-    def kill_the_survivor(message: Any) -> None:
-        if isinstance(message, WorkerReady) and message.worker == "node1.1":
-            killed.append(message.worker)
+    def kill_the_survivor(message: Any) -> bool:
+        if is_ready(message, "node1.1"):
             os.kill(message.endpoint.pid, signal.SIGKILL)
+        return isinstance(message, WorkerLost) and message.worker == "node1.1"
 
-    faults = [CrashLoop(rank=1, at_step=6, times=1)]
-    outcome = run(chaos, *faults, steps=150, watch=kill_the_survivor, check=False)
-    assert killed == ["node1.1"]
+    flag = Flag(tmp_path / "lost", kill_the_survivor)
+    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=1), until=flag.until, watch=flag, check=False)
+    assert flag.is_up
     assert outcome.false_alarms == 1
 
 

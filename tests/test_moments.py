@@ -1,7 +1,8 @@
-"""When and whom a fault strikes: steps, times, rates, phases of a recovery; roles; once only, whatever is repeated."""
+"""Moments and targets of faults: steps, times, rates, phases of a recovery; roles; each strikes once."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.goals import Flag, losses
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.aim import Roster
@@ -25,6 +27,7 @@ from chaoskit.messages import (
     Heartbeat,
     HookReached,
     Lever,
+    LeverPulled,
     Member,
     Plan,
     Release,
@@ -32,6 +35,7 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
+from chaoskit.osprocess import undisturbed
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.hooks import Hooks
@@ -62,12 +66,13 @@ from faults.base import DRAWN_ROLES
 
 PLAIN = "jobs/troubled.py:plain"
 PLAIN_PATH = str(Path(__file__).parent / "jobs" / "troubled.py") + ":plain"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """An experiment that must pass."""
-    settings = {"nodes": 3, "spares": 1, "steps": 24, "deadline_s": 60.0, "options": {"step_s": 0.02}} | plan
+    """An experiment that must pass. It does not end before the world is full again, and ``until`` holds."""
+    settings = {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": 120.0, "options": {"step_s": 0.02}} | plan
+    settings["until"] = {"world": settings["nodes"]} | plan.get("until", {})
     return chaos.run(PLAIN, faults=faults, **settings)
 
 
@@ -88,9 +93,10 @@ def victim(outcome: Outcome, number: int) -> str:
 FIRST = Kill(rank=1, at_step=6)
 
 
-def test_a_kill_at_the_detection_of_another(chaos: Chaos) -> None:
+def test_a_kill_at_the_detection_of_another(chaos: Chaos, tmp_path: Path) -> None:
     """The second rank dies when the first death is known, and not before."""
-    outcome = run(chaos, FIRST, Kill(rank=2, during="detection"), spares=2)
+    flag = losses(tmp_path / "lost", 2)
+    outcome = run(chaos, FIRST, Kill(rank=2, during="detection"), spares=2, until=flag.until, watch=flag)
     detected = journal(outcome, Event.DETECTED)
     injected = [record for record in journal(outcome, Event.INJECTED) if record["fault"] == "fault1"]
     assert [record["rank"] for record in detected[:2]] == [1, 2]
@@ -107,7 +113,7 @@ def test_a_kill_in_the_regroup(chaos: Chaos) -> None:
 
 def test_a_kill_of_the_joiner_in_the_restore(chaos: Chaos) -> None:
     """A replacement that dies before it has a state is replaced in its turn."""
-    outcome = run(chaos, FIRST, Kill(rank=1, during="restore"), steps=60)
+    outcome = run(chaos, FIRST, Kill(rank=1, during="restore"))
     dead = victim(outcome, 1)
     assert dead != victim(outcome, 0)
     assert not [record for record in journal(outcome, Event.RESTORED, Event.COMMIT) if record.source == dead]
@@ -150,9 +156,11 @@ def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
 # -- at a time ----------------------------------------------------------------------------------------------------
 
 
-def test_faults_at_a_time(chaos: Chaos) -> None:
-    """One strikes a rank wherever it is, one stops it at the next entry of a phase."""
-    outcome = run(chaos, Kill(rank=1, after_s=0.2), Raise(rank=2, after_s=0.4, phase="backward"), steps=40)
+def test_faults_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
+    """One strikes a rank at any place in its code, one stops it at the next entry of a phase."""
+    faults = [Kill(rank=1, after_s=0.2), Raise(rank=2, after_s=0.4, phase="backward")]
+    flag = losses(tmp_path / "lost", 2)
+    outcome = run(chaos, *faults, until=flag.until, watch=flag)
     begun_ns = min(record.t_ns for record in journal(outcome, Event.COMMIT))
     struck = {record["fault"]: record for record in journal(outcome, Event.INJECTED)}
     assert (struck["fault0"].t_ns - begun_ns) / 1e9 >= 0.2
@@ -160,20 +168,26 @@ def test_faults_at_a_time(chaos: Chaos) -> None:
     assert struck["fault1"]["phase"] == "backward"
 
 
-def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos) -> None:
+def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos, tmp_path: Path) -> None:
     """The death that the first one caused is no evidence of the second: that one waits for the next holder."""
-    outcome = run(chaos, Kill(rank=1, after_s=0.1), Kill(rank=1, after_s=0.1001), spares=2, steps=80)
+    flag = losses(tmp_path / "lost", 2)
+    faults = [Kill(rank=1, after_s=0.1), Kill(rank=1, after_s=0.1001)]
+    outcome = run(chaos, *faults, spares=2, until=flag.until, watch=flag)
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
-def test_a_hang_at_a_time(chaos: Chaos) -> None:
-    outcome = run(chaos, Hang(rank=0, after_s=0.1), steps=40)
+def test_a_hang_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
+    """The moment of the fault is told in words."""
+    flag = losses(tmp_path / "lost")
+    outcome = run(chaos, Hang(rank=0, after_s=0.1), until=flag.until, watch=flag)
     assert outcome.faults[0].moment == "0.1 s after the first committed step"
 
 
-def test_a_poisoned_gradient_at_a_time(chaos: Chaos) -> None:
+def test_a_poisoned_gradient_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
+    """The gradient of some later step is no number, and the runtime notices it."""
+    flag = Flag(tmp_path / "poisoned", lambda message: isinstance(message, LeverPulled))
     fault = NaN(rank=1, after_s=0.1, parameter="3.weight")
-    outcome = run(chaos, fault, steps=40)
+    outcome = run(chaos, fault, until=flag.until, watch=flag)
     assert journal(outcome, Event.NONFINITE)
 
 
@@ -181,9 +195,10 @@ def test_a_poisoned_gradient_at_a_time(chaos: Chaos) -> None:
 
 
 def test_a_run_with_a_failure_rate(chaos: Chaos) -> None:
+    """Every fault that was drawn finds a victim: as many spares stand ready as ranks are killed."""
     faults = at_rate(Kill(rank="any"), mtbf_steps=15, steps=60, seed=3)
     assert len(faults) >= 3
-    outcome = run(chaos, *faults, steps=64, spares=2)
+    outcome = run(chaos, *faults, steps=64, spares=len(faults))
     assert len(journal(outcome, Event.INJECTED)) == len(faults)
 
 
@@ -233,13 +248,22 @@ def test_a_rate_that_cannot_be(given_: dict[str, Any], field: str) -> None:
 
 def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
     """No rank is told of the death of another before it dies itself."""
+    if not may_be_undisturbed():
+        pytest.skip("this process may not use real-time priority: another process may run between two kills")
     outcome = run(chaos, Kill(rank="all_but_one", at_step=6, phase="reduce"), nodes=4, spares=2)
     injected = [record.t_ns for record in journal(outcome, Event.INJECTED)]
     assert len(injected) == 3
     assert max(injected) < min(record.t_ns for record in journal(outcome, Event.PLAN) if record["generation"] == 2)
 
 
+def may_be_undisturbed() -> bool:
+    """Whether this process may take a CPU from ordinary processes."""
+    with undisturbed():
+        return os.sched_getscheduler(0) == os.SCHED_FIFO
+
+
 def test_the_rank_with_most_shards(chaos: Chaos) -> None:
+    """The role names the rank with the largest share."""
     outcome = run(chaos, Kill(rank="most_shards", at_step=6), nodes=3, shards=8)
     plan = journal(outcome, Event.PLAN)[0]
     loads = {member["rank"]: len(member["shards"]) for member in plan["members"]}
@@ -323,6 +347,7 @@ def test_who_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
     ],
 )
 def test_a_moment_that_never_comes_is_unknown(chaos: Chaos, fault: Fault, why: str) -> None:
+    """A fault whose moment does not come leaves the verdict unknown, and the reason says which moment."""
     outcome = run(chaos, FIRST, fault, check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert (outcome.faults[0].state, outcome.faults[1].state) == ("confirmed", "not fired")

@@ -1,4 +1,4 @@
-"""Nodes that join, and the test of their links: the pure machine, and real runs over networks that work badly."""
+"""Nodes that join, and the test of their links: the pure state machine, and real runs over bad networks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.goals import Flag
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
@@ -20,7 +21,7 @@ from chaoskit.control.outputs import Send
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import AgentHello, Endpoint, Finding, LinksMeasured, MeasureLinks, PairReading
+from chaoskit.messages import AgentHello, Endpoint, Finding, HealthReport, LinksMeasured, MeasureLinks, PairReading
 from chaoskit.substrate.traffic import Block, Narrow, between
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
@@ -184,7 +185,7 @@ def test_a_node_on_probation_is_held_until_its_link_is_known_but_only_if_there_i
 
 @dataclass(frozen=True, kw_only=True)
 class AddNodeBehind(AddNode):
-    """A fourth node comes, which only the coordinator reaches well."""
+    """Add a fourth node that only the coordinator reaches well."""
 
     makes: str
 
@@ -195,12 +196,24 @@ class AddNodeBehind(AddNode):
         super().inject(target)
 
 
-def run(chaos: Any, fault: Fault) -> Outcome:
+def run(chaos: Any, fault: Fault, flag: Flag, world: int) -> Outcome:
+    """A run that ends when the flag is up and the world has so many ranks."""
     elastic = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0.0)
-    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "elastic": elastic, "steps": 150}
-    options = {"step_s": 0.03, "full": 3}
-    outcome: Outcome = chaos.run(STEADY, faults=[fault], options=options, twin=False, check=False, **plan)
+    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "elastic": elastic, "deadline_s": 180.0}
+    plan |= {"steps": 20, "until": flag.until | {"world": world}, "watch": flag, "options": {"step_s": 0.03}}
+    outcome: Outcome = chaos.run(STEADY, faults=[fault], twin=False, check=False, **plan)
     return outcome
+
+
+def links_are_known(directory: Path, *severities: str) -> Flag:
+    """The goal that the link of the fourth node was tested, with a reading of one of these ``severities``."""
+
+    def is_known(message: Any) -> bool:
+        if not isinstance(message, HealthReport) or message.node != "node3":
+            return False
+        return any(one.what.startswith("pair.") and one.severity in severities for one in message.findings)
+
+    return Flag(directory / "links", is_known)
 
 
 def records(outcome: Outcome, event: Event) -> list[Record]:
@@ -216,22 +229,26 @@ def refusals(outcome: Outcome) -> dict[str, list[str]]:
     [("a narrow link", r"pair\.(sent|received)_mb_s=\d.*to node\d"), ("no link", r"pair\.reached=no")],
 )
 @pytest.mark.chaos(substrate="netns")
-def test_a_node_that_comes_and_is_badly_connected_is_not_used(chaos: Any, makes: str, reason: str) -> None:
+def test_a_node_that_comes_and_is_badly_connected_is_not_used(
+    chaos: Any, tmp_path: Path, makes: str, reason: str
+) -> None:
+    """The reason is a reading of its link; the others train on as before."""
     kind = Bandwidth if makes == "a narrow link" else Cut
     if why := kind.unavailable():
         pytest.skip(why)
-    outcome = run(chaos, AddNodeBehind(at_step=5, makes=makes))
+    outcome = run(chaos, AddNodeBehind(at_step=5, makes=makes), links_are_known(tmp_path, "bad"), 3)
     ((node, reasons),) = refusals(outcome).items()
     assert node == "node3"
     assert re.search(reason, reasons[0]), reasons
     worlds = [{member["node"] for member in plan["members"]} for plan in records(outcome, Event.PLAN)]
-    assert worlds == [{"node0", "node1", "node2"}], "nobody needed it, so it was not used before it was tested"
+    assert worlds == [{"node0", "node1", "node2"}], "it was not needed, so it was not used before it was tested"
     assert records(outcome, Event.DETECTED) == []
 
 
 @pytest.mark.chaos(substrate="netns")
-def test_a_node_that_comes_and_is_well_connected_is_used(chaos: Any) -> None:
-    outcome = run(chaos, AddNode(at_step=5))
+def test_a_node_that_comes_and_is_well_connected_is_used(chaos: Any, tmp_path: Path) -> None:
+    """The world grows by the new node, whose link was tested."""
+    outcome = run(chaos, AddNode(at_step=5), links_are_known(tmp_path, "ok", "warn"), 4)
     assert refusals(outcome) == {}
     last = records(outcome, Event.PLAN)[-1]
     assert {member["node"] for member in last["members"]} == {"node0", "node1", "node2", "node3"}

@@ -1,4 +1,4 @@
-"""Nodes that are lost as machines are, come back empty, stand still or have less than they want: for real."""
+"""Real nodes that are lost, come back empty, stand still, or are short of CPU, memory, processes or disk writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import losses, node_returns
 
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
@@ -36,6 +38,7 @@ TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 DOOMED = str(Path(__file__).parent / "jobs" / "doomed.py")
 JOBS = Path(__file__).parent.parent / "suites" / "recovery" / "jobs.py"
 AT = 8
+THAW_S = 3.0  # three leases: by then the node is given up, however late the coordinator looks
 
 netns = pytest.mark.chaos(substrate="netns")
 
@@ -69,8 +72,8 @@ def full_again(outcome: Outcome, nodes: int) -> bool:
 
 
 def steady(nodes: int) -> dict[str, Any]:
-    """A job that trains slowly while the world is smaller: it is to grow again before the end."""
-    return {"job": f"{JOBS}:steady", "options": {"full": nodes}, "nodes": nodes, "steps": 60}
+    """A job that trains until the world is full again."""
+    return {"job": f"{JOBS}:steady", "options": {}, "nodes": nodes, "steps": 20, "until": {"world": nodes}}
 
 
 # -- a node that is lost ------------------------------------------------------------------------------------------
@@ -79,11 +82,11 @@ def steady(nodes: int) -> dict[str, Any]:
 @netns
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost_in_silence(chaos: Chaos, phase: str) -> None:
-    """Nobody hears that its connections end: its lease does."""
+    """Its connections do not end, as no packet leaves it any more: its lease runs out."""
     outcome = run(chaos, LoseNode(rank=2, at_step=AT, phase=phase))
     assert re.search(r"its [1-9]\d* other processes are gone; [1-9]\d* packets from and to it", evidence(outcome))
     (lost,) = journal(outcome, Event.NODE_LOST)
-    assert lost["detail"] == "silent for 3 beats"
+    assert lost["detail"] == f"silent for {outcome.settings.get('lease_beats', RunConfig.lease_beats)} beats"
     assert outcome.false_alarms == outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
 
@@ -154,8 +157,13 @@ def test_a_rack_must_be_known() -> None:
 
 
 @pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
-def test_the_freezer_makes_a_zombie(chaos: Chaos, substrate: str) -> None:
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=0.8), steps=120)
+def test_the_freezer_makes_a_zombie(chaos: Chaos, tmp_path: Path, substrate: str) -> None:
+    """A node in the freezer is given up when its lease ends; after the thaw it is heard again, and nothing that
+    its old worker did counts."""
+    flag = node_returns(tmp_path / "back")
+    fault = FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=THAW_S)
+    outcome = run(chaos, fault, until=flag.until, watch=flag)
+    assert flag.is_up
     assert re.fullmatch(r"the kernel's freezer says that all \d+ processes of node1 stand still", evidence(outcome))
     assert next(record for record in journal(outcome, Event.DETECTED))["cause"] == "node lost"
     zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node1.0"]
@@ -165,6 +173,7 @@ def test_the_freezer_makes_a_zombie(chaos: Chaos, substrate: str) -> None:
 
 
 def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:
+    """A node whose thaw is due after the end of the run is ended with it."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=3600.0))
     assert outcome.faults[0].undone
 
@@ -173,22 +182,25 @@ def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:
 
 
 def test_a_node_with_little_cpu_time_is_slow_and_nobody_is_blamed(chaos: Chaos) -> None:
+    """A node that waits for its share of CPU time is not given up."""
     outcome = run(chaos, LimitCpu(rank=2, at_step=AT, cores=0.1, lift_after_s=0.5))
     assert re.fullmatch(r"the kernel held node2 back in [1-9]\d* periods", evidence(outcome))
     assert outcome.recoveries == []
     assert journal(outcome, Event.DETECTED) == []
 
 
-def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
-    outcome = run(chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), steps=80)
+def test_a_node_without_memory_loses_processes(chaos: Chaos, tmp_path: Path) -> None:
+    """The kernel kills processes of a node at its memory limit; the run goes on without them."""
+    flag = losses(tmp_path / "lost")
+    outcome = run(chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), until=flag.until, watch=flag)
     assert re.fullmatch(r"the kernel killed [1-9]\d* processes of node2 for want of memory", evidence(outcome))
     assert outcome.recoveries
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
 def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
-    """A refused fork is the trouble of one node, and no bug of the job; nor do the others wait for a rank that has no
-    thread for its group, again and again."""
+    """A refused fork is a problem of one node, not of the job; and the others do not wait again and again for a rank
+    that has no thread for its group."""
     faults = [LimitPids(rank=2, at_step=AT, lift_after_s=1.0), Kill(rank=2, at_step=AT + 2)]
     outcome = run(chaos, *faults, **steady(3), spares=0)
     assert re.fullmatch(r"the kernel refused node2 [1-9]\d* processes or threads", evidence(outcome))

@@ -82,12 +82,12 @@ SABOTAGED = {
     "skips a shard": Sabotage(("1S",), "skips_a_shard"),
     "leaves late": Sabotage(("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0}),
     "looks busy for ever": Sabotage(
-        ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 18.0, "nodes": 2}
+        ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 35.0, "nodes": 2}
     ),
     "declares nothing": Sabotage(("3S",), "evaluates"),
     "is slandered": Sabotage(("4S",), "is_slandered", (Straggle(rank=1, at_step=AT - 1, delay_ms=10, steps=2),)),
     "spares the guilty": Sabotage(
-        ("6L",), "spares_the_guilty", (NaN(rank=1, at_step=AT, parameter=WEIGHT, where="weight"),), {"deadline_s": 5.0}
+        ("6L",), "spares_the_guilty", (NaN(rank=1, at_step=AT, parameter=WEIGHT, where="weight"),), {"deadline_s": 20.0}
     ),
     "ignores new generations": Sabotage(("9S",), "ignores_new_generations", (KILL,)),
     "takes two steps": Sabotage(("10S",), "takes_two_steps", (), _UNGUARDED),
@@ -111,7 +111,7 @@ SABOTAGED = {
         ("35S",),
         "goes_back_a_step",
         (Kill(rank=1, at_step=AT, phase="reduce"),),
-        {**_UNGUARDED, "spares": 0, "deadline_s": 20.0},
+        {**_UNGUARDED, "spares": 0, "deadline_s": 30.0},
     ),
     "commits what it likes": Sabotage(("22S",), "commits_what_it_likes"),
     "does not look at numbers": Sabotage(
@@ -129,11 +129,11 @@ SABOTAGED = {
 
 
 def settings_of(plan: dict[str, Any]) -> dict[str, Any]:
-    return {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": 60.0} | plan
+    return {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": 120.0} | plan
 
 
 def execute(chaos: Chaos, sabotage: Sabotage, **plan: Any) -> tuple[RawRun, Outcome]:
-    settings = settings_of(sabotage.plan | plan)
+    settings = chaos.limits | settings_of(sabotage.plan | plan)
     options = {"how": sabotage.how, **settings.pop("options", {})}
     experiment = plan_experiment(JOB, faults=sabotage.faults, options=options, **settings)
     twin = chaos.harness.twin(experiment) if sabotage.twin else None
@@ -188,10 +188,13 @@ CONVICTED = Sabotage(
     {"state_hash_steps": 1},
 )
 BAD_NODE = Sabotage(
-    (), "none", (CrashLoop(rank=1, at_step=AT, times=2),), {"spares": 0, "steps": 120, "strikes_max": 2}
+    (), "none", (CrashLoop(rank=1, at_step=AT, times=2),), {"spares": 0, "until": {"world": 3}, "strikes_max": 2}
 )
 BAD_SPARE = Sabotage(
-    (), "none", (FailLoad(rank=1, at_step=3), Kill(rank=1, at_step=AT)), {"nodes": 2, "spares": 0, "steps": 120}
+    (),
+    "none",
+    (FailLoad(rank=1, at_step=3), Kill(rank=1, at_step=AT)),
+    {"nodes": 2, "spares": 0, "until": {"world": 2}},
 )
 
 

@@ -1,20 +1,29 @@
-"""Uneven work in real runs: a slow rank costs its share, the bits stay, and who is merely slow is kept."""
+"""Uneven work in real runs: a slow rank costs its share, the bits stay, and a rank that is merely slow is kept.
+
+The first part injects the times that the ranks tell, so that no load of the machine is in them. The second part
+measures them, for the nights: what else runs on the machine moves its shares, too.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag, losses
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
+from chaoskit.messages import Heartbeat, Plan
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Verdict
 from faults import Delay, Kill, Straggle
 
 SHARD_S = 0.02
 AT = 6
+QUICK_BEATS = {"heartbeat_ms": 50, "lease_beats": 20}  # paces are told with beats
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
@@ -24,9 +33,9 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
     """An experiment that must pass: four ranks, sixteen shards."""
-    settings = {"nodes": 4, "spares": 0, "shards": 16, "steps": 40, "deadline_s": 90.0}
+    settings = {"nodes": 4, "spares": 0, "shards": 16, "steps": 40, "deadline_s": 120.0}
     outcome = chaos.run(job, faults=faults, **settings | {"options": {"shard_s": SHARD_S}} | plan)
-    if plan.get("reduction") != "fast":  # its bits depend on who has which shards
+    if plan.get("reduction") != "fast":  # its bits depend on the shares
         outcome.assert_same_losses_as_twin()
     return outcome
 
@@ -36,13 +45,122 @@ def loads(outcome: Outcome) -> list[list[int]]:
     return [[len(member["shards"]) for member in plan["members"]] for plan in journal(outcome, Event.PLAN)]
 
 
+# -- with injected times ------------------------------------------------------------------------------------------
+
+
+def measured(chaos: Chaos, *faults: Any, flag: Flag, **plan: Any) -> Outcome:
+    """A run of ranks whose times are injected, which goes on until ``flag`` is up."""
+    options = {"slow": "node1", "from_step": AT} | plan.pop("options", {})
+    goal = flag.until | plan.pop("until", {})
+    settings = {"job": "jobs/uneven.py:measured", "steps": 20, "until": goal, "watch": flag} | QUICK_BEATS
+    return run(chaos, *faults, options=options, **settings | plan)
+
+
+def shares(path: Path, condition: Callable[[list[list[int]]], bool]) -> Flag:
+    """The goal that the shares of all memberships until now meet a condition."""
+    seen: list[list[int]] = []
+
+    def is_met(message: Any) -> bool:
+        seen.extend([[len(member.shards) for member in message.members]] if isinstance(message, Plan) else [])
+        return condition(seen)
+
+    return Flag(path, is_met)
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_a_rank_at_half_speed_gets_half_as_many_shards(chaos: Chaos, tmp_path: Path, reduction: str) -> None:
+    """Shards move from it to the others, so that all are done at about the same time; no step is lost."""
+    flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
+    outcome = measured(chaos, flag=flag, reduction=reduction, buckets=2)
+    first, second, *_ = loads(outcome)
+    assert first == [4, 4, 4, 4]
+    assert second[1] == 2
+    assert sorted(second) == [2, 4, 5, 5]
+    assert outcome.false_alarms == 0
+    assert outcome.lost_steps == 0
+
+
+def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_path: Path) -> None:
+    """When all ranks are alike again, the shares are those of the beginning."""
+    even = [4, 4, 4, 4]
+    flag = shares(tmp_path / "moved", lambda seen: len(seen) >= 3 and seen[-1] == even)
+    outcome = measured(chaos, flag=flag, options={"recovers_after": 5})
+    first, second, *_, last = loads(outcome)
+    assert (first, second[1], last) == (even, 2, even)
+
+
+def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path: Path) -> None:
+    """In the smaller world the slow rank has the smallest share; then the world grows again."""
+    flag = losses(tmp_path / "lost")
+    outcome = measured(chaos, Kill(rank=3, at_step=60), flag=flag, steps=80, until={"world": 4})
+    assert loads(outcome)[1][1] == 2
+    shrunk = next(counts for counts in loads(outcome) if len(counts) == 3)
+    assert shrunk[1] < min(shrunk[0], shrunk[2])
+    assert len(loads(outcome)[-1]) == 4
+
+
+def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Path) -> None:
+    """Its successor is on another node; the replacement costs no step."""
+    flag = losses(tmp_path / "lost")
+    limits = {"slow_limit": 3.0, "slow_steps": 10, "balance": False, "spares": 1}
+    outcome = measured(chaos, flag=flag, options={"factor": 4.0}, until={"world": 4}, check=False, **limits)
+    problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
+    assert problems == ["no false alarm"], "no fault explains the times that are told"
+    (lost,) = journal(outcome, Event.DETECTED)
+    assert (lost["worker"], lost["cause"]) == ("node1.0", "slow")
+    assert "node1" not in {member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
+    assert outcome.lost_steps == 0
+
+
+def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Path) -> None:
+    """It is told from slow computation, and costs the rank its share; on another node the input would be as slow."""
+    flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
+    limits = {"slow_limit": 2.0, "slow_steps": 10, "spares": 1}
+    outcome = measured(chaos, flag=flag, options={"factor": 3.0, "part": "input"}, steps=60, **limits)
+    told = journal(outcome, Event.STRAGGLER)
+    assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
+    assert told[0]["score"] == pytest.approx(3.0)
+    assert loads(outcome)[1][1] == 1
+    assert journal(outcome, Event.DETECTED) == []
+
+
+def test_equal_ranks_keep_equal_shares(chaos: Chaos, tmp_path: Path) -> None:
+    """On a machine with fewer CPUs than ranks, too: the times that the ranks tell are all alike."""
+    flag = shares(tmp_path / "begun", bool)
+    outcome = measured(chaos, flag=flag, steps=100, options={"slow": ""})
+    assert loads(outcome) == [[4, 4, 4, 4]]
+
+
+def test_a_slow_network_is_told_and_no_shard_moves(chaos: Chaos, tmp_path: Path) -> None:
+    """Where all ranks wait for longer than they compute, the network is told of, and none of the ranks is blamed."""
+    told: Counter[str] = Counter()  # beats that tell of slow steps
+
+    def is_slow_for_long(message: Any) -> bool:
+        if isinstance(message, Heartbeat):
+            told[message.node] += any(beat.effort is not None and beat.effort.steps > 45 for beat in message.beats)
+        return len(told) == 4 and min(told.values()) > 20
+
+    flag = Flag(tmp_path / "slow", is_slow_for_long)
+    options = {"slow": "node", "part": "wait", "factor": 11.0, "from_step": 40}
+    outcome = measured(chaos, flag=flag, options=options, steps=60, slow_limit=2.0)
+    assert {record["kind"] for record in journal(outcome, Event.STRAGGLER)} == {"network"}
+    assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []
+
+
+# -- with measured times ------------------------------------------------------------------------------------------
+
+by_night = pytest.mark.slow
+
+
 def half_speed(steps: int) -> Straggle:
     """Both phases of a shard begin late, by as much as the shard takes together."""
     return Straggle(rank=1, at_step=AT, delay_ms=SHARD_S / 2 * 1000, steps=steps)
 
 
+@by_night
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> None:
+    """The delay of a fault is measured, and moves shards within a few steps."""
     outcome = run(chaos, half_speed(100), reduction=reduction, buckets=2)
     first, second, *_ = loads(outcome)
     assert first == [4, 4, 4, 4]
@@ -54,12 +172,14 @@ def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> N
     assert outcome.lost_steps == 0
 
 
+@by_night
 def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
     outcome = run(chaos, half_speed(16), steps=60)
     assert loads(outcome)[1][1] <= 3
     assert loads(outcome)[-1] == [4, 4, 4, 4]
 
 
+@by_night
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     """The world shrinks in the middle of it, and grows again."""
     outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), steps=50)
@@ -69,6 +189,7 @@ def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     assert len(loads(outcome)[-1]) == 4
 
 
+@by_night
 def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Chaos) -> None:
     fault = Straggle(rank=1, at_step=AT, delay_ms=60.0, steps=1000)
     outcome = run(chaos, fault, spares=1, slow_limit=3.0, slow_steps=10, steps=60, balance=False)
@@ -80,6 +201,7 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
     assert outcome.false_alarms == 0
 
 
+@by_night
 def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}
     outcome = run(chaos, job="jobs/uneven.py:slow_input", options=options, slow_limit=2.0, spares=1)
@@ -90,6 +212,7 @@ def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     assert journal(outcome, Event.DETECTED) == [], "another node would read as slowly"
 
 
+@by_night
 @pytest.mark.parametrize("job", ["gpt", "paced"])
 def test_in_an_even_run_no_shard_moves(chaos: Chaos, job: str) -> None:
     """Four ranks on however few CPUs there are, and a machine that may do other things."""
@@ -98,6 +221,7 @@ def test_in_an_even_run_no_shard_moves(chaos: Chaos, job: str) -> None:
     assert loads(outcome) == [[4, 4, 4, 4]]
 
 
+@by_night
 @pytest.mark.chaos(substrate="netns")
 def test_a_slow_network_is_told_and_the_node_that_is_slow_to_reach(chaos: Chaos) -> None:
     fault = Delay(rank=2, at_step=20, delay_ms=30.0)

@@ -17,16 +17,26 @@ TINY: dict[str, Any] = {"size": "tiny"}
 SHARDED: dict[str, dict[str, Any]] = {"fsdp": TINY, "hsdp": TINY | {"replicas": 2}}
 
 
-def sharded(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcome:
-    """A sharded job on four nodes that ends with the twin's bits; one step may be lost."""
-    outcome = chaos.run("fsdp", faults=faults, **_settings(job, plan))
+#: In a run of this job all copies of the state before step ``AT`` are complete when faults strike in that step.
+COPIED = f"{Path(__file__).with_name('jobs.py')}:copied"
+
+
+def sharded(chaos: Chaos, *faults: Fault, job: str = "fsdp", copied: bool = False, **plan: Any) -> Outcome:
+    """A sharded job on four nodes that ends with the twin's bits; one step may be lost. ``copied``: see ``COPIED``."""
+    settings = _copied(job, plan) if copied else {"job": "fsdp", **_settings(job, plan)}
+    outcome = chaos.run(faults=faults, **settings)
     outcome.assert_same_losses_as_twin()
     return outcome
 
 
 def ends(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcome:
     """A sharded job that cannot go on. The run's own verdict is not asked: that it ends well is not promised."""
-    return chaos.harness.run("fsdp", faults=list(faults), twin=False, **_settings(job, plan))
+    return chaos.harness.run(faults=list(faults), twin=False, **chaos.limits | _copied(job, plan))
+
+
+def _copied(job: str, plan: dict[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in SHARDED[job].items() if name == "replicas"}
+    return {"job": COPIED, "nodes": 4, "spares": 1, "steps": 20, "until": {"copied_at": AT}, "options": options} | plan
 
 
 def _settings(job: str, plan: dict[str, Any]) -> dict[str, Any]:

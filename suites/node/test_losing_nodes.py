@@ -1,6 +1,8 @@
-"""Nodes vanish, stand still and come back, each with a network of its own: nobody is told."""
+"""Nodes vanish, stand still and come back, each with a network of its own: no connection tells of it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,12 @@ from chaoskit.vocabulary import Event
 from faults import FreezeNode, Kill, KillCoordinator, LoseNode, Rack, ReplaceNode
 
 pytestmark = pytest.mark.chaos(substrate="netns")
+THAW_S = 2.0  # longer than the lease of a node, with the limits of production and with relaxed ones
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
-    """A spare on another node takes its place; its lease is how anybody knows."""
+    """A spare on another node takes its place; the end of its lease tells of the loss."""
     outcome = survives(chaos, LoseNode(rank=2, at_step=AT, phase=phase), nodes=4)
     assert given_up(outcome) == {"node lost"}
 
@@ -39,7 +42,8 @@ def test_a_node_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 def test_a_node_comes_back_empty(chaos: Chaos, phase: str) -> None:
-    heals(chaos, ReplaceNode(rank=1, at_step=AT, phase=phase, back_after_s=0.3), nodes=3, spares=0, steps=60)
+    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 20, "options": {}, "until": {"world": 3}}
+    heals(chaos, ReplaceNode(rank=1, at_step=AT, phase=phase, back_after_s=0.3), **plan)
 
 
 def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
@@ -49,10 +53,14 @@ def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
 def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
+    """Its lease runs out, and what it does after the thaw counts no more."""
     if reason := unavailable("freezer"):
         pytest.skip(reason)
-    outcome = heals(chaos, FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=0.6), nodes=3)
+    fault = FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=THAW_S)
+    outcome = heals(chaos, fault, nodes=3, steps=200)
     assert given_up(outcome) == {"node lost"}
+    zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == "node2.0"]
+    assert {record["generation"] for record in zombie} == {1}
 
 
 def test_a_rack_is_lost(chaos: Chaos) -> None:

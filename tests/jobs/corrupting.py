@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,6 +107,14 @@ class Model(nn.Module):
         return self.layers(batch) * self.frozen.sum() * self.scale.sum()
 
 
+def _meet(trainer: Any, marker: str) -> None:
+    """Wait for the other ranks, and for the file that the test makes."""
+    Path(f"{marker}.rank{trainer.rank}").touch()
+    awaited = [Path(f"{marker}.ready"), *(Path(f"{marker}.rank{rank}") for rank in range(trainer.world))]
+    while not all(path.exists() for path in awaited):
+        time.sleep(0.005)
+
+
 def train(
     trainer: Any,
     *,
@@ -116,8 +126,15 @@ def train(
     marker: str = "",
     pause: int = 0,
     outside: bool = False,
+    meet: int = -1,
 ) -> None:
-    """``outside``: the weight is flipped between two steps, not in the forward pass of one."""
+    """Train, with a bit flipped as :class:`Flip` says.
+
+    Args:
+        outside: the weight is flipped between two steps, not in the forward pass of one.
+        meet: before this step the ranks wait until all of them have committed the one before, and until the file
+            ``marker`` + ".ready" is there.
+    """
     torch.manual_seed(trainer.seed)
     model = Model()
     weight = model.layers[3].weight
@@ -138,6 +155,8 @@ def train(
             optimizer.param_groups[0]["lr"] *= 2
 
     while trainer.step < steps:
+        if trainer.step == meet:
+            _meet(trainer, marker)
         if outside:
             strike()
         with trainer.transaction() as step:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chaoskit.fixtures.jobs.goal import Goal
 from chaoskit.messages import WorkerReady
 from chaoskit.runtime import trainer as trainer_module
 from chaoskit.runtime.fingerprint import fingerprint
@@ -22,6 +23,7 @@ DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 BATCH = 24
 AT = 8  # the step of most faults
 NAP_S = 1.8
+HUNG_S = 10.0  # a rank that stands still for so long is given up, under all limits of detection
 
 
 def generation(trainer: Any) -> int:
@@ -224,13 +226,13 @@ def believes_the_clock(trainer: Any) -> None:
 
 def is_slandered(trainer: Any) -> None:
     """Rank 1 really hangs in the step after the one in which a fault made it a little slow."""
-    trainer.delay_s = lambda: 3.0 * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
+    trainer.delay_s = lambda: HUNG_S * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
 
 
 def evaluates(trainer: Any) -> None:
     """Rank 1 evaluates for long, and wants to declare it."""
     declares_nothing(trainer)
-    trainer.evaluate_s = 3.0
+    trainer.evaluate_s = HUNG_S
 
 
 def skips_the_rehearsal(trainer: Any) -> None:
@@ -256,8 +258,14 @@ def commits_what_it_likes(trainer: Any) -> None:
     rewrite(trainer, Event.COMMIT, change)
 
 
-def train(trainer: Any, *, steps: int, how: str = "none", step_s: float = 0.02) -> None:
-    """Train faithfully, but for one of the functions above."""
+def train(
+    trainer: Any, *, steps: int, how: str = "none", step_s: float = 0.02, until: dict[str, Any] | None = None
+) -> None:
+    """Train faithfully, but for one of the functions above.
+
+    Args:
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -265,11 +273,12 @@ def train(trainer: Any, *, steps: int, how: str = "none", step_s: float = 0.02) 
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
     trainer.delay_s, trainer.evaluate_s = (lambda: 0.0), 0.0
     globals()[how](trainer)
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         if trainer.evaluate_s and trainer.step == AT and trainer.rank == 1:
             with trainer.long_phase("evaluation"):
                 time.sleep(trainer.evaluate_s)
         with trainer.transaction() as step:
-            time.sleep(step_s + trainer.delay_s())
+            goal.pace(step_s + trainer.delay_s())
             for shard in step.shards(DATA, batch_size=BATCH):
                 step.backward(model(shard.batch).square().mean())

@@ -13,7 +13,7 @@ troubled = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(troubled)
 
 
-def train(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
+def train(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
     register = trainer.register
 
     def register_and_spoil(**registered: Any) -> None:
@@ -23,4 +23,4 @@ def train(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
         following.deal = lambda step, shards: deal(step, shards + 2 * (trainer.world > 2))
 
     trainer.register = register_and_spoil
-    troubled.plain(trainer, steps=steps, step_s=step_s)
+    troubled.plain(trainer, steps=steps, step_s=step_s, until=until)

@@ -1,12 +1,15 @@
-"""Jobs of which one rank is slow by itself."""
+"""Jobs of which one rank is slow by itself, or is measured to be slow."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from chaoskit.fixtures.jobs.goal import Goal
 
 
 class Records:
@@ -39,3 +42,76 @@ def slow_input(trainer: Any, *, steps: int, shard_s: float, read_s: float) -> No
             for shard in step.shards(data, batch_size=48):
                 time.sleep(shard_s)
                 step.backward(model(shard.batch).square().mean())
+
+
+class Measured:
+    """Tells a rank's board other times than the stopwatch has measured, so that no load of the machine is in them.
+
+    Args:
+        board: of the worker.
+        parts: what a shard takes now: computation and input, and a step waits in the reduction, in seconds.
+    """
+
+    def __init__(self, board: Any, parts: Callable[[], tuple[float, float, float]]) -> None:
+        self._board, self._parts = board, parts
+        self._steps = self._shards = 0
+        self._spent_s = [0.0, 0.0, 0.0]
+
+    def spend(self, total: list[int]) -> None:
+        """In place of the method of the board."""
+        steps, shards = total[0] - self._steps, total[1] - self._shards
+        self._steps, self._shards = total[0], total[1]
+        compute_s, input_s, wait_s = self._parts()
+        added = (compute_s * shards, input_s * shards, wait_s * steps)
+        self._spent_s = [one + more for one, more in zip(self._spent_s, added, strict=True)]
+        self._board.spend([total[0], total[1], *(int(part * 1e9) for part in self._spent_s), 0])
+
+
+def measured(
+    trainer: Any,
+    *,
+    steps: int,
+    until: dict[str, Any] | None = None,
+    slow: str = "",
+    part: str = "compute",
+    factor: float = 2.0,
+    from_step: int = 6,
+    recovers_after: int = 0,
+) -> None:
+    """All ranks are as fast as the machine is; the times that they tell say that those of one node are slow.
+
+    A shard takes a second of computation and 0.1 s of input, by these times: so much more than it really takes that
+    what the kernel tells of a busy machine is nothing beside it.
+
+    Args:
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+        slow: the node; "node" for all.
+        part: what is slow on it: ``compute``, ``input`` or ``wait``, that is the network.
+        factor: a shard takes so many times longer there, all in all.
+        from_step: from here on.
+        recovers_after: steps with fewer shards than at first after which it is slow no more; 0: it stays slow.
+    """
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    is_slow = bool(slow) and trainer._worker.name.startswith(slow)
+    usual = {"compute": 1.0, "input": 0.1, "wait": 0.1}
+    late = dict.fromkeys(usual, 0.0) | {part: (factor - 1) * (usual["compute"] + usual["input"])}
+    counts: list[int] = []  # shards of this rank, step by step
+
+    def parts() -> tuple[float, float, float]:
+        eased = sum(count < max(counts) for count in counts) > recovers_after > 0
+        more = late if is_slow and trainer.step >= from_step and not eased else dict.fromkeys(usual, 0.0)
+        return usual["compute"] + more["compute"], usual["input"] + more["input"], usual["wait"] + more["wait"]
+
+    trainer._stopwatch._board = Measured(trainer._worker.board, parts)
+    data = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
+        count = 0
+        with trainer.transaction() as step:
+            goal.pace(0.02)
+            for shard in step.shards(data, batch_size=48):
+                count += 1
+                step.backward(model(shard.batch).square().mean())
+        counts.extend([count] if count > 1 else [])  # one is computed in a rehearsal

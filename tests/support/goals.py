@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chaoskit.messages import Heartbeat, WorkerLost
+
 
 class Flag:
     """The goal of an open-ended job: a file that appears when a message of the run meets a condition.
@@ -34,3 +36,27 @@ class Flag:
     def __call__(self, message: Any) -> None:
         if not self.is_up and self._condition(message):
             self._path.touch()
+
+
+def losses(path: Path, count: int = 1) -> Flag:
+    """The goal that so many workers were given up."""
+    lost: set[str] = set()
+
+    def enough(message: Any) -> bool:
+        lost.update([message.worker] if isinstance(message, WorkerLost) else [])
+        return len(lost) >= count
+
+    return Flag(path, enough)
+
+
+def node_returns(path: Path) -> Flag:
+    """The goal that a node which has lost a worker is heard, and does not have that worker any more."""
+    lost: dict[str, str] = {}
+
+    def is_back(message: Any) -> bool:
+        lost.update({message.node: message.worker} if isinstance(message, WorkerLost) else {})
+        if not isinstance(message, Heartbeat) or message.node not in lost:
+            return False
+        return lost[message.node] not in {beat.worker for beat in message.beats}
+
+    return Flag(path, is_back)

@@ -1,0 +1,89 @@
+"""Jobs that wait until their state is stored or copied, so that no number of steps has to be long enough for it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.journal import read_journals
+from chaoskit.vocabulary import Event
+
+_DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
+
+
+def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, Any] | None = None) -> None:
+    """Train; at one step until a fault of the disk has ended, at a later one until a snapshot of it is whole.
+
+    Args:
+        until: ``healed_at``, ``stored_at``: these steps; ``directory``: of the disk tier. None, as of the unbroken run,
+            which has no disk tier: the job never waits.
+    """
+
+    torch.manual_seed(trainer.seed)
+    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 1))
+    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5)
+    while trainer.step < steps:
+        if until is not None:
+            _wait(trainer, until)
+        with trainer.transaction() as step:
+            time.sleep(step_s)
+            for shard in step.shards(_DATA, batch_size=48):
+                step.backward((model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean())
+
+
+def _wait(trainer: Any, until: dict[str, Any]) -> None:
+    while trainer.step == until["healed_at"] and not _is_healed(trainer):
+        time.sleep(0.02)
+    while trainer.step == until["stored_at"] and not _is_stored(Path(until["directory"]), trainer.step):
+        time.sleep(0.02)
+
+
+def copied(trainer: Any, *, steps: int, replicas: int = 1, until: dict[str, Any] | None = None) -> None:
+    """Train a sharded model; at one step until the state of every rank has all its copies.
+
+    Args:
+        replicas: groups of ranks that hold the whole state together; more than one for HSDP.
+        until: ``copied_at``: the step. None, as of the unbroken run: the job does not wait.
+    """
+    mesh = trainer.mesh(replicate=replicas, shard=-1) if replicas > 1 else trainer.mesh()
+    torch.manual_seed(trainer.seed)
+    with torch.device("meta") if trainer.will_restore else nullcontext():
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    fully_shard(model, mesh=mesh)
+    if trainer.will_restore:
+        model.to_empty(device=trainer.device)
+    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
+    while trainer.step < steps:
+        if until is not None and trainer.step == until["copied_at"]:
+            _wait_for_copies(trainer)
+        with trainer.transaction() as step:
+            for shard in step.shards(_DATA, batch_size=48):
+                step.backward((model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean())
+
+
+def _wait_for_copies(trainer: Any) -> None:
+    """Once for each rank: a process that takes its place later has no copies of this step, and need not have."""
+    marks = Path(trainer.disk).parent / "copied"
+    marks.mkdir(exist_ok=True)
+    mine = marks / str(trainer.rank)
+    while not mine.exists() and trainer._worker.board.protected < trainer.step:
+        time.sleep(0.005)
+    mine.touch()
+    while not all((marks / str(rank)).exists() for rank in range(trainer.world)):
+        time.sleep(0.005)
+
+
+def _is_healed(trainer: Any) -> bool:
+    journals = Path(trainer.disk).parent.parent / "journal"
+    return any(record.event == Event.LIFTED for record in read_journals(journals))
+
+
+def _is_stored(directory: Path, step: int) -> bool:
+    return any(snapshot.manifest.step == step for snapshot in DiskTier(directory).snapshots().snapshots)
