@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chaoskit.fixtures.jobs.goal import Goal
+
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 
 
@@ -24,23 +26,26 @@ def _train(
     inside: Callable[[int], Tensor | float] = lambda shard: 1.0,
     outside: Callable[[], None] = lambda: None,
     step_s: Callable[[int], float] = lambda step: 0.0,
+    until: dict[str, Any] | None = None,
 ) -> None:
+    """``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         outside()
         with trainer.transaction() as step:
-            time.sleep(step_s(trainer.step))
+            goal.pace(step_s(trainer.step))
             for shard in step.shards(DATA, batch_size=24):
                 step.backward(model(shard.batch).square().mean() * inside(shard.index))
 
 
-def plain(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
+def plain(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
     """Clips gradients, drops out, and changes its learning rate: all of it must survive."""
-    _train(trainer, steps, step_s=lambda step: step_s)
+    _train(trainer, steps, step_s=lambda step: step_s, until=until)
 
 
 def bad_batches(trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None) -> None:
@@ -139,7 +144,14 @@ def evaluating(trainer: Any, *, steps: int) -> None:
 
 
 def late_ones_fail(
-    trainer: Any, *, steps: int, marker: str, failures: int, step_s: float, refuse: bool = False
+    trainer: Any,
+    *,
+    steps: int,
+    marker: str,
+    failures: int,
+    step_s: float,
+    refuse: bool = False,
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Workers that are started after the training began cannot be built, for the first ``failures`` times."""
     if Path(marker).exists():
@@ -158,7 +170,7 @@ def late_ones_fail(
         if trainer.step == 3:
             Path(marker).touch()
 
-    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
 def babbling(trainer: Any, *, steps: int, step_s: float, marker: str) -> None:
