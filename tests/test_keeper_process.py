@@ -7,25 +7,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from support.goals import Flag
+from support.waiting import wait_until
 
 from chaoskit.control import keeper_protocol
 from chaoskit.control.keeper_process import NAME
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import EndJob, Heartbeat, Message, WorkerReady
+from chaoskit.messages import EndJob, Heartbeat, Message, Plan, WorkerReady
 from chaoskit.osprocess import children, descendants, is_ending, parent, process_name
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event, Verdict
 
-WAIT_S = 30.0
 TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 STRUCK = "node1"
+BEATS = 10  # of a node whose keeper stands still
 
 
 # -- the line to it -----------------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ asyncio.run(main())
 def test_orders_return_at_once_and_none_is_lost_while_it_is_busy(tmp_path: Path) -> None:
     """It stands still until all are given, some megabytes; each then comes there, in order, with its descriptors."""
     command = [sys.executable, "-c", ORDERS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["numbers"] == list(range(301))
@@ -108,11 +110,15 @@ class Watch:
 
     Args:
         act: returns whether that was all.
+
+    Attributes:
+        plans: memberships that were made after that.
     """
 
     def __init__(self, act: Callable[[int, int], bool]) -> None:
         self._act, self._worker, self._processes = act, 0, (0, 0)
         self.over = False
+        self.plans = 0
 
     def __call__(self, message: Any) -> None:
         match message:
@@ -120,6 +126,8 @@ class Watch:
                 self._worker = endpoint.pid
             case EndJob():
                 self.over = True
+            case Plan() if self.over:
+                self.plans += 1
             case Heartbeat(node, beats) if node == STRUCK and any(beat.step >= 5 for beat in beats) and not self.over:
                 if not any(self._processes):
                     self._processes = processes_of(self._worker)
@@ -136,33 +144,39 @@ def processes_of(worker: int) -> tuple[int, int]:
 
 
 def await_end(*pids: int) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while left := [pid for pid in pids if not is_ending(pid)]:
-        assert time.monotonic() < deadline_s, f"{left} live on"
-        time.sleep(0.005)
+    wait_until(lambda: all(map(is_ending, pids)), f"{pids} end")
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
     return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
 
 
-def run(chaos: Chaos, watch: Watch, job: str, **plan: Any) -> Outcome:
-    """A run of which everything holds but that nobody is lost unplanned."""
-    settings = {"nodes": 3, "spares": 1, "check": False, "deadline_s": 90.0} | plan
-    outcome = chaos.run(job, watch=watch, **settings)
+def run(chaos: Chaos, watch: Watch, goal: Callable[[], bool], job: str, tmp_path: Path, **plan: Any) -> Outcome:
+    """A run that goes on until ``goal`` holds, of which everything holds but that no loss was unplanned."""
+
+    def is_reached(message: Any) -> bool:
+        watch(message)
+        return goal()
+
+    flag = Flag(tmp_path / "reached", is_reached)
+    settings = {"nodes": 3, "spares": 1, "check": False, "deadline_s": 120.0} | plan
+    outcome = chaos.run(job, watch=flag, until=flag.until, **settings)
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert set(problems) <= {"no false alarm"}, outcome.directory
     return outcome
 
 
 JOBS = [
-    pytest.param(TROUBLED, {"steps": 60, "options": {"step_s": 0.02}}, id="replicas"),
-    pytest.param("fsdp", {"nodes": 4, "steps": 40, "options": {"size": "tiny"}}, id="pieces"),
+    pytest.param(STEADY, {"steps": 20}, id="replicas"),
+    pytest.param("fsdp", {"nodes": 4, "steps": 20, "options": {"size": "tiny", "schedule_steps": 40}}, id="pieces"),
 ]
 
 
 @pytest.mark.parametrize(("job", "plan"), JOBS)
-def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
+def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(
+    chaos: Chaos, tmp_path: Path, job: str, plan: dict[str, Any]
+) -> None:
+    """The agent ends all processes of its node; the other nodes train on."""
     struck: list[int] = []
 
     def kill(agent: int, keeper: int) -> bool:
@@ -171,15 +185,17 @@ def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(chaos: Chaos, job
         await_end(*struck)
         return True
 
+    watch = Watch(kill)
     # a busy machine takes some of the shortest steps to lose the node; they are not copied any more
-    outcome = run(chaos, Watch(kill), job, max_lost_steps=6, **plan)
+    outcome = run(chaos, watch, lambda: watch.plans > 0, job, tmp_path, max_lost_steps=6, **plan)
     assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], outcome.directory
     assert len(struck) >= 4  # agent, zygote, keeper, worker
     log = (Path(outcome.directory) / "log" / f"{STRUCK}.log").read_text()
     assert "the process that keeps the copies of this node has ended" in log
 
 
-def test_a_keeper_ends_with_its_agent(chaos: Chaos) -> None:
+def test_a_keeper_ends_with_its_agent(chaos: Chaos, tmp_path: Path) -> None:
+    """Nothing tells it to: the kernel does."""
     struck: list[int] = []
 
     def kill(agent: int, keeper: int) -> bool:
@@ -188,13 +204,16 @@ def test_a_keeper_ends_with_its_agent(chaos: Chaos) -> None:
         await_end(keeper)
         return True
 
-    run(chaos, Watch(kill), TROUBLED, steps=60, options={"step_s": 0.02})
+    watch = Watch(kill)
+    run(chaos, watch, lambda: watch.plans > 0, STEADY, tmp_path, steps=20)
     assert struck
 
 
 @pytest.mark.parametrize(("job", "plan"), JOBS)
-def test_a_keeper_that_stands_still_costs_no_heartbeat(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
-    """It is held in the middle of whatever it copies, for several leases of three beats: nobody is lost by that."""
+def test_a_keeper_that_stands_still_costs_no_heartbeat(
+    chaos: Chaos, tmp_path: Path, job: str, plan: dict[str, Any]
+) -> None:
+    """It is held in the middle of whatever it copies, for more than two leases of four beats: no rank is lost."""
     beats = 0
 
     def hold(agent: int, keeper: int) -> bool:
@@ -202,12 +221,12 @@ def test_a_keeper_that_stands_still_costs_no_heartbeat(chaos: Chaos, job: str, p
         if not beats:
             os.kill(keeper, signal.SIGSTOP)
         beats += 1
-        if beats == 30:
+        if beats == BEATS:
             os.kill(keeper, signal.SIGCONT)
-        return beats == 30
+        return beats == BEATS
 
-    outcome = run(chaos, Watch(hold), job, **plan)
-    assert beats == 30, "the job was over before"
+    outcome = run(chaos, Watch(hold), lambda: beats == BEATS, job, tmp_path, **plan)
+    assert beats == BEATS
     assert not journal(outcome, Event.NODE_LOST, Event.DETECTED), outcome.directory
 
 

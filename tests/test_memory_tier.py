@@ -103,6 +103,16 @@ def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
     return {"fatal": {str(step): list(range(ranks)) for step in steps}, "marker": str(tmp_path / "ended")}
 
 
+def one_ahead(tmp_path: Path) -> dict[str, Any]:
+    """Options with which ranks 1 and 2 end in the update of step 7, when rank 0 has committed it."""
+    return {"fatal": {"7": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0}
+
+
+def ended(tmp_path: Path) -> set[str]:
+    """Step and rank of each worker that has ended itself."""
+    return {path.name.removeprefix("ended.") for path in tmp_path.glob("ended.[0-9]*")}
+
+
 # -- at every moment ----------------------------------------------------------------------------------------------
 
 
@@ -130,9 +140,11 @@ def test_it_happens_twice(chaos: Chaos, tmp_path: Path) -> None:
 
 def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
     """A rank has committed the step in which all others tore their state: the newest copy is its arena."""
-    options = {"fatal": {"7": [1, 2]}, "marker": str(tmp_path / "ended")}
-    outcome = run(chaos, spares=0, options=options, faults=[Kill(rank=0, at_step=8)], memory_copies=0)
-    assert set(restored(outcome)) <= {8}, outcome.directory
+    faults = [Kill(rank=0, at_step=8)]
+    outcome = run(chaos, spares=0, options=one_ahead(tmp_path), faults=faults, memory_copies=0)
+    assert ended(tmp_path) == {"7.1", "7.2"}
+    assert set(restored(outcome)) == {8}, outcome.directory
+    assert repeated(outcome) == []
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -146,12 +158,18 @@ def test_every_process_that_has_torch_is_killed(chaos: Chaos, transport: str) ->
 
 
 def test_in_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
-    run(chaos, options=torn(tmp_path, 3, STEPS - 1))
+    """All ranks end in the last update; it is repeated from the copies of the state before."""
+    outcome = run(chaos, options=torn(tmp_path, 3, STEPS - 1))
+    assert ended(tmp_path) == {f"{STEPS - 1}.{rank}" for rank in range(3)}
+    assert set(restored(outcome)) == {STEPS - 1}, outcome.directory
 
 
-def test_in_the_first_step(chaos: Chaos, tmp_path: Path) -> None:
-    """Nothing is committed yet, and the first update is torn: the initial state was sealed, too."""
-    run(chaos, options=torn(tmp_path, 3, 0))
+@pytest.mark.parametrize("spares", [0, 1])
+def test_in_the_first_step(chaos: Chaos, tmp_path: Path, spares: int) -> None:
+    """Nothing is committed yet, and the first update is torn: the spare and new workers have the initial state."""
+    outcome = run(chaos, spares=spares, options=torn(tmp_path, 3, 0))
+    assert ended(tmp_path) == {f"0.{rank}" for rank in range(3)}
+    assert restored(outcome) == [], outcome.directory
 
 
 # -- more is lost than the workers ---------------------------------------------------------------------------------
@@ -183,11 +201,16 @@ def test_an_agent_is_lost_as_well(chaos: Chaos) -> None:
 
 
 class Vandal(Assassin):
-    """Changes one byte of the copies that are offered: of all, or of those of one node."""
+    """Changes one byte of the copies that are offered: of all, or of those of one node.
 
-    def __init__(self, node: str = "") -> None:
+    Args:
+        kills: all workers, after some steps.
+    """
+
+    def __init__(self, node: str = "", *, kills: bool = True) -> None:
         super().__init__()
         self.node = node
+        self.struck = not kills
 
     def act(self, message: Any) -> None:
         if isinstance(message, Sealed):
@@ -202,12 +225,15 @@ class Vandal(Assassin):
         super().act(message)
 
 
-def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos) -> None:
-    outcome = run(chaos, steps=30, nodes=3, spares=0, watch=Vandal("node0"))
-    quarantined = {record["source"] for record in journal(outcome, Event.QUARANTINED)}
-    assert quarantined <= {"memory of node0"}
-    assert not quarantined.intersection(record["source"] for record in journal(outcome, Event.RESTORED))
-    assert restored(outcome)
+def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path) -> None:
+    """The newest copy, of the rank that was ahead, is tried first and set aside; the step before is restored."""
+    plan = {"spares": 0, "faults": [Kill(rank=0, at_step=8)], "options": one_ahead(tmp_path), "memory_copies": 2}
+    outcome = run(chaos, watch=Vandal("node0", kills=False), **plan)
+    assert {record["source"] for record in journal(outcome, Event.QUARANTINED)} == {"memory of node0"}
+    sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
+    assert "memory of node1" in sources
+    assert "memory of node0" not in sources
+    assert set(restored(outcome)) == {7}, outcome.directory
 
 
 def test_nothing_but_wrong_copies(chaos: Chaos) -> None:

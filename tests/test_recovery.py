@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
@@ -79,13 +81,32 @@ class Assassin:
             os.kill(self.pids[worker], signal.SIGKILL)
 
 
-def assassinated(chaos: Chaos, act: Callable[[Assassin, Any], None], **plan: Any) -> tuple[Outcome, Assassin]:
-    """A run in which ``act`` kills as it likes: it must pass every check but the one that nobody dies unplanned."""
+Act = Callable[[Assassin, Any], None]
+
+
+def assassinated(chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **plan: Any) -> tuple[Outcome, Assassin]:
+    """A run that ``act`` may kill at any moment, and that goes on until ``goal`` holds.
+
+    It must pass every check but the one that no loss was unplanned.
+    """
     assassin = Assassin(act)
-    outcome = run(chaos, **{"watch": assassin, "check": False, **plan})
+
+    def is_reached(message: Any) -> bool:
+        assassin(message)
+        return goal(assassin)
+
+    flag = Flag(Path(tempfile.mkdtemp(prefix="goal-", dir=chaos.harness.directory)) / "reached", is_reached)
+    settings = {"check": False, "steps": 20, "options": {"step_s": 0.02}} | plan
+    outcome = run(chaos, watch=flag, until=flag.until, **settings)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
     assert not problems, outcome.directory
     return outcome, assassin
+
+
+def is_whole_again(assassin: Assassin, ranks: int) -> bool:
+    """Whether a world of so many ranks was planned after the kills, without the victims."""
+    members = {member.worker for member in assassin.plans[-1].members} if assassin.plans else set()
+    return bool(assassin.victims) and len(members) == ranks and members.isdisjoint(assassin.victims)
 
 
 # -- where in a step ----------------------------------------------------------------------------------------------
@@ -122,7 +143,7 @@ def test_two_kills_in_one_step(chaos: Chaos) -> None:
 def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
     """4 -> 3 -> 2 -> 4 ranks without a spare: replacements are started, and join at a step boundary."""
     kills = [Kill(rank=3, at_step=5), Kill(rank=1, at_step=6)]
-    outcome = run(chaos, nodes=4, spares=0, shards=6, steps=60, faults=kills, options={"step_s": 0.03})
+    outcome = run(chaos, nodes=4, spares=0, shards=6, steps=20, until={"world": 4}, faults=kills)
     assert min(worlds(outcome)) <= 3
     assert worlds(outcome)[-1] == 4
     outcome.assert_same_losses_as_twin()
@@ -145,11 +166,13 @@ def test_a_hang_that_looks_like_waiting(chaos: Chaos, how: str) -> None:
 
 
 def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
-    """Its replacement has no state, so the run is lost; but it ends."""
-    hang = Hang(rank=0, at_step=12, how="spin")
-    plan = {"nodes": 2, "spares": 0, "faults": [Kill(rank=1, at_step=12, phase="reduce"), hang], "twin": False}
-    outcome = run(chaos, **plan, options={"step_s": 0.05}, check=False)
-    assert outcome
+    """No rank is left that has the state: the run goes on with what the agents have in memory."""
+    faults = [Kill(rank=1, at_step=12, phase="reduce"), Hang(rank=0, at_step=12, how="spin")]
+    outcome = run(chaos, nodes=2, spares=0, faults=faults, options={"step_s": 0.05})
+    assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == ["exited", "hung"]
+    restored = journal(outcome, Event.RESTORED)
+    assert {one["step"] for one in restored if one["source"].startswith("memory of ")} == {12}
+    outcome.assert_same_losses_as_twin()
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------
@@ -259,7 +282,8 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
 def test_replacements_that_cannot_be_built_do_not_end_the_run(chaos: Chaos, tmp_path: Path, refuse: bool) -> None:
     """They are started again, and spend none of the budget."""
     options = {"marker": str(tmp_path / "trained"), "failures": 4, "step_s": 0.03, "refuse": refuse}
-    plan = {"nodes": 2, "spares": 0, "steps": 150, "max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
+    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"world": 2}, "deadline_s": 120.0}
+    plan |= {"max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
     outcome = run(chaos, f"{JOBS}:late_ones_fail", options=options, **plan, twin=False, check=False)
     assert next(check.verdict for check in outcome.checks if check.name == "training completed") == Verdict.PASSED
     assert len(journal(outcome, Event.FAILED)) == 4
@@ -287,12 +311,23 @@ def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("spares", [0, 2])
 def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
+    """The last rank trains alone, or with spares that take its state; the full world comes back."""
+
     def act(assassin: Assassin, message: Any) -> None:
         if not assassin.victims and assassin.committed >= 4:
             assassin.kill(*assassin.alive[1:])
 
-    outcome, _ = assassinated(chaos, act, nodes=4, spares=spares, shards=6, steps=30, options={"step_s": 0.02})
-    assert spares or min(worlds(outcome)) == 1
+    plan = {"nodes": 4, "spares": spares, "shards": 6}
+    outcome, assassin = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 4), **plan)
+    (survivor,) = {member.worker for member in assassin.plans[0].members}.difference(assassin.victims)
+    last = {member.worker for member in assassin.plans[-1].members}
+    assert len(assassin.victims) == 3
+    assert survivor in last
+    assert len(last.difference(assassin.victims)) == worlds(outcome)[-1] == 4
+    restored = journal(outcome, Event.RESTORED)
+    assert {record.source for record in restored} >= last - {survivor}, "no newcomer made up its state"
+    if not spares:
+        assert min(worlds(outcome)) == 1
 
 
 def test_nobody_is_left(chaos: Chaos) -> None:
@@ -302,13 +337,13 @@ def test_nobody_is_left(chaos: Chaos) -> None:
         if not assassin.victims and assassin.committed >= 4:
             assassin.kill(*assassin.alive)
 
-    outcome, _ = assassinated(chaos, act, nodes=2, steps=30, options={"step_s": 0.02})
+    outcome, _ = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 2), nodes=2)
     assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
     assert outcome.lost_steps == 0
 
 
 def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:
-    """The moment the plan that answers the first kill is seen, the newcomer in it dies, too."""
+    """The newcomer dies at the moment at which the plan that answers the first kill is seen."""
 
     def act(assassin: Assassin, message: Any) -> None:
         if len(assassin.victims) == 0 and assassin.committed >= 4:
@@ -317,7 +352,7 @@ def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:
             old = {member.worker for member in assassin.plans[0].members}
             assassin.kill(*[member.worker for member in message.members if member.worker not in old][:1])
 
-    outcome, assassin = assassinated(chaos, act, spares=2, steps=40, options={"step_s": 0.02})
+    outcome, assassin = assassinated(chaos, act, lambda assassin: len(assassin.victims) == 2, spares=2)
     assert len(assassin.victims) == 2, outcome.directory
 
 
@@ -330,7 +365,8 @@ def test_a_kill_while_a_rank_joins_at_a_step_boundary(chaos: Chaos) -> None:
         elif len(assassin.victims) == 1 and isinstance(message, Plan) and not message.abort:
             assassin.kill(assassin.alive[0])
 
-    _, assassin = assassinated(chaos, act, spares=0, steps=80, options={"step_s": 0.02}, transport="tcp")
+    plan = {"spares": 0, "transport": "tcp"}
+    _, assassin = assassinated(chaos, act, lambda assassin: len(assassin.victims) == 2, **plan)
     assert len(assassin.victims) == 2
 
 
@@ -344,7 +380,7 @@ def test_the_end_of_an_agent(chaos: Chaos) -> None:
             assassin.victims.append(worker)
             os.kill(_parent(zygote), signal.SIGKILL)
 
-    outcome, assassin = assassinated(chaos, act, steps=40, options={"step_s": 0.02})
+    outcome, assassin = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 3))
     assert not [pid for name, pid in assassin.pids.items() if name.startswith("node0.") and not is_ending(pid)]
     assert worlds(outcome)[-1] == 3
 
@@ -368,8 +404,10 @@ def test_random_kills(chaos: Chaos, seed: int) -> None:
             if len(assassin.alive) > 1:
                 assassin.kill(chance.choice(assassin.alive))
 
-    settings = {"spares": chance.choice([0, 1, 2]), "shards": chance.choice([nodes, 6, 8]), "options": {"step_s": 0.02}}
-    assassinated(chaos, act, nodes=nodes, steps=24, transport=chance.choice(["auto", "tcp"]), **settings)
+    settings = {"spares": chance.choice([0, 1, 2]), "shards": chance.choice([nodes, 6, 8])}
+    settings["transport"] = chance.choice(["auto", "tcp"])
+    _, assassin = assassinated(chaos, act, lambda assassin: not moments, nodes=nodes, **settings)
+    assert assassin.victims
 
 
 @pytest.mark.parametrize("seed", range(8))

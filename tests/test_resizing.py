@@ -16,6 +16,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.messages import ScaleTo
+from chaoskit.suites.goals import JournalFlag, happened, worlds_seen
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
 from faults import AddNode, Demand, Fault, Kill, KillCoordinator, Scale, TakeSpot, Target
@@ -27,11 +28,13 @@ def policy(least: int = 1, most: int = 4, **changes: Any) -> ElasticPolicy:
     return ElasticPolicy(min_replicas=least, max_replicas=most, **{"scaling_timeout_s": 0.0} | changes)
 
 
-def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
-    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 60, "elastic": policy()} | plan
-    nodes = settings["nodes"]
-    settings["options"] = {"step_s": 0.03, "full": nodes} | settings.get("options", {})
-    outcome: Outcome = chaos.run(STEADY, faults=faults, **settings)
+def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
+    """A run that costs no step, no sample and no bit; it goes on until ``goal`` is reached, if there is one."""
+    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 40, "elastic": policy()} | plan
+    settings["options"] = {"step_s": 0.03, "full": settings["nodes"]} | settings.get("options", {})
+    if goal is not None:
+        settings |= {"until": goal.until, "watch": goal, "deadline_s": 180.0}
+    outcome: Outcome = chaos.run(settings.pop("job", STEADY), faults=faults, **settings)
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps == 0
     assert outcome.ledger is not None
@@ -70,8 +73,8 @@ def left(outcome: Outcome) -> set[str]:
 
 @pytest.mark.each_commit
 def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
-    """Who leaves does so between two steps, and its node stays; who comes takes the state from the others."""
-    outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT))
+    """A rank leaves between two steps and its node stays; a rank that joins takes the state from the others."""
+    outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4))
     assert sizes(outcome) == [4, 3, 4]
     plans = planned(outcome)
     assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node3.0",), ()]
@@ -83,15 +86,20 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
 
 
 def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
-    outcome = run(chaos, Scale(to=4, at_step=AT), nodes=2, shards=8, options={"full": 4})
+    """New nodes are started for it."""
+    goal = worlds_seen(chaos, 2, 4)
+    outcome = run(chaos, Scale(to=4, at_step=AT), nodes=2, shards=8, options={"full": 4}, goal=goal)
     assert sizes(outcome)[0] == 2
     assert sizes(outcome)[-1] == 4
     assert {member["node"] for member in planned(outcome)[-1]["members"]} == {f"node{n}" for n in range(4)}
 
 
-def test_who_comes_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
-    """The others are in the first step of the larger world by then, and have all of it before them."""
-    outcome = run(chaos, Scale(to=4, at_step=4), nodes=3, shards=4, steps=32, options={"step_s": 0.3, "full": 4})
+def test_a_newcomer_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
+    """The others stay in the first step of the larger world, before they reduce, until the newcomer has the state."""
+    restored_flag = happened(chaos, Event.RESTORED)
+    options = {"step_s": 0.03, "full": 4, "world": 4, "file": restored_flag.until["file"]}
+    plan = {"nodes": 3, "shards": 4, "steps": 20, "options": options}
+    outcome = run(chaos, Scale(to=4, at_step=4), job="jobs/held.py", goal=restored_flag, **plan)
     grown = next(point.step for point in outcome.steps if point.world == 4)
     (restored,) = journal(outcome, Event.RESTORED)
     reduced = [record for record in journal(outcome, Event.REDUCE) if record["generation"] == restored["generation"]]
@@ -101,8 +109,9 @@ def test_who_comes_takes_the_state_over_while_the_others_compute(chaos: Any) -> 
 
 
 def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
-    faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=4 * AT)]
-    outcome = run(chaos, *faults, nodes=1, options={"full": 3})
+    """The last rank keeps the state."""
+    faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=80)]
+    outcome = run(chaos, *faults, nodes=1, options={"full": 3}, steps=100, goal=worlds_seen(chaos, 1, 3, 1))
     assert (sizes(outcome)[0], max(sizes(outcome)), sizes(outcome)[-1]) == (1, 3, 1)
     planned(outcome)
 
@@ -129,6 +138,7 @@ class Ask(Scale):
     [(policy(2, 4, replica_discrete_values=(2, 4)), "3 is no allowed size: use 2, 4"), (None, "no elastic policy")],
 )
 def test_a_request_that_is_refused_is_answered(chaos: Any, elastic: ElasticPolicy | None, reason: str) -> None:
+    """The answer names the reason, and the world stays as it is."""
     outcome = run(chaos, Ask(to=3, at_step=AT), elastic=elastic, steps=20)
     assert sizes(outcome) == [4]
     (asked,) = journal(outcome, Event.ASKED)
@@ -158,7 +168,7 @@ def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
 
 def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
     """Its workers have left before it is gone: no rank is lost with it."""
-    outcome = run(chaos, TakeSpot(rank=2, grace_s=3.0, at_step=AT), options={"step_s": 0.1}, steps=50)
+    outcome = run(chaos, TakeSpot(rank=2, grace_s=5.0, at_step=AT), goal=happened(chaos, Event.NODE_LOST))
     assert sizes(outcome) == [4, 3]
     planned(outcome)
     (struck,) = [record["worker"] for record in journal(outcome, Event.INJECTED)]
@@ -170,7 +180,7 @@ def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
 
 def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
     """No time to leave: it is a loss like any other, and costs the step in flight."""
-    outcome = run(chaos, TakeSpot(rank=2, grace_s=0.0, at_step=AT))
+    outcome = run(chaos, TakeSpot(rank=2, grace_s=0.0, at_step=AT), goal=worlds_seen(chaos, 4, 3))
     assert sizes(outcome) == [4, 3]
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {"node lost", "evicted"}
     assert len(outcome.recoveries) == 1
@@ -179,8 +189,9 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
 @pytest.mark.slow
 def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
     """It stays until the idle node's worker is warm: the world is never smaller."""
-    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=6.0, at_step=2 * AT)]
-    outcome = run(chaos, *faults, nodes=3, elastic=policy(2, 3), options={"step_s": 0.1, "full": 0}, steps=85)
+    faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=10.0, at_step=2 * AT)]
+    plan = {"nodes": 3, "elastic": policy(2, 3), "options": {"step_s": 0.1, "full": 0}}
+    outcome = run(chaos, *faults, goal=happened(chaos, Event.NODE_LOST), **plan)
     assert sizes(outcome) == [3]
     plans = planned(outcome)
     assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node1.0",)]
@@ -191,13 +202,13 @@ def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
 
 @pytest.mark.slow
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
-    """Nobody who began is there at the end; the state has gone from hand to hand, and no step was lost."""
+    """No rank that began is there at the end: the state has gone from rank to rank, and no step was lost."""
     faults: list[Fault] = []
-    for turn, rank in enumerate((0, 1, 0)):  # where a rank leaves, the last one takes its number
-        faults.append(AddNode(at_step=AT + 20 * turn))
-        faults.append(TakeSpot(rank=rank, grace_s=3.0, at_step=AT + 20 * turn + 10))
-    elastic = policy(2, 3)
-    outcome = run(chaos, *faults, nodes=3, elastic=elastic, steps=90, options={"step_s": 0.15, "full": 0})
+    for turn in range(3):  # a rank that joins in the place of another one takes its number
+        faults.append(AddNode(at_step=AT + 60 * turn))
+        faults.append(TakeSpot(rank=turn, grace_s=8.0, at_step=AT + 60 * turn + 2))  # over before the next turn
+    plan = {"nodes": 3, "elastic": policy(2, 3), "options": {"step_s": 0.15, "full": 0}, "steps": 140}
+    outcome = run(chaos, *faults, goal=happened(chaos, Event.NODE_LOST, 3), **plan)
     planned(outcome)
     first, last = journal(outcome, Event.PLAN)[0], journal(outcome, Event.PLAN)[-1]
     assert {member["worker"] for member in first["members"]}.isdisjoint(member["worker"] for member in last["members"])
@@ -205,7 +216,9 @@ def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
 
 
 def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
-    outcome = run(chaos, Demand(nodes=2, grace_s=5.0, return_after_s=0.2, at_step=AT))
+    """Their ranks leave in time, and join again when the nodes are given back."""
+    demand = Demand(nodes=2, grace_s=5.0, return_after_s=0.2, at_step=AT)
+    outcome = run(chaos, demand, goal=worlds_seen(chaos, 4, 2, 4))
     assert sizes(outcome)[:2] == [4, 2]
     assert sizes(outcome)[-1] == 4
     plans = planned(outcome)
@@ -217,8 +230,8 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
 @pytest.mark.parametrize("setting", ["scaling_timeout_s", "snooze_after_scale_up_s"])
 def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     """New capacity is used when it has been there for so long; after a growth, the first one too, none for so long."""
-    elastic = policy(1, 4, **{setting: 1.5})
-    outcome = run(chaos, AddNode(at_step=2), nodes=1, shards=4, elastic=elastic, options={"full": 2}, steps=60)
+    plan = {"nodes": 1, "shards": 4, "elastic": policy(1, 4, **{setting: 1.5}), "options": {"full": 2}}
+    outcome = run(chaos, AddNode(at_step=2), goal=worlds_seen(chaos, 1, 2), **plan)
     grown = next(record.t_ns for record in journal(outcome, Event.RESIZED) if record["size"] == 2)
     began = Event.INJECTED if setting == "scaling_timeout_s" else Event.PLAN
     assert grown - journal(outcome, began)[0].t_ns > 1.4e9
@@ -230,7 +243,9 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
 
 
 def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
-    outcome = run(chaos, Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT))
+    """The request is in the record, or is made again."""
+    faults = [Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT)]
+    outcome = run(chaos, *faults, goal=worlds_seen(chaos, 4, 2))
     assert sizes(outcome)[-1] == 2
     assert journal(outcome, Event.RESUMED)
     assert journal(outcome, Event.DETECTED) == []
@@ -240,16 +255,18 @@ def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: An
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])
 def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(chaos: Any, rank: int) -> None:
-    """Whoever is lost, those who leave train until all others can go on without them."""
-    outcome = run(chaos, Scale(to=3, rank=1, at_step=AT), Kill(rank=rank, at_step=AT))
+    """Whichever rank is lost, ranks that are to leave train until all others can go on without them."""
+    faults = [Scale(to=3, rank=1, at_step=AT), Kill(rank=rank, at_step=AT)]
+    outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
     assert sizes(outcome)[-1] == 3
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} == {"exited"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: int) -> None:
-    """The unfinished move is taken back: who was to leave may be the only one who has gone so far."""
-    outcome = run(chaos, Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup"))
+    """The unfinished move is taken back: the rank that was to leave may be the only one that has gone so far."""
+    faults = [Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup")]
+    outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
     assert sizes(outcome)[-1] == 3
     assert len({record["worker"] for record in journal(outcome, Event.DETECTED)}) == 1
     assert len(outcome.recoveries) == 1
@@ -262,13 +279,16 @@ def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: in
 def test_a_sharded_job_goes_back_a_step_at_most_for_each_change(chaos: Any) -> None:
     """Its state is in pieces, one a rank: all begin the new world with copies of them."""
     faults = [Scale(to=3, at_step=AT), Scale(to=4, at_step=40)]
+    goal = worlds_seen(chaos, 4, 3, 4)
     outcome = chaos.run(
         "fsdp",
         faults=faults,
         nodes=4,
         spares=0,
-        steps=120,
-        options={"size": "tiny"},
+        steps=60,
+        until=goal.until,
+        watch=goal,
+        options={"size": "tiny", "schedule_steps": 120},
         elastic=policy(2, 4),
         twin=False,
     )

@@ -81,7 +81,7 @@ def test_without_a_spare_the_world_waits_for_a_replacement(chaos: Any) -> None:
 
 
 def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_again(chaos: Any) -> None:
-    options = TINY | {"batch": 6}
+    """Two ranks go on with the pieces of three, and take in the replacement when it is warm."""
     outcome = run(
         chaos,
         Kill(rank=1, at_step=AT),
@@ -89,8 +89,9 @@ def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_aga
         spares=0,
         shards=6,
         replacement_s=0,
-        steps=120,
-        options=options,
+        steps=20,
+        until={"world": 3},
+        options=TINY | {"batch": 6, "schedule_steps": 120},
         max_lost_steps=2,  # growing costs one, too
     )
     worlds = [point.world for point in outcome.steps]

@@ -8,20 +8,25 @@ from typing import Any
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import STEADY, journal, survives
 from chaoskit.vocabulary import Event
 from faults import Fault
 
-#: All runs of this suite have the same twin: it is trained once.
-STEPS = 130
+STEPS = 160
 OPTIONS = {"step_s": 0.08}
 POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0, faulty_scale_down_timeout_s=0.5)
 
 
-def resizes(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """A run of changing size that costs nothing: no step, no sample, no bit of any loss."""
+def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan: Any) -> Outcome:
+    """A run of changing size that costs nothing: no step, no sample, no bit of any loss.
+
+    Args:
+        through: the run goes on until all faults have taken effect and the world has had these sizes, in this order.
+    """
+    goal = all_took_effect(chaos, len(faults), *through)
     settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": STEPS, "options": OPTIONS, "elastic": POLICY} | plan
-    outcome = survives(chaos, *faults, job=STEADY, shards=4, **settings)
+    outcome = survives(chaos, *faults, job=STEADY, shards=4, goal=goal, **settings)
     assert outcome.ledger is not None
     assert outcome.ledger.samples > 0
     assert not outcome.ledger.missing
@@ -30,7 +35,7 @@ def resizes(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
 
 
 def nobody_is_lost(outcome: Outcome) -> None:
-    """Whoever goes has left in time."""
+    """Every rank that goes has left in time."""
     assert journal(outcome, Event.DETECTED) == []
     assert journal(outcome, Event.EVICTED) == []
     assert outcome.recoveries == []

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.elastic.traces import Trace
+from chaoskit.suites.recovery.expect import FROZEN_S
 from faults import AddNode, Fault, FreezeNode, Kill, KillCoordinator, KillNode, Scale, Straggle, TakeSpot
 
-#: Steps between two resizes: of this suite's job some two seconds, in which a process starts, also on a busy machine.
-EVERY = 20
+#: Steps between two resizes: of this suite's job more than two seconds, in which a process starts.
+EVERY = 30
 #: What is struck half-way between two resizes.
 TROUBLES = ("kill", "node", "freeze", "coordinator", "straggle")
 
@@ -40,7 +41,7 @@ def _trouble(kind: str, rank: int, step: int) -> list[Fault]:
         case "node":  # another one comes in its place
             return [KillNode(rank=rank, at_step=later), AddNode(at_step=later + 2)]
         case "freeze":
-            return [FreezeNode(rank=rank, at_step=later, thaw_after_s=0.6)]
+            return [FreezeNode(rank=rank, at_step=later, thaw_after_s=FROZEN_S)]
         case "coordinator":
             return [KillCoordinator(rank=rank, at_step=step + rank)]
         case _:

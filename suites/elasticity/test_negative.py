@@ -11,8 +11,8 @@ from chaoskit.errors import BadInput
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.elasticity.expect import OPTIONS, POLICY, STEPS
 from chaoskit.suites.elasticity.storms import storm
-from chaoskit.suites.recovery.expect import STEADY
-from chaoskit.vocabulary import Verdict
+from chaoskit.suites.recovery.expect import STEADY, journal
+from chaoskit.vocabulary import Event, Verdict
 from faults import Demand, Scale, TakeSpot
 
 
@@ -30,8 +30,11 @@ def test_without_a_policy_nothing_begins(chaos: Chaos, fault: Scale | TakeSpot |
     assert chaos.outcomes == []
 
 
+@pytest.mark.xfail(
+    strict=True, reason="below the smallest size a second rank is started on a node that is left, instead of a wait"
+)
 def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
-    """A node is taken of a world that needs them all: it does not go on with fewer, and says so."""
+    """A node is taken of a world that needs them all: it does not go on without it."""
     rigid = ElasticPolicy(min_replicas=3, max_replicas=3)
     outcome = chaos.run(
         STEADY,
@@ -45,12 +48,15 @@ def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
         twin=False,
         check=False,
     )
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"]
+    assert len(journal(outcome, Event.PLAN)) == 1
     assert outcome.verdict == Verdict.FAILED
+    assert "did not end within its deadline" in outcome.reasons[0]
     assert len(outcome.steps) < 60
-    assert {point.world for point in outcome.steps} == {3}
 
 
 def test_a_job_whose_nodes_are_all_taken_is_lost(chaos: Chaos) -> None:
+    """No rank and no copy is left: the run ends with that reason."""
     faults = [TakeSpot(rank=rank, grace_s=0.0, at_step=10) for rank in range(2)]
     plan: dict[str, Any] = {
         "nodes": 2,
@@ -61,3 +67,5 @@ def test_a_job_whose_nodes_are_all_taken_is_lost(chaos: Chaos) -> None:
     }
     outcome = chaos.run(STEADY, faults=faults, options=OPTIONS, elastic=POLICY, check=False, **plan)
     assert outcome.verdict == Verdict.FAILED
+    assert "every replica was lost" in outcome.reasons[0]
+    assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {"node0", "node1"}

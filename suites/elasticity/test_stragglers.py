@@ -11,6 +11,7 @@ from faults import Scale, Straggle
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])
 def test_a_slow_rank_while_the_world_shrinks_and_grows(chaos: Chaos, rank: int) -> None:
+    """A slow rank that stays, and one that leaves while it is slow."""
     slow = Straggle(rank=rank, at_step=8, delay_ms=40, steps=30)
-    outcome = resizes(chaos, slow, Scale(to=3, at_step=12), Scale(to=4, at_step=40))
+    outcome = resizes(chaos, slow, Scale(to=3, at_step=12), Scale(to=4, at_step=40), through=(4, 3, 4))
     nobody_is_lost(outcome)

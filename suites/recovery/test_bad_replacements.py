@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import AT, journal, survives, victim
+from chaoskit.suites.goals import happened
+from chaoskit.suites.recovery.expect import AT, FROZEN_S, journal, survives, victim
 from chaoskit.vocabulary import Event
 from faults import CrashLoop, FailLoad, FreezeNode, Kill
-
-LONG: dict[str, Any] = {
-    "options": {"step_s": 0.025},
-    "steps": 120,
-}  # replacements must have the time to come, and to fail
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
     """The replacements of a lost rank cannot load the job; a later one can, and the world is whole again."""
     faults = [FailLoad(rank=1, at_step=3, times=times), Kill(rank=1, at_step=AT)]
-    outcome = survives(chaos, *faults, nodes=2, spares=0, **LONG)
+    outcome = survives(chaos, *faults, nodes=2, spares=0, until={"world": 2})
     assert len({record.source for record in journal(outcome, Event.FAILED)}) == times
     assert outcome.steps[-1].world == 2
 
@@ -29,12 +23,14 @@ def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
     """What is started there dies as soon as it is ready, until the node is well again."""
-    survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=world, spares=1, **LONG)
+    goal = happened(chaos, Event.WORKER_EXITED, 3, "node1")
+    survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=world, spares=1, goal=goal)
 
 
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
-    """After three strikes it is given nobody any more; the others take over its share."""
-    outcome = survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=3, spares=0, strikes_max=3, **LONG)
+    """After three strikes no worker is started there any more; the others take over its share."""
+    plan = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, Event.SET_ASIDE)}
+    outcome = survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), **plan)
     assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
     started = [record for record in journal(outcome, Event.WORKER_STARTED) if record.source == "node1"]
     assert len(started) == 3
@@ -43,7 +39,7 @@ def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
 def test_a_node_that_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """It stood still longer than its lease. When it goes on, nothing that it does counts any more."""
-    fault = FreezeNode(rank=1, at_step=AT, phase=phase, thaw_after_s=0.8)
-    outcome = survives(chaos, fault, nodes=3, **LONG)
+    fault = FreezeNode(rank=1, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)
+    outcome = survives(chaos, fault, nodes=3, goal=happened(chaos, Event.LIFTED))
     commits = [record for record in journal(outcome, Event.COMMIT) if record.source == victim(outcome, 0)]
     assert {record["generation"] for record in commits} == {1}

@@ -50,4 +50,4 @@ def test_many_at_once(chaos: Chaos, role: str) -> None:
 def test_losses_at_a_rate(chaos: Chaos, world: int) -> None:
     """A rank is lost every ten steps or so, at random, as machines fail."""
     faults = at_rate(Kill(rank="any"), mtbf_steps=10, steps=40, seed=world)
-    survives(chaos, *faults, nodes=world, spares=2, steps=50, options={"full": world})
+    survives(chaos, *faults, nodes=world, spares=2, steps=50, until={"world": world})

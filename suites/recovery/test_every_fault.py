@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, WORLDS, is_left_alone, survives
+from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
 from faults import (
     CATALOGUE,
     BadBatch,
@@ -85,7 +85,7 @@ LOSSES = {
     "KillAgent": Recipe(lambda rank, phase: KillAgent(rank=rank, at_step=AT, phase=phase)),
     "KillNode": Recipe(lambda rank, phase: KillNode(rank=rank, at_step=AT, phase=phase)),
     "Preempt": Recipe(lambda rank, phase: Preempt(rank=rank, at_step=AT, phase=phase, grace_s=0.2)),
-    "FreezeNode": Recipe(lambda rank, phase: FreezeNode(rank=rank, at_step=AT, phase=phase, thaw_after_s=0.6)),
+    "FreezeNode": Recipe(lambda rank, phase: FreezeNode(rank=rank, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)),
 }
 
 #: Faults that nobody may be given up for.

@@ -20,8 +20,8 @@ def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int)
 
 def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
     """The second time the copies are those of workers that were restored from copies."""
-    faults = [Kill(rank="all", at_step=AT), Kill(rank="all", at_step=AT + 40)]
-    survives(chaos, *faults, nodes=3, steps=70, options={"full": 3})
+    faults = [Kill(rank="all", at_step=AT), Kill(rank="all", at_step=AT + 60)]
+    survives(chaos, *faults, nodes=3, steps=80, until={"world": 3})
 
 
 @pytest.mark.parametrize("world", [3, 4])

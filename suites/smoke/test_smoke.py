@@ -14,11 +14,10 @@ from faults import Fault, Hang, Kill, NaN, Raise
 pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
 
 STEPS = 30
-WIDE_S = 10.0  # on shared machines a test only excludes recoveries by timeout; benchmarks measure
 
 
 def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
-    """Nothing is injected, so nothing may be detected."""
+    """Nothing is injected, so nothing may be detected; the tests of hangs show that the same limits find one."""
     outcome = chaos.run("gpt", steps=STEPS)
     assert outcome.false_alarms == 0
     assert outcome.recoveries == []
@@ -38,7 +37,8 @@ def test_losing_rank_zero_costs_nothing(chaos: Chaos) -> None:
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
     """A rank that lives without moving is found, by whatever it hangs, and replaced."""
-    _costs_nothing(chaos, Hang(rank=1, at_step=12, how=how))
+    outcome = _costs_nothing(chaos, Hang(rank=1, at_step=12, how=how))
+    assert ("stopped" if how == "stop" else "hung") in outcome.recovery.cause
 
 
 def test_a_hang_on_the_threshold_of_the_reduction_is_found_at_once(chaos: Chaos) -> None:
@@ -70,7 +70,10 @@ def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
 
 def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
     """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
-    outcome = chaos.run("gpt", steps=200, spares=0, faults=[Kill(rank=2, at_step=12)])
+    options = {"size": "tiny", "schedule_steps": 100}
+    outcome = chaos.run(
+        "gpt", steps=20, until={"world": 4}, spares=0, options=options, faults=[Kill(rank=2, at_step=12)]
+    )
     assert outcome.recovery.world == 3
     assert outcome.steps[-1].world == 4
     outcome.assert_same_losses_as_twin()
@@ -78,7 +81,7 @@ def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None
 
 def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
     outcome = chaos.run("gpt", steps=STEPS, faults=[fault])
-    assert outcome.recovery.seconds < WIDE_S
+    assert len(outcome.recoveries) == 1
     assert outcome.lost_steps == 0
     assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []

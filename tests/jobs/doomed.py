@@ -14,7 +14,7 @@ from torch import nn
 from chaoskit.runtime.board import _COPIED
 
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 
 
 class Doom:
@@ -22,11 +22,21 @@ class Doom:
 
     Args:
         where: ``forward``, ``backward``, ``update`` (before anything is written) or ``torn`` (half of it is written).
-        marker: path of files that tell who has ended already.
+        marker: path of files that tell which ranks have ended already.
+        ahead: a rank that begins the next step before these end.
     """
 
-    def __init__(self, trainer: Any, fatal: dict[str, list[int]], where: str, marker: str) -> None:
+    def __init__(
+        self, trainer: Any, fatal: dict[str, list[int]], where: str, marker: str, ahead: int | None = None
+    ) -> None:
         self._trainer, self._fatal, self._where, self._marker = trainer, fatal, where, marker
+        self._ahead = ahead
+
+    def begin(self) -> None:
+        """Tell the others that this rank, which is to be ahead, begins a step."""
+        trainer = self._trainer
+        if self._marker and trainer.took_part and trainer.rank == self._ahead:
+            self._begun(trainer.step).touch()
 
     def strike(self, where: str, weights: torch.Tensor) -> None:
         """Does not return if this is the place."""
@@ -36,22 +46,32 @@ class Doom:
             return
         if where == "torn":
             weights.detach().view(-1)[: weights.numel() // 2] += 1e6
+        awaited = [self._file(rank) for rank in doomed]
+        awaited += [] if self._ahead is None else [self._begun(trainer.step + 1)]
         deadline_s = time.monotonic() + PATIENCE_S
-        while not all(self._file(rank).exists() for rank in doomed) and time.monotonic() < deadline_s:
+        while not all(file.exists() for file in awaited) and time.monotonic() < deadline_s:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def await_copy(self) -> None:
-        """Before a step that may be torn: let the agent of rank 0 copy the state, however busy the machine
-        is. Training itself waits 20 ms at most."""
+        """Let the agents copy the state before a step that may be torn, however busy the machine is.
+
+        Training itself waits 20 ms at most.
+        """
         trainer = self._trainer
-        copies = trainer.config.memory_copies and self._where == "torn" and self._fatal
-        if not copies or trainer.rank != 0 or not trainer.took_part:
+        copies = trainer.config.memory_copies if self._where == "torn" and self._fatal else 0
+        if trainer.rank >= min(copies, self._copies_awaited()) or not trainer.took_part:
             return
         with trainer.long_phase("copy"):
             deadline_s = time.monotonic() + PATIENCE_S
             while trainer._worker.board._slots[_COPIED] < trainer.step and time.monotonic() < deadline_s:
                 time.sleep(0.001)
+
+    def _copies_awaited(self) -> int:
+        return 1 if self._ahead is None else 2  # the first one may be that of the rank that is ahead
+
+    def _begun(self, step: int) -> Path:
+        return Path(f"{self._marker}.begun.{step}")
 
     def _file(self, rank: int) -> Path:
         return Path(f"{self._marker}.{self._trainer.step}.{rank}")
@@ -85,16 +105,18 @@ def train(
     fatal: dict[str, list[int]] = {},  # noqa: B006 - is not changed
     where: str = "torn",
     marker: str = "",
+    ahead: int | None = None,
 ) -> None:
     """See :class:`Doom`."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
-    doom = Doom(trainer, fatal, where, marker)
+    doom = Doom(trainer, fatal, where, marker, ahead)
     optimizer = DoomedAdam(model.parameters(), doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
     while trainer.step < steps:
         with trainer.transaction() as step:
+            doom.begin()
             doom.await_copy()
             time.sleep(step_s)
             for shard in step.shards(DATA, batch_size=24):

@@ -11,30 +11,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, OneCycleLR, SequentialLR
 
+from chaoskit.fixtures.jobs.goal import Goal
+
 IMAGES = torch.rand(96, 1, 4, 4, generator=torch.Generator().manual_seed(3))
 LABELS = (IMAGES.mean((1, 2, 3)) * 40).long() % 4
 PAIRS = torch.utils.data.TensorDataset(IMAGES, LABELS)
 BATCH = 16
+SCHEDULE_STEPS = 2000  # more than an open-ended run takes: the unbroken run must have the same schedule
 
 Loss = Callable[[Any], Tensor]
+Until = dict[str, Any] | None
 
 
 def _loop(
     trainer: Any,
     steps: int,
+    until: Until,
     loss: Loss,
     *,
     before: Callable[[], None] = lambda: None,
     parts: int = 1,
-    patience_s: float = 0.03,
 ) -> None:
-    """``before`` runs between the transactions; ``parts``: backward passes a shard."""
-    while trainer.step < steps:
+    """The training loop of all jobs.
+
+    Args:
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+        before: runs between the transactions.
+        parts: backward passes a shard.
+    """
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         before()
-        if trainer.world < trainer.config.nodes:
-            # the replacement needs a moment, on a busy machine a long one: growth shall not come after the last step
-            time.sleep(patience_s if trainer.step < steps - 4 else max(patience_s, 1.5))
         with trainer.transaction() as step:
+            goal.pace()
             for shard in step.shards(PAIRS, batch_size=BATCH):
                 images, labels = shard.batch
                 for piece in zip(images.chunk(parts), labels.chunk(parts), strict=True):
@@ -81,7 +90,7 @@ class Counting(nn.Module):
         return x * self.scale + self.mean.float()
 
 
-def batchnorm(trainer: Any, *, steps: int) -> None:
+def batchnorm(trainer: Any, *, steps: int, until: Until = None) -> None:
     """Moving buffers of every kind; an evaluation between the steps must see what is committed, and change nothing."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(Counting(), *_network(norm=True, dropout=0.2))
@@ -97,10 +106,10 @@ def batchnorm(trainer: Any, *, steps: int) -> None:
         if trainer.took_part and int(counting.calls) != trainer.step:
             raise ValueError(f"{int(counting.calls)} calls are committed after {trainer.step} steps")
 
-    _loop(trainer, steps, _cross_entropy(model), before=evaluate)
+    _loop(trainer, steps, until, _cross_entropy(model), before=evaluate)
 
 
-def autocast(trainer: Any, *, steps: int) -> None:
+def autocast(trainer: Any, *, steps: int, until: Until = None) -> None:
     torch.manual_seed(trainer.seed)
     model = _network(norm=True, dropout=0.2)
     trainer.register(model=model, optimizer=_sgd(model))
@@ -110,26 +119,26 @@ def autocast(trainer: Any, *, steps: int) -> None:
             logits = model(batch[0])
         return F.cross_entropy(logits.float(), batch[1])
 
-    _loop(trainer, steps, loss)
+    _loop(trainer, steps, until, loss)
 
 
-def half(trainer: Any, *, steps: int) -> None:
+def half(trainer: Any, *, steps: int, until: Until = None) -> None:
     """Weights in bfloat16."""
     torch.manual_seed(trainer.seed)
     model = _network().to(torch.bfloat16)
     trainer.register(model=model, optimizer=_sgd(model))
-    _loop(trainer, steps, lambda batch: F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1]))
+    _loop(trainer, steps, until, lambda batch: F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1]))
 
 
-def accumulation(trainer: Any, *, steps: int) -> None:
+def accumulation(trainer: Any, *, steps: int, until: Until = None) -> None:
     """Two backward passes a shard."""
     torch.manual_seed(trainer.seed)
     model = _network(norm=True, dropout=0.2)
     trainer.register(model=model, optimizer=_sgd(model))
-    _loop(trainer, steps, _cross_entropy(model), parts=2)
+    _loop(trainer, steps, until, _cross_entropy(model), parts=2)
 
 
-def tied(trainer: Any, *, steps: int) -> None:
+def tied(trainer: Any, *, steps: int, until: Until = None) -> None:
     """One matrix embeds and reads out; its buffer is shared, too."""
     torch.manual_seed(trainer.seed)
     embedding, head = nn.Embedding(4, 16), nn.Linear(16, 4, bias=False)
@@ -141,10 +150,10 @@ def tied(trainer: Any, *, steps: int) -> None:
         hidden = torch.tanh(embedding(batch[1]))
         return F.cross_entropy(head(model[1](hidden)), (batch[1] + 1) % 4)
 
-    _loop(trainer, steps, loss)
+    _loop(trainer, steps, until, loss)
 
 
-def frozen(trainer: Any, *, steps: int) -> None:
+def frozen(trainer: Any, *, steps: int, until: Until = None) -> None:
     """The first layer never learns, the last one rests for a while: weight decay must not move it meanwhile."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -162,7 +171,7 @@ def frozen(trainer: Any, *, steps: int) -> None:
         if resting and not torch.equal(resting[0], model[5].weight):
             raise ValueError("a frozen layer moved")
 
-    _loop(trainer, steps, _cross_entropy(model), before=before)
+    _loop(trainer, steps, until, _cross_entropy(model), before=before)
 
 
 class Experts(nn.Module):
@@ -179,13 +188,13 @@ class Experts(nn.Module):
         return self.experts[chosen](flat) * torch.sigmoid(self.gate(flat))
 
 
-def experts(trainer: Any, *, steps: int) -> None:
+def experts(trainer: Any, *, steps: int, until: Until = None) -> None:
     """Parameters that get gradients from some shards, or from none in this step: then no optimizer touches them."""
     torch.manual_seed(trainer.seed)
     model = Experts()
     untouched = model.experts[3].weight.detach().clone()
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5))
-    _loop(trainer, steps, _cross_entropy(model))
+    _loop(trainer, steps, until, _cross_entropy(model))
     if not torch.equal(untouched, model.experts[3].weight):
         raise ValueError("an expert moved that no shard has chosen")
 
@@ -202,7 +211,7 @@ class Ensemble(nn.Module):
         return logits
 
 
-def optimizers(trainer: Any, *, steps: int) -> None:
+def optimizers(trainer: Any, *, steps: int, until: Until = None) -> None:
     """One member a kind of optimizer, and one that no optimizer owns; three kinds of schedules."""
     torch.manual_seed(trainer.seed)
     optim = torch.optim
@@ -225,22 +234,25 @@ def optimizers(trainer: Any, *, steps: int) -> None:
     warm = [LinearLR(made[2], 0.1, total_iters=5), ExponentialLR(made[2], 0.9)]
     schedules = [
         ExponentialLR(made[0], 0.95),
-        OneCycleLR(made[1], max_lr=2e-2, total_steps=steps + 2),
+        OneCycleLR(made[1], max_lr=2e-2, total_steps=SCHEDULE_STEPS),
         SequentialLR(made[2], warm, milestones=[5]),
     ]
     trainer.register(model=model, optimizer=made, scheduler=schedules)
-    _loop(trainer, steps, _cross_entropy(model))
+    _loop(trainer, steps, until, _cross_entropy(model))
 
 
-def compiling_late(trainer: Any, *, steps: int, reset: bool) -> None:
-    """Rank 1 compiles again in the middle of a step, for far longer than a step takes. ``reset``: as torch has
-    forgotten everything, callbacks of others included.
+def compiling_late(trainer: Any, *, steps: int, until: Until = None, reset: bool) -> None:
+    """Rank 1 compiles again in the middle of a step, for longer than a step that hangs may take.
+
+    Args:
+        reset: as torch has forgotten everything, callbacks of others included.
     """
     torch.manual_seed(trainer.seed)
     model = _network()
+    long_s = 2.5 * trainer.config.hang_floor_ms / 1000
 
     def slowly(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        time.sleep(2.0 if trainer.took_part else 0.0)
+        time.sleep(long_s if trainer.took_part else 0.0)
         return graph.forward
 
     fast = torch.compile(model, backend=slowly, dynamic=False)
@@ -256,10 +268,10 @@ def compiling_late(trainer: Any, *, steps: int, reset: bool) -> None:
         if reset and trainer.step == 12 and trainer.rank == 1:
             torch.compiler.reset()
 
-    _loop(trainer, steps, loss, before=forget)
+    _loop(trainer, steps, until, loss, before=forget)
 
 
-def compiled(trainer: Any, *, steps: int, backend: str) -> None:
+def compiled(trainer: Any, *, steps: int, until: Until = None, backend: str) -> None:
     torch.manual_seed(trainer.seed)
     model = _network(norm=True)
     fast = torch.compile(model, backend=backend)
@@ -273,4 +285,4 @@ def compiled(trainer: Any, *, steps: int, backend: str) -> None:
                 fast(IMAGES)
                 fast.train()
 
-    _loop(trainer, steps, _cross_entropy(fast), before=evaluate, patience_s=0.5)
+    _loop(trainer, steps, until, _cross_entropy(fast), before=evaluate)

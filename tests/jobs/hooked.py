@@ -13,7 +13,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from chaoskit.errors import BadInput
+from chaoskit.fixtures.jobs.goal import Goal
 
+PATIENCE_S = 60.0
 DATA = torch.arange(1024, dtype=torch.float32).view(256, 4) / 1024
 
 
@@ -22,8 +24,19 @@ def tell(trainer: Any, what: str, **fields: Any) -> None:
     print(json.dumps({"what": what, "at": trainer.step, "rank": trainer.rank, **fields}), flush=True)
 
 
-def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float) -> None:
-    """``fails``: the hook that raises, ``on_resize`` or ``on_preempt``; with ``!``, BadInput."""
+def sign_of(trainer: Any, world: int) -> Path:
+    """A file that is there when a world of so many ranks has committed a step."""
+    return Path(trainer.disk).parent / f"step in a world of {world}"
+
+
+def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float, awaits_world: int = 0) -> None:
+    """Name a hook of each kind, which tells of its calls.
+
+    Args:
+        fails: the hook that raises, ``on_resize`` or ``on_preempt``; with ``!``, BadInput.
+        takes_s: how long ``on_preempt`` takes.
+        awaits_world: ``on_preempt`` waits until a world of so many ranks has committed a step.
+    """
 
     def maybe_fail(hook: str) -> None:
         if fails == hook:
@@ -42,7 +55,10 @@ def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float) -> No
         maybe_fail("on_preempt")
         torch.save(model.state_dict(), trainer.disk / "mine.pt")
         time.sleep(takes_s)
-        tell(trainer, "said goodbye")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while awaits_world and not sign_of(trainer, awaits_world).exists() and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        tell(trainer, "said goodbye", others_went_on=sign_of(trainer, awaits_world).exists())
 
     @trainer.on_fault
     def lost(event: Any) -> None:
@@ -51,24 +67,37 @@ def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float) -> No
 
 
 def train(
-    trainer: Any, *, steps: int = 40, fails: str = "", takes_s: float = 0.0, step_s: float = 0.0, leaves: bool = False
+    trainer: Any,
+    *,
+    steps: int = 40,
+    fails: str = "",
+    takes_s: float = 0.0,
+    awaits_world: int = 0,
+    step_s: float = 0.0,
+    leaves: bool = False,
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Train a replicated model.
 
     Args:
-        takes_s: how long ``on_preempt`` takes. step_s: least time of a step.
+        fails: see :func:`name_hooks`; so are ``takes_s`` and ``awaits_world``.
+        step_s: least time of a shard.
         leaves: save and return when the world is about to change.
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 4)
-    name_hooks(trainer, model, fails, takes_s)
+    name_hooks(trainer, model, fails, takes_s, awaits_world)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    goal = Goal(trainer, steps, until)
     try:
-        while trainer.step < steps:
+        while goal.is_ahead():
             with trainer.transaction() as step:
+                goal.pace()
                 for shard in step.shards(DATA, batch_size=8):
                     time.sleep(step_s)
                     step.backward(model(shard.batch).square().mean())
+            sign_of(trainer, trainer.world).touch()
             tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())
             if leaves and trainer.elastic_event_detected():
                 torch.save(model.state_dict(), Path(trainer.disk) / "left.pt")
@@ -77,7 +106,15 @@ def train(
         tell(trainer, "left the function")
 
 
-def train_sharded(trainer: Any, *, steps: int = 40, fails: str = "", takes_s: float = 0.0, step_s: float = 0.0) -> None:
+def train_sharded(
+    trainer: Any,
+    *,
+    steps: int = 40,
+    fails: str = "",
+    takes_s: float = 0.0,
+    step_s: float = 0.0,
+    until: dict[str, Any] | None = None,
+) -> None:
     """The same, sharded: entered anew after each change."""
     mesh = trainer.mesh()
     torch.manual_seed(trainer.seed)
@@ -85,8 +122,10 @@ def train_sharded(trainer: Any, *, steps: int = 40, fails: str = "", takes_s: fl
     fully_shard(model, mesh=mesh)
     name_hooks(trainer, model[1], fails, takes_s)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         with trainer.transaction() as step:
+            goal.pace()
             for shard in step.shards(DATA, batch_size=8):
                 time.sleep(step_s)
                 step.backward(model(shard.batch).square().mean())

@@ -123,7 +123,14 @@ def vigilant(trainer: Any, *, steps: int, waits: bool = False) -> None:
 
 
 def late_ones_fail(
-    trainer: Any, *, steps: int, marker: str, failures: int, step_s: float, refuse: bool = False
+    trainer: Any,
+    *,
+    steps: int,
+    marker: str,
+    failures: int,
+    step_s: float,
+    refuse: bool = False,
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Workers that are started after the training began cannot be built, for the first ``failures`` times."""
     if Path(marker).exists():
@@ -142,7 +149,7 @@ def late_ones_fail(
         if trainer.step == 3:
             Path(marker).touch()
 
-    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
 def babbling(trainer: Any, *, steps: int, step_s: float, marker: str) -> None:
