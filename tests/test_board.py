@@ -2,100 +2,120 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
 
 import pytest
+from support import ranks
+from support.clocks import FakeClock
+from support.waiting import LIMIT_S, stays, wait_until
 
 from chaoskit import osprocess
 from chaoskit.runtime.board import Board, Spent
 from chaoskit.vocabulary import Phase
 
-WAIT_S = 30.0
-STILL_S = 0.2  # how long to make sure that something does not happen
+STILL_S = 0.2  # for how long it is watched that something does not happen
 
 
-class Child:
-    """A forked process that does one thing after another, each when it is told to."""
+class Worker:
+    """A process that has the board, in a mapping of its own, and does one thing after another by order."""
 
-    def __init__(self, board: Board, *acts: Callable[[Board], object]) -> None:
-        order_r, self._order = os.pipe()
-        self._reply, reply_w = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-                mine = Board(board.fd)  # a mapping of its own, as in a worker
-                for act in acts:
-                    os.read(order_r, 1)
-                    act(mine)
-                    os.write(reply_w, b".")
-                os.read(order_r, 1)
-                code = 0
-            except BaseException:  # noqa: BLE001  # the child of a test reports it and ends
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(order_r)
-        os.close(reply_w)
+    def __init__(self, rank: ranks.Rank) -> None:
+        self._rank = rank
+        self.pid = rank.pid
 
-    def act(self) -> None:
-        """Have the child do the next thing; returns when it is done."""
-        os.write(self._order, b".")
-        assert os.read(self._reply, 1) == b"."
+    def act(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Have it call ``act(board, *arguments)``; returns its result."""
+        self.begin(act, *arguments)
+        return self._rank.receive()
+
+    def begin(self, act: Callable[..., Any], *arguments: Any) -> None:
+        """The same, for what does not return."""
+        self._rank.send((act, arguments))
+
+    def stop(self) -> None:
+        self._rank.signal(signal.SIGSTOP)
+        self._rank.await_state("T")
+
+    def signal(self, signum: int) -> None:
+        self._rank.signal(signum)
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self._rank.kill()
 
-    def has_ended(self) -> bool:
-        """Whether its parent could learn of its end already."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def await_end(self) -> None:
+        self._rank.wait()
 
-    def reap(self) -> int:
-        os.close(self._order)
-        os.close(self._reply)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+def obey(line: ranks.Line, board_fd: DupFd) -> None:
+    """Live as a worker."""
+    board = Board(board_fd.detach())
+    while True:
+        act, arguments = line.receive()
+        line.send(act(board, *arguments))
 
 
 @contextmanager
-def child(board: Board, *acts: Callable[[Board], object]) -> Iterator[Child]:
-    """A child that is gone afterwards."""
-    started = Child(board, *acts)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.reap()
+def worker_of(board: Board) -> Iterator[Worker]:
+    """A worker that is gone afterwards."""
+    with ranks.one(obey, DupFd(board.fd)) as rank:
+        yield Worker(rank)
 
 
 class Watch:
-    """Waits for the latch in a thread, as an agent does."""
+    """A thread that waits for the latch, as an agent does. Returns when it waits.
 
-    def __init__(self, board: Board, on_death: Callable[[], object] = lambda: None) -> None:
-        self._board, self._on_death = board, on_death
+    Args:
+        on_death: called when the wait has ended; :attr:`seen` is its result.
+        cpu: on which it runs; None for any.
+    """
+
+    def __init__(
+        self, board: Board, on_death: Callable[[], object] = lambda: None, *, cpu: int | None = None, waits: bool = True
+    ) -> None:
+        self._board, self._on_death, self._cpu = board, on_death, cpu
         self.seen: object = None
         self.ended = threading.Event()
-        threading.Thread(target=self._wait, daemon=True).start()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+        if waits:
+            wait_until(self._waits, "a thread that waits for the latch")
 
     def _wait(self) -> None:
+        if self._cpu is not None:
+            os.sched_setaffinity(0, {self._cpu})  # of this thread
         self._board.await_death()
         self.seen = self._on_death()
         self.ended.set()
 
+    def _waits(self) -> bool:
+        """Whether the kernel has put the thread to sleep on an address of some board's page."""
+        assert not self.ended.is_set(), "the latch is broken"
+        call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()
+        if len(call) < 2:  # it runs
+            return False
+        pages = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if BOARD_NAME in line]
+        ranges = [[int(end, 16) for end in page.split("-")] for page in pages]
+        return any(start <= int(call[1], 16) < end for start, end in ranges)
 
-def sign_on(board: Board) -> None:
-    board.sign_on()
+    def holds(self) -> None:
+        """The latch must be whole for a while."""
+        stays(lambda: not self.ended.is_set(), "the latch is whole", for_s=STILL_S)
+
+
+BOARD_NAME = "memfd:chaoskit-board"
 
 
 def test_a_fresh_board_shows_nothing() -> None:
@@ -110,57 +130,49 @@ def test_a_fresh_board_shows_nothing() -> None:
 def test_another_process_sees_phase_place_and_progress() -> None:
     """Everything that the worker's main thread writes can be read at once in the process that made the board."""
     board = Board.create()
-    acts: list[Callable[[Board], object]] = [
-        sign_on,
-        lambda mine: mine.place(7, 3),
-        lambda mine: mine.enter(Phase.BACKWARD),
-        lambda mine: mine.progress(12, 0.1),
-        lambda mine: mine.progress(13, -math.pi),
-        lambda mine: mine.progress(20),
-        lambda mine: mine.enter(Phase.DONE),
-    ]
-    with child(board, *acts) as worker:
+    with worker_of(board) as worker:
         before_ns = time.monotonic_ns()
-        worker.act()
+        worker.act(Board.sign_on)
         assert (board.pid, board.tid, board.phase) == (worker.pid, worker.pid, Phase.START)
         assert before_ns <= board.since_ns <= time.monotonic_ns()
         assert board.rank == -1
-        worker.act()
+        worker.act(Board.place, 7, 3)
         assert (board.generation, board.rank) == (7, 3)
         before_ns = time.monotonic_ns()
         assert board.since_ns < before_ns
-        worker.act()
+        worker.act(Board.enter, Phase.BACKWARD)
         assert board.phase == Phase.BACKWARD
         assert before_ns <= board.since_ns <= time.monotonic_ns()
-        worker.act()
+        worker.act(Board.progress, 12, 0.1)
         assert (board.step, board.commits, board.loss, board.trained_in) == (12, 1, 0.1, 7)
-        worker.act()
+        worker.act(Board.progress, 13, -math.pi)
         assert (board.step, board.commits, board.loss) == (13, 2, -math.pi)
-        worker.act()
+        worker.act(Board.progress, 20)
         assert (board.step, board.commits, board.loss) == (20, 2, -math.pi), "adopted steps are not its own commits"
-        worker.act()
+        worker.act(Board.enter, Phase.DONE)
         assert (board.phase, board.generation, board.rank, board.step) == (Phase.DONE, 7, 3, 20)
 
 
+def spend_for_ever(board: Board) -> None:
+    number = 0
+    while True:
+        number += 1
+        board.spend([number] * len(Spent._fields))
+
+
 def test_where_the_time_went_is_seen_whole_or_not_at_all() -> None:
-    """Six numbers that belong together, under a writer at full speed."""
-
-    def write(mine: Board) -> None:
-        number = 0
-        while True:
-            number += 1
-            mine.spend([number] * len(Spent._fields))
-
+    """Six numbers that belong together are read together, or as None, beside a writer at full speed."""
     board = Board.create()
     assert board.spent is None, "nothing was measured yet"
-    with child(board, sign_on, write) as worker:
-        worker.act()
-        os.write(worker._order, b".")
-        deadline_s = time.monotonic() + WAIT_S
+    with worker_of(board) as worker:
+        worker.begin(spend_for_ever)
         seen: set[Spent] = set()
-        while len(seen) < 1000 and time.monotonic() < deadline_s:
-            seen |= {spent for spent in [board.spent] if spent is not None}
-        assert len(seen) == 1000
+
+        def look() -> bool:
+            seen.update(spent for spent in (board.spent for _ in range(1000)) if spent is not None)
+            return len(seen) >= 1000
+
+        wait_until(look, "a thousand readings")
         assert {len(set(spent)) for spent in seen} == {1}
 
 
@@ -168,54 +180,65 @@ def test_where_the_time_went_is_seen_whole_or_not_at_all() -> None:
 def test_a_loss_keeps_its_bits(loss: float) -> None:
     """Any float passes unchanged, also those that stand for a broken run."""
     board = Board.create()
-    with child(board, lambda mine: mine.progress(1, loss)) as worker:
-        worker.act()
+    with worker_of(board) as worker:
+        worker.act(Board.progress, 1, loss)
         assert struct.pack("d", board.loss) == struct.pack("d", loss)
 
 
+ONES, ZEROS = 0x0101010101010101, 0
+
+
+def write_for_ever(board: Board) -> None:
+    while True:
+        board.progress(ONES)
+        board.progress(ZEROS)
+
+
 def test_a_reader_never_sees_half_a_number() -> None:
-    """Under a writer at full speed, every value read is one that was written."""
-    ones, zeros = 0x0101010101010101, 0
-
-    def write(mine: Board) -> None:
-        while True:
-            mine.progress(ones)
-            mine.progress(zeros)
-
+    """Beside a writer at full speed, every value read is one that was written."""
     board = Board.create()
-    with child(board, sign_on, write) as worker:
-        worker.act()
-        os.write(worker._order, b".")
-        deadline_s = time.monotonic() + WAIT_S
+    with worker_of(board) as worker:
+        worker.begin(write_for_ever)
         seen: set[int] = set()
-        reads = 0
-        while (len(seen) < 2 or reads < 50_000) and time.monotonic() < deadline_s:
-            seen.add(board.step)
-            reads += 1
-        assert seen == {ones, zeros}
 
+        def look() -> bool:
+            seen.update(board.step for _ in range(50_000))
+            return len(seen) > 1
 
-def _hold_memory(mine: Board) -> None:
-    held.append(bytearray(b"\x01") * (200 * 2**20))
-    mine.sign_on()
+        wait_until(look, "both values")
+        assert seen == {ONES, ZEROS}
 
 
 held: list[bytearray] = []
 
 
+def sign_on_with_memory(board: Board, cpu: int) -> None:
+    """Hold 200 MB, on one CPU and with the lowest priority there."""
+    held.append(bytearray(b"\x01") * (200 * 2**20))
+    board.sign_on()
+    os.sched_setaffinity(0, {cpu})
+    os.nice(19)
+
+
 def test_a_kill_breaks_the_latch_before_the_process_has_ended() -> None:
-    """With 200 MB to free, the latch tells of the death when waitpid still knows nothing."""
-    for _ in range(6):  # on a busy machine the waiting thread may be late
-        board = Board.create()
-        with child(board, _hold_memory) as worker:
-            worker.act()
-            watch = Watch(board, worker.has_ended)
-            assert not watch.ended.wait(0.01)
+    """The latch tells of a death before the memory of the process is freed, and so before its parent can know.
+
+    The watching thread has the same CPU and a higher priority: from the moment at which it is woken the process has
+    about a hundredth of that CPU, too little to free 200 MB before the thread looks.
+    """
+    board, cpu = Board.create(), min(os.sched_getaffinity(0))
+    with worker_of(board) as worker:
+        worker.act(sign_on_with_memory, cpu)
+        pidfd = os.pidfd_open(worker.pid)
+        try:
+            watch = Watch(board, lambda: bool(select.select([pidfd], [], [], 0)[0]), cpu=cpu)
+            watch.holds()
             worker.kill()
-            assert watch.ended.wait(WAIT_S)
-            if watch.seen is False:
-                return
-    raise AssertionError("the latch never came before the end of the process")
+            assert watch.ended.wait(LIMIT_S)
+            assert watch.seen is False, "the parent of the process could know as early"
+            assert select.select([pidfd], [], [], LIMIT_S)[0]
+        finally:
+            os.close(pidfd)
 
 
 def _exit_in_order(_: Board) -> None:
@@ -230,67 +253,66 @@ def _end_by_signal(_: Board) -> None:
 def test_any_end_breaks_the_latch(end: Callable[[Board], object]) -> None:
     """A worker that ends by itself, in order or not, is noticed the same way."""
     board = Board.create()
-    with child(board, sign_on, end) as worker:
-        worker.act()
+    with worker_of(board) as worker:
+        worker.act(Board.sign_on)
         watch = Watch(board)
-        assert not watch.ended.wait(STILL_S), "the latch must hold while the worker lives"
-        os.write(worker._order, b".")
-        assert watch.ended.wait(WAIT_S)
+        watch.holds()
+        worker.begin(end)
+        assert watch.ended.wait(LIMIT_S)
 
 
 def test_a_latch_that_broke_before_is_seen_at_once() -> None:
     """An agent that begins to watch when the worker is dead already does not wait for ever."""
     board = Board.create()
-    with child(board, sign_on) as worker:
-        worker.act()
+    with worker_of(board) as worker:
+        worker.act(Board.sign_on)
         worker.kill()
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        assert Watch(board).ended.wait(WAIT_S)
+        worker.await_end()
+        assert Watch(board, waits=False).ended.wait(LIMIT_S)
 
 
 def test_a_stopped_worker_is_not_dead() -> None:
     """SIGSTOP leaves the latch whole, SIGCONT goes on as before, and the death of a stopped worker is seen."""
     board = Board.create()
-    with child(board, sign_on, lambda mine: mine.progress(1)) as worker:
-        worker.act()
+    with worker_of(board) as worker:
+        worker.act(Board.sign_on)
         watch = Watch(board)
-        os.kill(worker.pid, signal.SIGSTOP)
-        _, status = os.waitpid(worker.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        assert not watch.ended.wait(STILL_S)
-        os.kill(worker.pid, signal.SIGCONT)
-        worker.act()
+        worker.stop()
+        watch.holds()
+        worker.signal(signal.SIGCONT)
+        worker.act(Board.progress, 1)
         assert board.step == 1
         assert not watch.ended.is_set()
-        os.kill(worker.pid, signal.SIGSTOP)
+        worker.stop()
         worker.kill()
-        assert watch.ended.wait(WAIT_S)
+        assert watch.ended.wait(LIMIT_S)
+
+
+def run_thread(_: Board) -> None:
+    thread = threading.Thread(target=os.getpid)
+    thread.start()
+    thread.join()
+
+
+def run_process(_: Board) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def test_only_the_thread_that_signed_on_counts() -> None:
     """Other threads and children of the worker come and go without breaking its latch."""
-
-    def run_thread(_: Board) -> None:
-        thread = threading.Thread(target=os.getpid)
-        thread.start()
-        thread.join()
-
-    def run_process(_: Board) -> None:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-
     board = Board.create()
-    with child(board, sign_on, run_thread, run_process) as worker:
-        worker.act()
+    with worker_of(board) as worker:
+        worker.act(Board.sign_on)
         watch = Watch(board)
-        worker.act()
-        worker.act()
-        assert not watch.ended.wait(STILL_S)
+        worker.act(run_thread)
+        worker.act(run_process)
+        watch.holds()
         assert osprocess.state(worker.pid) == "S"
         worker.kill()
-        assert watch.ended.wait(WAIT_S)
+        assert watch.ended.wait(LIMIT_S)
 
 
 FRESH = """
@@ -316,37 +338,45 @@ def test_a_fresh_interpreter_can_use_the_board() -> None:
             assert worker.stdout.readline() == b"ready\n"
             assert (board.pid, board.phase) == (worker.pid, Phase.FORWARD)
             watch = Watch(board)
-            assert not watch.ended.wait(STILL_S)
+            watch.holds()
         finally:
             worker.kill()
-        assert watch.ended.wait(WAIT_S)
+        assert watch.ended.wait(LIMIT_S)
+
+
+def board_with(clock: FakeClock) -> Board:
+    return Board(Board.create().fd, now_s=clock.now_s, sleep=clock.sleep)
 
 
 def test_a_copy_of_the_initial_state_is_waited_for_like_any_other() -> None:
     """Of step 0, too, nothing is taken for copied before it is."""
-    board = Board.create()
+    clock = FakeClock()
+    board = board_with(clock)
     board.copying(True)
     for step in range(2):
-        begun_s = time.monotonic()
-        board.await_copy(step, 0.05, 0.0)
-        assert time.monotonic() - begun_s >= 0.05
+        with clock.measured() as waited:
+            board.await_copy(step, 0.05, 0.0)
+        assert waited.duration_s >= 0.05
         board.copied(step)
-        board.await_copy(step, 1e9, 1e9)
+        with clock.measured() as waited:
+            board.await_copy(step, 1e9, 1e9)
+        assert waited.duration_s == 0
 
 
 def test_a_copy_that_is_to_be_stored_is_waited_for_longer_but_not_time_and_again() -> None:
-    """Whoever copies may stand still: only its next answer is worth another wait."""
+    """An agent that copies may stand still: after a wait in vain only its next answer is worth another one."""
+    clock = FakeClock()
+    board = board_with(clock)
 
     def waited_s(step: int) -> float:
-        begun_s = time.monotonic()
-        board.await_copy(step, 0.0, 0.2)
-        return time.monotonic() - begun_s
+        with clock.measured() as waited:
+            board.await_copy(step, 0.0, 0.2)
+        return waited.duration_s
 
-    board = Board.create()
     board.copying(True)
     board.due(5)
     assert waited_s(4) < 0.1
-    assert waited_s(6) >= 0.2, "whoever copies is late, and has not seen the one that is due"
+    assert waited_s(6) >= 0.2, "the agent is late, and has not seen the one that is due"
     assert waited_s(10) < 0.1
     board.due(10)
     assert waited_s(10) >= 0.2
@@ -355,15 +385,15 @@ def test_a_copy_that_is_to_be_stored_is_waited_for_longer_but_not_time_and_again
 def test_each_board_is_one_workers_own() -> None:
     """The death of one worker breaks its own latch only."""
     first, second = Board.create(), Board.create()
-    with child(first, sign_on) as one, child(second, sign_on) as other:
-        one.act()
-        other.act()
+    with worker_of(first) as one, worker_of(second) as other:
+        one.act(Board.sign_on)
+        other.act(Board.sign_on)
         watches = Watch(first), Watch(second)
         one.kill()
-        assert watches[0].ended.wait(WAIT_S)
-        assert not watches[1].ended.wait(STILL_S)
+        assert watches[0].ended.wait(LIMIT_S)
+        watches[1].holds()
         other.kill()
-        assert watches[1].ended.wait(WAIT_S)
+        assert watches[1].ended.wait(LIMIT_S)
 
 
 def test_a_lease_is_seen_to_run_out_by_the_worker() -> None:
@@ -371,7 +401,7 @@ def test_a_lease_is_seen_to_run_out_by_the_worker() -> None:
     board = Board.create()
     worker = Board(board.fd)
     assert not worker.lease_over, "the agent has not shown any yet"
-    board.lease(time.monotonic_ns() + int(WAIT_S * 1e9))
+    board.lease(time.monotonic_ns() + int(LIMIT_S * 1e9))
     assert not worker.lease_over
     board.lease(time.monotonic_ns() - 1)
     assert worker.lease_over

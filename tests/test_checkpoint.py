@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -16,6 +17,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import ranks
+from support.clocks import FakeClock
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
@@ -30,8 +34,6 @@ from chaoskit.runtime.board import Board
 from chaoskit.runtime.peer import Corrupt, pull
 from chaoskit.runtime.replica import Replica
 from chaoskit.vocabulary import Event
-
-PATIENCE_S = 20.0
 
 
 class Owner:
@@ -73,6 +75,7 @@ def checksum_of(view: ArenaView) -> str:
 
 
 def test_a_seal_covers_step_index_scalars_and_every_byte() -> None:
+    """A change of any of them changes the checksum."""
     owner = Owner()
     sealed = seal(owner.arena)
     assert (sealed.step, sealed.generation, sealed.size_bytes) == (0, 1, owner.arena.size_bytes)
@@ -90,6 +93,7 @@ def test_a_seal_covers_step_index_scalars_and_every_byte() -> None:
 
 
 def test_the_checksum_does_not_depend_on_the_pieces() -> None:
+    """The same data has the same checksum, however it is cut."""
     data = memoryview(os.urandom(CHUNK_BYTES + 12345))
     whole = checksum(3, b"i", b"s", data)
     assert whole == checksum(3, b"i", b"s", memoryview(bytes(data)))
@@ -97,6 +101,7 @@ def test_the_checksum_does_not_depend_on_the_pieces() -> None:
 
 
 def test_a_torn_state_has_no_seal() -> None:
+    """A state in the middle of an update cannot be sealed."""
     owner = Owner()
     owner.tear()
     with pytest.raises(Torn, match="not finished"):
@@ -107,6 +112,7 @@ def test_a_torn_state_has_no_seal() -> None:
 
 
 def test_a_copy_equals_its_source_and_keeps_its_seal_while_the_next_is_made() -> None:
+    """A copy that fails does not touch the newest complete one."""
     owner, tier = Owner(), MemoryTier()
     assert tier.copies() == []
     for step in range(5):
@@ -124,6 +130,7 @@ def test_a_copy_equals_its_source_and_keeps_its_seal_while_the_next_is_made() ->
 
 
 def test_slots_are_reused_and_grow_with_the_state() -> None:
+    """Copies alternate between two slots; a larger state gets larger ones."""
     owner, tier = Owner(), MemoryTier()
     views = []
     for _ in range(6):
@@ -138,48 +145,100 @@ def test_slots_are_reused_and_grow_with_the_state() -> None:
         larger.commit()
 
 
+def check_copies(tier: MemoryTier) -> list[int]:
+    """Every byte of each copy is that of its step; returns the steps."""
+    for copy in tier.copies():
+        assert content(copy.view) == {float(copy.seal.step)}
+        assert checksum_of(copy.view) == copy.seal.checksum
+    return [copy.seal.step for copy in tier.copies()]
+
+
+@pytest.mark.parametrize(("moment", "torn"), [("begun", True), ("chunk", True), ("copied", False), ("sealed", False)])
+def test_a_writer_that_goes_on_during_a_copy_is_noticed(moment: str, torn: bool) -> None:
+    """A commit before all is copied raises Torn, and leaves the copy before; one after that does no harm."""
+    owner, reached = Owner(2_000_000), list[str]()
+
+    def go_on(boundary: str) -> None:
+        if boundary == moment and boundary not in reached:
+            reached.append(boundary)
+            owner.commit()
+
+    tier = MemoryTier(go_on)
+    moment, wanted = "", moment
+    tier.save(owner.arena)
+    owner.commit()
+    moment = wanted
+    if torn:
+        with pytest.raises(Torn, match="step 1 was left"):
+            tier.save(owner.arena)
+        assert check_copies(tier) == [0]
+    else:
+        assert tier.save(owner.arena).step == 1
+        assert check_copies(tier) == [1]
+    assert reached == [wanted]
+    assert owner.step == 2
+    assert tier.save(owner.arena).step == 2
+    assert check_copies(tier) == [2]
+
+
 def test_a_writer_that_does_not_wait_is_noticed() -> None:
-    """Whatever the tier calls complete is of one step; what was overtaken raises Torn."""
-    owner, tier = Owner(2_000_000), MemoryTier()
-    over = threading.Event()
+    """Beside a writer at full speed, what the tier calls complete is of one step; a copy that it overtook is Torn.
+
+    Every second copy begins between two updates, and is held until the writer has made a whole one.
+    """
+    owner, over, between = Owner(2_000_000), threading.Event(), threading.Lock()
+    held = False
 
     def train() -> None:
         while not over.is_set():
-            owner.commit()
+            with between:
+                owner.commit()
+            time.sleep(0.001)  # so that others get the lock
 
-    thread = threading.Thread(target=train)
+    def hold(boundary: str) -> None:
+        if held and boundary == "begun":
+            begun = owner.step
+            between.release()
+            wait_until(lambda: owner.step > begun + 1, "two commits", poll_s=0.001)
+
+    tier = MemoryTier(hold)
+    tier.save(owner.arena)
+    thread = threading.Thread(target=train, daemon=True)
     thread.start()
     try:
-        torn = 0
-        for _ in range(60):
-            try:
+        for _ in range(6):
+            held = True
+            between.acquire()
+            with pytest.raises(Torn, match="was left before its copy was complete"):
                 tier.save(owner.arena)
-            except Torn:
-                torn += 1
-            for copy in tier.copies():
-                assert content(copy.view) == {float(copy.seal.step)}
-                assert checksum_of(copy.view) == copy.seal.checksum
+            check_copies(tier)
+            held = False
+            with contextlib.suppress(Torn):
+                tier.save(owner.arena)
+            check_copies(tier)
     finally:
         over.set()
-        thread.join()
-    assert torn
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
 
 
-def test_no_room_leaves_the_older_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def save_without_room(line: ranks.Line) -> None:
+    """In a process of its own: the limit holds for all that a process writes."""
     owner, tier = Owner(), MemoryTier()
     tier.save(owner.arena)
     (copy,) = tier.copies()
     larger = Owner(5_000_000)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="large"):
-            tier.save(larger.arena)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match="large"):
+        tier.save(larger.arena)
     assert tier.copies() == [copy]
+    assert check_copies(tier) == [0]
+
+
+def test_no_room_leaves_the_older_copy() -> None:
+    """A copy for which there is no memory raises, and the one before stays."""
+    assert ranks.results(1, save_without_room) == [None]
 
 
 Act = st.sampled_from(["commit", "save", "tear", "mend"])
@@ -213,14 +272,14 @@ def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_mos
 # -- the keeper, with writers that are processes ------------------------------------------------------------------
 
 WRITER = """
-import sys, time
+import signal, sys
 import torch
 from chaoskit.checkpoint.arena import Arena
 from chaoskit.runtime.board import Board
 
 board = Board(int(sys.argv[1]), int(sys.argv[2]))
 board.sign_on()
-count = int(sys.argv[3])
+count, halt, last = int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 arena = Arena(8 * count)
 slot = arena.slot("model/weight", torch.float32, (count,))
 with arena.writing():
@@ -232,8 +291,13 @@ arena.stand_in(1)
 board.announce()
 step = 0
 while True:
-    board.await_copy(step, 5.0, 5.0)
+    board.await_copy(step, 600.0, 600.0)
+    if step == last and halt == "between two updates":
+        signal.pause()
     with arena.writing():
+        arena.tensor(slot)[: count // 2] = float(step + 1)
+        if step == last and halt == "in an update":
+            signal.pause()
         arena.tensor(slot).fill_(float(step + 1))
         step += 1
         arena.publish(["model/weight"], b"", step)
@@ -247,12 +311,16 @@ def config_of(copies: int, rack_nodes: int = 0) -> RunConfig:
 
 
 class Writer:
-    """A process that commits as fast as it can; its agent's keeper runs in the test."""
+    """A process that commits as fast as it can; its agent's keeper runs in the test.
 
-    def __init__(self, directory: Path, copies: int, count: int = 200_000) -> None:
+    Args:
+        halt: where it stands still after ``last`` steps, "between two updates" or "in an update"; "" for nowhere.
+    """
+
+    def __init__(self, directory: Path, copies: int, count: int = 200_000, halt: str = "", last: int = -1) -> None:
         self.board = Board.create()
         fds = (self.board.fd, self.board.bell)
-        command = [sys.executable, "-c", WRITER, *map(str, fds), str(count)]
+        command = [sys.executable, "-c", WRITER, *map(str, fds), str(count), halt, str(last)]
         self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.endpoint = Endpoint(host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline()))
@@ -265,7 +333,7 @@ class Writer:
         self.keeper.adopt("node0.0", self.endpoint, self.board)
         self.keeper.follow(plan_of(("node0.0", "node0")))
         self.keeper.recall()  # answered when all orders before it are carried out
-        assert self.answered.wait(PATIENCE_S)
+        assert self.answered.wait(LIMIT_S)
         self.answered.clear()
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
@@ -277,10 +345,7 @@ class Writer:
         self.answered.set()
 
     def train_until(self, step: int) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while self.board.step < step:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.0005)
+        wait_until(lambda: self.board.step >= step, f"step {step} of the writer", poll_s=0.0005)
 
     def end(self) -> tuple[Snapshot, ...]:
         """SIGKILL, whatever it does; then what its agent offers."""
@@ -288,7 +353,7 @@ class Writer:
         self.board.await_death()
         self.keeper.ended("node0.0")
         self.keeper.recall()
-        assert self.answered.wait(PATIENCE_S)
+        assert self.answered.wait(LIMIT_S)
         self.process.wait()
         return self.told[-1].snapshots
 
@@ -303,14 +368,7 @@ def read(snapshot: Snapshot) -> ArenaView:
     return ArenaView.open(f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}")
 
 
-@pytest.mark.parametrize("moment_ms", [0, 1, 3, 7, 12, 20])
-def test_a_killed_writer_leaves_its_last_step_or_the_one_before(tmp_path: Path, moment_ms: int) -> None:
-    writer = Writer(tmp_path, copies=1)
-    writer.train_until(3)
-    time.sleep(moment_ms / 1000)  # any moment will do: there is nothing to wait for
-    snapshots = writer.end()
-    newest = max(snapshots, key=lambda snapshot: snapshot.age)
-    assert newest.step >= writer.board.step - 1
+def check_snapshots(snapshots: tuple[Snapshot, ...]) -> None:
     for snapshot in snapshots:
         view = read(snapshot)
         assert content(view) == {float(snapshot.step)}
@@ -318,28 +376,52 @@ def test_a_killed_writer_leaves_its_last_step_or_the_one_before(tmp_path: Path, 
         assert (snapshot.node, snapshot.worker, snapshot.generation) == ("node0", "node0.0", 1)
 
 
-def test_without_copies_only_what_was_left_is_offered(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, copies=0)
+@pytest.mark.parametrize("step", [1, 3, 4, 6, 9, 15])
+def test_a_killed_writer_leaves_its_last_step_or_the_one_before(tmp_path: Path, step: int) -> None:
+    """With copies, a writer that is killed at any moment leaves a state that is one step old at most."""
+    writer = Writer(tmp_path, copies=1)
+    writer.train_until(step)
+    snapshots = writer.end()
+    newest = max(snapshots, key=lambda snapshot: snapshot.age)
+    assert newest.step >= writer.board.step - 1
+    check_snapshots(snapshots)
+
+
+def test_without_copies_the_state_that_was_left_is_offered(tmp_path: Path) -> None:
+    """A writer that is killed between two updates leaves the state of its last step."""
+    writer = Writer(tmp_path, copies=0, halt="between two updates", last=50)
     writer.train_until(50)
-    for snapshot in writer.end():
-        assert snapshot.step >= writer.board.step
-        assert checksum_of(read(snapshot)) == snapshot.checksum
+    snapshots = writer.end()
+    assert [snapshot.step for snapshot in snapshots] == [50]
+    check_snapshots(snapshots)
+
+
+def test_without_copies_a_torn_state_is_not_offered(tmp_path: Path) -> None:
+    """A writer that is killed in the middle of an update leaves nothing."""
+    writer = Writer(tmp_path, copies=0, halt="in an update", last=50)
+    writer.train_until(50)
+    arena = ArenaView.open(f"/proc/{writer.process.pid}/fd/{writer.endpoint.arena_fd}")
+    wait_until(lambda: arena.step == 50 and arena.sequence % 2, "an update that has begun")
+    assert writer.end() == ()
 
 
 def test_what_others_have_overtaken_is_let_go(tmp_path: Path) -> None:
+    """When live workers are ahead, the arena that a dead one left is not offered."""
     writer = Writer(tmp_path, copies=1)
     writer.train_until(5)
     writer.end()
     writer.keeper.went_on(writer.board.step + 100)
     writer.answered.clear()
     writer.keeper.recall()
-    assert writer.answered.wait(PATIENCE_S)
+    assert writer.answered.wait(LIMIT_S)
     assert len(writer.told[-1].snapshots) == 1, "the copy is left, the arena is not"
 
 
 def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After failures, ever more commits pass before the next attempt."""
+
     def no_room(self: MemoryTier, source: ArenaView) -> Any:
         raise MemoryError("no room")
 
@@ -359,29 +441,32 @@ def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
 def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on(tmp_path: Path) -> None:
     """The keeper says which is the next: when it follows a worker, and again with each state that it has seen."""
     owner, board, answered = Owner(), Board.create(), threading.Event()
+    clock = FakeClock()
+    hurried = Board(board.fd, now_s=clock.now_s, sleep=clock.sleep)
     config = RunConfig(job=JobSpec("job.py"), memory_copies=0, disk=Tier(target=str(tmp_path / "disk"), every_steps=3))
     place = ("node0", "127.0.0.1", "token", config, Journal(tmp_path, "node0"))
     keeper = Keeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
     keeper.adopt("node0.0", Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), owner.arena.fd), board)
     keeper.follow(plan_of(("node0.0", "node0"), generation=2))
     keeper.recall()  # answered when all orders before it are carried out
-    assert answered.wait(PATIENCE_S)
+    assert answered.wait(LIMIT_S)
 
     def is_due(step: int) -> bool:
-        begun_s = time.monotonic()
-        board.await_copy(step, 0.0, 0.2)
-        return time.monotonic() - begun_s >= 0.2
+        with clock.measured() as waited:
+            hurried.await_copy(step, 0.0, 0.2)
+        return waited.duration_s >= 0.2
 
     assert is_due(3)
     owner.arena.stand_in(2)
     for _ in range(4):
         owner.commit()
     board.announce()
-    board.await_copy(5, PATIENCE_S, PATIENCE_S)  # it has seen step 4, and need not see what comes before step 6
+    board.await_copy(5, LIMIT_S, LIMIT_S)  # it has seen step 4, and need not see what comes before step 6
     assert is_due(6)
 
 
 def test_the_lowest_ranks_on_different_nodes_are_copied() -> None:
+    """As many nodes copy as copies are wanted, one worker a node."""
     plan = plan_of(("b.0", "b"), ("b.1", "b"), ("a.0", "a"), ("c.0", "c"))
     assert keepers(plan, config_of(2)) == {"b": "b.0", "a": "a.0"}
     assert keepers(plan, config_of(0)) == {}
@@ -412,6 +497,7 @@ def trained(seed: int, steps: int) -> Replica:
 
 @pytest.mark.parametrize("place", [None, 0, 5000, -1])
 def test_a_copy_is_loaded_only_with_the_checksum_of_its_seal(place: int | None) -> None:
+    """A changed bit raises Corrupt and leaves the replica incomplete, so that it reads another copy."""
     donor, fresh, tier = trained(1, 3), trained(2, 0), MemoryTier()
     sealed = tier.save(donor.arena)
     view = tier.copies()[0].view
@@ -432,6 +518,7 @@ def test_a_copy_is_loaded_only_with_the_checksum_of_its_seal(place: int | None) 
 
 
 def test_a_damaged_index_is_corruption_not_a_bug_of_the_user() -> None:
+    """An index that cannot be decoded raises Corrupt, like any other damage."""
     donor, fresh, tier = trained(1, 3), trained(2, 0), MemoryTier()
     sealed = tier.save(donor.arena)
     view = tier.copies()[0].view

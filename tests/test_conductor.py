@@ -1,17 +1,17 @@
-"""Whom the harness strikes, and whom it does not: what it hears is written by hand, who is struck is a real process."""
+"""Which processes the harness strikes, and which not: its messages are written by hand, its targets are real."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import LIMIT_S
 
 from chaoskit.experiment.conductor import Conductor
 from chaoskit.experiment.history import History
@@ -30,7 +30,7 @@ END = EndJob(ok=True, reason="")
 
 
 class Script:
-    """A cluster of which everything that it will say is known."""
+    """A cluster with a given list of messages."""
 
     nodes = ("node0", "node1", "node2")
 
@@ -52,8 +52,8 @@ class Script:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One a rank; they live until somebody ends them."""
-    found = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)]
+    """One a rank; they live until a test ends them."""
+    found = [subprocess.Popen(["sleep", "infinity"]) for _ in range(3)]
     yield found
     for process in found:
         process.kill()
@@ -61,7 +61,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Its parent has not looked yet: it is a zombie."""
+    """Kill it, and leave it a zombie."""
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -86,7 +86,7 @@ def conducted(tmp_path: Path, faults: list[Fault], messages: list[Message]) -> t
     journal, undo = Journal(tmp_path, "harness"), UndoLog(tmp_path)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
     conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
-    assert conductor.conduct(time.monotonic() + 30) == END
+    assert conductor.conduct(time.monotonic() + LIMIT_S) == END
     journal.close()
     undo.close()
     return conductor, cluster
@@ -96,7 +96,7 @@ def conducted(tmp_path: Path, faults: list[Fault], messages: list[Message]) -> t
 def test_who_is_lost_already_is_not_struck_at_its_hook(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], heard: bool
 ) -> None:
-    """Its death would be taken for the fault's doing. Whoever has the rank next is struck."""
+    """Its death would be taken for the fault's doing. The next worker with that rank is struck."""
     _, old, new = processes
     pids = [process.pid for process in processes]
     lost = WorkerLost("node1.1", "node1", "hung", "", 1)
@@ -116,7 +116,7 @@ def test_who_is_lost_already_is_not_struck_at_its_hook(
 def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Even where the second one takes everybody with it who could tell how it ended."""
+    """Even where the second fault ends every process that could tell how the first target ended."""
     pids = [process.pid for process in processes[:2]]
     stands = [hook("node1.1", "fault0", pids[1]), hook("node0.1", "fault1", pids[0])]
     faults: list[Fault] = [Kill(rank=1, at_step=3), Kill(rank=0, at_step=4)]
@@ -126,7 +126,7 @@ def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     assert first.observed == f"pid {pids[1]} is gone"
     assert first.target is not None
     assert first.effective_ns == first.target.gone_ns > 0
-    assert second.effective_ns is None, "nobody has looked after it"
+    assert second.effective_ns is None, "it was not looked at afterwards"
 
 
 def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
@@ -141,7 +141,7 @@ def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: lis
 
 
 def test_who_has_ended_takes_no_signal(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    """The kernel takes one for a zombie without a word: a death that nobody caused would be a fault's doing."""
+    """The kernel accepts a signal for a zombie: a death without a cause would be taken for a fault's doing."""
     pids = [process.pid for process in processes[:2]]
     nothing: Any = None
     network = Loopback(0)
@@ -163,7 +163,7 @@ def test_who_has_ended_takes_no_signal(tmp_path: Path, processes: list[subproces
 def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], late: bool
 ) -> None:
-    """The process was killed, for all to see; but there was no training any more that could have felt it."""
+    """The process was killed, but the job had ended before and could not feel it."""
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
     conductor, _ = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages)

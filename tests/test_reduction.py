@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import ranks
+from support.ranks import Line
 from torch.distributed import FileStore, ProcessGroupGloo
 
 from chaoskit.runtime.reduction import (
@@ -48,18 +47,13 @@ OWNERSHIPS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # a forked child hangs after a multi-threaded operation in its parent
-
-
 class Gloo:
     """The smallest :class:`~chaoskit.runtime.collective.Group`."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=20)
+        options._timeout = timedelta(seconds=600)  # a rank that is not freed exceeds the limit of its test
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
         before = open_sockets()
         self._backend = ProcessGroupGloo(FileStore(str(path), size), rank, size, options)
@@ -107,37 +101,6 @@ class DiesBeforeTransfer(Gloo):
     def all_reduce(self, tensor: torch.Tensor) -> Any:
         self._count()
         return super().all_reduce(tensor)
-
-
-def on_ranks(size: int, body: Callable[[int], None], timeout_s: float = 60) -> list[int]:
-    """Run ``body(rank)`` in forked processes; returns their exit codes, negative for a signal."""
-    children = []
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-                body(rank)
-                code = 0
-            finally:
-                if code:
-                    traceback.print_exc()
-                os._exit(code)
-        children.append(pid)
-    codes = {}
-    deadline = time.monotonic() + timeout_s
-    while len(codes) < size:
-        for rank, pid in enumerate(children):
-            if rank in codes:
-                continue
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                codes[rank] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    return [codes[rank] for rank in range(size)]
 
 
 def gradients(shard: int, dtype: torch.dtype = torch.float32, step: int = 0) -> list[torch.Tensor | None]:
@@ -194,33 +157,36 @@ def check_news(reduced: Reduced, world: int) -> None:
     assert [row.numpy().tobytes() for row in reduced.sidecars] == [np.array(sidecar(r)).tobytes() for r in range(world)]
 
 
+def reduce_everything(line: Line, path: Path, expected: dict[int, list[np.ndarray]], grad_sums: dict[int, int]) -> None:
+    rank, world = line.rank, line.size
+    group = Gloo(path / "store", rank, world) if world > 1 else None
+    for count, wanted_sums in expected.items():
+        ownership = OWNERSHIPS[count, world]
+        for buckets in (1, 3):
+            local = contribution(ownership[rank], count, buckets)
+            exact, fast = (make_reducer(kind, local, len(sidecar(0))) for kind in ("exact", "fast"))
+            exact.begin(group, ownership)
+            for _ in range(2):
+                reduced = exact.reduce(sidecar(rank))
+                assert bits(reduced.gradients) == bits(wanted_sums)
+                assert reduced.grad_sum == grad_sums[count]
+                check_news(reduced, world)
+            fast.begin(group, ownership)
+            reduced = fast.reduce(sidecar(rank))
+            for result, wanted in zip(reduced.gradients, wanted_sums, strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+            check_news(reduced, world)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_world_gives_the_same_bits(world: int, tmp_path: Path) -> None:
+    """The exact reduction gives the bits of the reference tree in every world, the fast one about the same numbers."""
     counts = [count for count, size in OWNERSHIPS if size == world]
     expected = {count: tree_sum(count) for count in counts}
     exact_sums = {count: contribution(range(count), count).sums(0)[Subtree(0, count)] for count in counts}
     grad_sums = {count: int(total.view(torch.int64).sum()) for count, total in exact_sums.items()}
 
-    def body(rank: int) -> None:
-        group = Gloo(tmp_path / "store", rank, world) if world > 1 else None
-        for count in counts:
-            ownership = OWNERSHIPS[count, world]
-            for buckets in (1, 3):
-                local = contribution(ownership[rank], count, buckets)
-                exact, fast = (make_reducer(kind, local, len(sidecar(0))) for kind in ("exact", "fast"))
-                exact.begin(group, ownership)
-                for _ in range(2):
-                    reduced = exact.reduce(sidecar(rank))
-                    assert bits(reduced.gradients) == bits(expected[count])
-                    assert reduced.grad_sum == grad_sums[count]
-                    check_news(reduced, world)
-                fast.begin(group, ownership)
-                reduced = fast.reduce(sidecar(rank))
-                for result, wanted in zip(reduced.gradients, expected[count], strict=True):
-                    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
-                check_news(reduced, world)
-
-    assert on_ranks(world, body) == [0] * world
+    assert ranks.results(world, reduce_everything, tmp_path, expected, grad_sums) == [None] * world
 
 
 def poison(shard: int, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -232,26 +198,27 @@ def poison(shard: int, found: list[torch.Tensor | None]) -> list[torch.Tensor | 
     return found
 
 
+def reduce_poison(line: Line, path: Path, kind: Any) -> None:
+    rank, ownership = line.rank, [[0, 1], [2], [3, 4]]
+    local = LocalGradients(layout(2), 5)
+    for shard in ownership[rank]:
+        local.add(shard, poison(shard, gradients(shard)))
+    reducer = make_reducer(kind, local, 0)
+    reducer.begin(Gloo(path / "store", rank, 3), ownership)
+    reduced = reducer.reduce([])
+    assert not reduced.finite
+    assert reduced.nonfinite == ((0, Subtree(0, 2)), (2, Subtree(4, 5)))
+    assert reduced.guilty == {0: (0, 1), 2: (4,)}
+    local.clear()
+    for shard in ownership[rank]:
+        local.add(shard, gradients(shard))
+    assert reducer.reduce([]).finite
+
+
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 def test_nonfinite_contributions_are_known_by_rank(kind: Any, tmp_path: Path) -> None:
-    ownership = [[0, 1], [2], [3, 4]]
-
-    def body(rank: int) -> None:
-        local = LocalGradients(layout(2), 5)
-        for shard in ownership[rank]:
-            local.add(shard, poison(shard, gradients(shard)))
-        reducer = make_reducer(kind, local, 0)
-        reducer.begin(Gloo(tmp_path / "store", rank, 3), ownership)
-        reduced = reducer.reduce([])
-        assert not reduced.finite
-        assert reduced.nonfinite == ((0, Subtree(0, 2)), (2, Subtree(4, 5)))
-        assert reduced.guilty == {0: (0, 1), 2: (4,)}
-        local.clear()
-        for shard in ownership[rank]:
-            local.add(shard, gradients(shard))
-        assert reducer.reduce([]).finite
-
-    assert on_ranks(3, body) == [0] * 3
+    """All ranks are told which ones contributed what is not finite, and of which shards it may be."""
+    assert ranks.results(3, reduce_poison, tmp_path, kind) == [None] * 3
 
 
 class Damages(Gloo):
@@ -270,26 +237,26 @@ class Damages(Gloo):
         return Damaged()
 
 
+def reduce_damaged_segment(line: Line, path: Path, expected: list[np.ndarray]) -> None:
+    rank, ownership = line.rank, [[0, 2], [1, 3]]
+    make_group = Damages if rank else Gloo
+    reducer = make_reducer("exact", contribution(ownership[rank], 4, buckets=2), len(sidecar(0)))
+    reducer.begin(make_group(path / "first", rank, 2), ownership)
+    if rank:
+        with pytest.raises(CorruptSegment, match="rank 0") as caught:
+            reducer.reduce(sidecar(rank))
+        assert caught.value.ranks == (0,)
+        assert caught.value.sidecars.numpy().tobytes() == np.array([sidecar(0), sidecar(1)]).tobytes()
+    else:
+        assert bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)
+    reducer.begin(make_group(path / "second", rank, 2), ownership)
+    reducer.verify = False
+    assert (bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)) == (rank == 0)
+
+
 def test_a_segment_that_arrives_damaged_is_told_by_its_checksum(tmp_path: Path) -> None:
     """On the rank that has it; the other one has the right sum. Without the check the damage passes for the sum."""
-    ownership, expected = [[0, 2], [1, 3]], tree_sum(4)
-
-    def body(rank: int) -> None:
-        make_group = Damages if rank else Gloo
-        reducer = make_reducer("exact", contribution(ownership[rank], 4, buckets=2), len(sidecar(0)))
-        reducer.begin(make_group(tmp_path / "first", rank, 2), ownership)
-        if rank:
-            with pytest.raises(CorruptSegment, match="rank 0") as caught:
-                reducer.reduce(sidecar(rank))
-            assert caught.value.ranks == (0,)
-            assert caught.value.sidecars.numpy().tobytes() == np.array([sidecar(0), sidecar(1)]).tobytes()
-        else:
-            assert bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)
-        reducer.begin(make_group(tmp_path / "second", rank, 2), ownership)
-        reducer.verify = False
-        assert (bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)) == (rank == 0)
-
-    assert on_ranks(2, body) == [0] * 2
+    assert ranks.results(2, reduce_damaged_segment, tmp_path, tree_sum(4)) == [None] * 2
 
 
 class DamagesNews(Gloo):
@@ -317,30 +284,30 @@ class DamagesNews(Gloo):
         return Damaged()
 
 
+def reduce_damaged_news(line: Line, path: Path, kind: Any, word: int) -> None:
+    rank, ownership = line.rank, [[0, 2], [1, 3]]
+    group = (DamagesNews if rank else Gloo)(path / "first", rank, 2)
+    if isinstance(group, DamagesNews):
+        group.word = word
+    reducer = make_reducer(kind, contribution(ownership[rank], 4), len(sidecar(0)))
+    reducer.begin(group, ownership)
+    if rank:
+        with pytest.raises(CorruptSegment, match="news from rank 0") as caught:
+            reducer.reduce(sidecar(rank))
+        assert caught.value.ranks == (0,)
+        assert caught.value.sidecars[0].view(torch.int64).tolist() == [0] * len(sidecar(0))
+        assert caught.value.sidecars[1].numpy().tobytes() == np.array(sidecar(1)).tobytes()
+    else:
+        check_news(reducer.reduce(sidecar(rank)), 2)
+    reducer.begin(Gloo(path / "second", rank, 2), ownership)
+    check_news(reducer.reduce(sidecar(rank)), 2)
+
+
 @pytest.mark.parametrize("word", [0, 4, -3, -2, -1])
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 def test_news_that_arrive_damaged_are_told_by_their_checksum(kind: Any, word: int, tmp_path: Path) -> None:
-    """A loss, a vote, a flag or the checksum itself. Nobody reads what such a rank had to say."""
-    ownership = [[0, 2], [1, 3]]
-
-    def body(rank: int) -> None:
-        group = (DamagesNews if rank else Gloo)(tmp_path / "first", rank, 2)
-        if isinstance(group, DamagesNews):
-            group.word = word
-        reducer = make_reducer(kind, contribution(ownership[rank], 4), len(sidecar(0)))
-        reducer.begin(group, ownership)
-        if rank:
-            with pytest.raises(CorruptSegment, match="news from rank 0") as caught:
-                reducer.reduce(sidecar(rank))
-            assert caught.value.ranks == (0,)
-            assert caught.value.sidecars[0].view(torch.int64).tolist() == [0] * len(sidecar(0))
-            assert caught.value.sidecars[1].numpy().tobytes() == np.array(sidecar(1)).tobytes()
-        else:
-            check_news(reducer.reduce(sidecar(rank)), 2)
-        reducer.begin(Gloo(tmp_path / "second", rank, 2), ownership)
-        check_news(reducer.reduce(sidecar(rank)), 2)
-
-    assert on_ranks(2, body) == [0] * 2
+    """A loss, a vote, a flag or the checksum itself: none of the news of that rank is used."""
+    assert ranks.results(2, reduce_damaged_news, tmp_path, kind, word) == [None] * 2
 
 
 class Counts(Gloo):
@@ -353,56 +320,94 @@ class Counts(Gloo):
         return super().all_reduce(tensor)
 
 
+def reduce_doubtful_sum(line: Line, path: Path) -> None:
+    rank = line.rank
+    group = Counts(path / "store", rank, 3)
+    reducer = make_reducer("fast", contribution(OWNERSHIPS[4, 3][rank], 4, buckets=2), len(sidecar(0)))
+
+    def attempt(damaged: bool, collectives: int) -> None:
+        reducer.begin(group, OWNERSHIPS[4, 3])
+        before = group.collectives
+        reducer.arrived = lambda views: views[1].fill_(float("nan" if damaged and rank == 1 else "0"))
+        try:
+            check_news(reducer.reduce(sidecar(rank)), 3)
+        finally:
+            assert group.collectives == before + collectives
+
+    if rank != 1:
+        for collectives in (2, 3, 2):
+            attempt(damaged=True, collectives=collectives)
+    else:
+        with pytest.raises(DoubtfulSum):
+            attempt(damaged=True, collectives=2)
+        with pytest.raises(CorruptSegment, match="rank 1") as caught:
+            attempt(damaged=True, collectives=3)
+        assert caught.value.ranks == (1,)
+        attempt(damaged=False, collectives=2)
+
+
 def test_a_sum_that_is_not_finite_on_one_rank_alone_is_asked_about(tmp_path: Path) -> None:
-    """First only that rank knows, and leaves; then all know that somebody has, and come to the same verdict."""
+    """First only that rank knows, and leaves; then all know that one has, and come to the same verdict."""
+    assert ranks.results(3, reduce_doubtful_sum, tmp_path) == [None] * 3
 
-    def body(rank: int) -> None:
-        group = Counts(tmp_path / "store", rank, 3)
-        reducer = make_reducer("fast", contribution(OWNERSHIPS[4, 3][rank], 4, buckets=2), len(sidecar(0)))
 
-        def attempt(damaged: bool, collectives: int) -> None:
-            reducer.begin(group, OWNERSHIPS[4, 3])
-            before = group.collectives
-            reducer.arrived = lambda views: views[1].fill_(float("nan" if damaged and rank == 1 else "0"))
-            try:
-                check_news(reducer.reduce(sidecar(rank)), 3)
-            finally:
-                assert group.collectives == before + collectives
-
-        if rank != 1:
-            for collectives in (2, 3, 2):
-                attempt(damaged=True, collectives=collectives)
-        else:
-            with pytest.raises(DoubtfulSum):
-                attempt(damaged=True, collectives=2)
-            with pytest.raises(CorruptSegment, match="rank 1") as caught:
-                attempt(damaged=True, collectives=3)
-            assert caught.value.ranks == (1,)
-            attempt(damaged=False, collectives=2)
-
-    assert on_ranks(3, body) == [0] * 3
+def reduce_overflow(line: Line, path: Path, kind: Any) -> None:
+    rank = line.rank
+    local = LocalGradients(FlatLayout([(64,)], [torch.float32], CPU), 2)
+    reducer = make_reducer(kind, local, 0)
+    group = Gloo(path / "store", rank, 2)
+    reducer.begin(group, [[0], [1]])
+    local.add(rank, [torch.full((64,), 3e38)])
+    if kind == "fast":  # it might be this rank alone that received it so
+        with pytest.raises(DoubtfulSum):
+            reducer.reduce([])
+        reducer.begin(group, [[0], [1]])
+    reduced = reducer.reduce([])
+    assert (reduced.finite, reduced.nonfinite) == (False, ())
+    local.clear()
+    local.add(rank, [torch.full((64,), 3e38 * rank)])  # finite, though a careless check would overflow
+    reduced = reducer.reduce([])
+    assert (reduced.finite, reduced.nonfinite) == (True, ())
 
 
 @pytest.mark.parametrize("kind", ["exact", "fast"])
-def test_an_overflow_of_finite_contributions_accuses_nobody(kind: Any, tmp_path: Path) -> None:
-    def body(rank: int) -> None:
-        local = LocalGradients(FlatLayout([(64,)], [torch.float32], CPU), 2)
-        reducer = make_reducer(kind, local, 0)
-        group = Gloo(tmp_path / "store", rank, 2)
-        reducer.begin(group, [[0], [1]])
-        local.add(rank, [torch.full((64,), 3e38)])
-        if kind == "fast":  # it might be this rank alone that received it so
-            with pytest.raises(DoubtfulSum):
-                reducer.reduce([])
-            reducer.begin(group, [[0], [1]])
-        reduced = reducer.reduce([])
-        assert (reduced.finite, reduced.nonfinite) == (False, ())
-        local.clear()
-        local.add(rank, [torch.full((64,), 3e38 * rank)])  # finite, though a careless check would overflow
-        reduced = reducer.reduce([])
-        assert (reduced.finite, reduced.nonfinite) == (True, ())
+def test_an_overflow_of_finite_contributions_accuses_no_rank(kind: Any, tmp_path: Path) -> None:
+    """A sum that overflows is not finite, and no rank has contributed anything that is not."""
+    assert ranks.results(2, reduce_overflow, tmp_path, kind) == [None] * 2
 
-    assert on_ranks(2, body) == [0] * 2
+
+def survive(rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any, expected: list[np.ndarray]) -> None:
+    reducer = make_reducer(kind, local, len(sidecar(0)))
+    reducer.begin(group, OWNERSHIPS[4, 4])
+    with pytest.raises(RuntimeError):
+        reducer.reduce(sidecar(rank))
+    group.abort()
+    ownership = [[0, 3], [1], [2]]
+    for shard in local.keep(ownership[rank]):
+        local.add(shard, gradients(shard))
+    with pytest.raises(RuntimeError, match="begin"):
+        reducer.reduce(sidecar(rank))
+    reducer.begin(Gloo(path / "second", rank, 3), ownership)
+    for _ in range(2):
+        reduced = reducer.reduce(sidecar(rank))
+        check_news(reduced, 3)
+        for result, wanted in zip(reduced.gradients, expected, strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+        assert kind == "fast" or bits(reduced.gradients) == bits(expected)
+        reducer.release_abandoned()
+
+
+def lose_a_rank(line: Line, path: Path, kind: Any, transfers: int, expected: list[np.ndarray]) -> None:
+    rank = line.rank
+    local = contribution([rank], 4, buckets=3)
+    if rank < 3:
+        survive(rank, Gloo(path / "first", rank, 4), local, path, kind, expected)
+        return
+    group = DiesBeforeTransfer(path / "first", rank, 4)
+    group.transfers_left = transfers  # exact: 9 first transfers, then the spread; fast: one a bucket
+    reducer = make_reducer(kind, local, len(sidecar(0)))
+    reducer.begin(group, OWNERSHIPS[4, 4])
+    reducer.reduce(sidecar(rank))
 
 
 @pytest.mark.parametrize(
@@ -410,63 +415,31 @@ def test_an_overflow_of_finite_contributions_accuses_nobody(kind: Any, tmp_path:
 )
 def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: Path) -> None:
     """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
-    expected = tree_sum(4)
+    found = ranks.results(4, lose_a_rank, tmp_path, kind, transfers, tree_sum(4))
+    assert found == [None, None, None, -signal.SIGKILL]
 
-    def survive(rank: int, group: Gloo, local: LocalGradients) -> None:
-        reducer = make_reducer(kind, local, len(sidecar(0)))
-        reducer.begin(group, OWNERSHIPS[4, 4])
-        with pytest.raises(RuntimeError):
-            reducer.reduce(sidecar(rank))
-        group.abort()
-        ownership = [[0, 3], [1], [2]]
-        for shard in local.keep(ownership[rank]):
-            local.add(shard, gradients(shard))
-        with pytest.raises(RuntimeError, match="begin"):
-            reducer.reduce(sidecar(rank))
-        reducer.begin(Gloo(tmp_path / "second", rank, 3), ownership)
-        for _ in range(2):
-            reduced = reducer.reduce(sidecar(rank))
-            check_news(reduced, 3)
-            for result, wanted in zip(reduced.gradients, expected, strict=True):
-                np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
-            assert kind == "fast" or bits(reduced.gradients) == bits(expected)
-            reducer.release_abandoned()
 
-    def body(rank: int) -> None:
-        local = contribution([rank], 4, buckets=3)
-        if rank < 3:
-            survive(rank, Gloo(tmp_path / "first", rank, 4), local)
-            return
-        group = DiesBeforeTransfer(tmp_path / "first", rank, 4)
-        group.transfers_left = transfers  # exact: 9 first transfers, then the spread; fast: one a bucket
-        reducer = make_reducer(kind, local, len(sidecar(0)))
-        reducer.begin(group, OWNERSHIPS[4, 4])
-        reducer.reduce(sidecar(rank))
-
-    assert on_ranks(4, body) == [0, 0, 0, -signal.SIGKILL]
+def start_buckets(line: Line, path: Path, expected: list[np.ndarray]) -> None:
+    rank, ownership = line.rank, [[0, 1], [2, 3]]
+    local = LocalGradients(layout(3), 4)
+    reducer = make_reducer("exact", local, 1)
+    reducer.begin(Gloo(path / "store", rank, 2), ownership)
+    first, last = ownership[rank]
+    local.add(first, gradients(first))
+    with pytest.raises(ValueError, match="lacks"):
+        reducer.start_bucket(0)
+    values = gradients(last)
+    for bucket in (1, 0, 2) if rank else (0, 1):
+        local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
+        reducer.start_bucket(bucket)
+    for bucket in local.pending(last):
+        local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
+    assert bits(reducer.reduce([0.5]).gradients) == bits(expected)
 
 
 def test_buckets_start_in_order_while_the_last_shard_arrives(tmp_path: Path) -> None:
-    ownership = [[0, 1], [2, 3]]
-    expected = tree_sum(4)
-
-    def body(rank: int) -> None:
-        local = LocalGradients(layout(3), 4)
-        reducer = make_reducer("exact", local, 1)
-        reducer.begin(Gloo(tmp_path / "store", rank, 2), ownership)
-        first, last = ownership[rank]
-        local.add(first, gradients(first))
-        with pytest.raises(ValueError, match="lacks"):
-            reducer.start_bucket(0)
-        values = gradients(last)
-        for bucket in (1, 0, 2) if rank else (0, 1):
-            local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
-            reducer.start_bucket(bucket)
-        for bucket in local.pending(last):
-            local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
-        assert bits(reducer.reduce([0.5]).gradients) == bits(expected)
-
-    assert on_ranks(2, body) == [0, 0]
+    """A bucket can be reduced before the next one has its last contribution, in the order of the numbers."""
+    assert ranks.results(2, start_buckets, tmp_path, tree_sum(4)) == [None, None]
 
 
 def test_a_membership_without_exact_ownership_is_refused() -> None:

@@ -10,7 +10,6 @@ import resource
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,9 +18,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import ranks
+from support.waiting import LIMIT_S, stays, wait_until
 
 from chaoskit.checkpoint import snapshotter
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView
+from chaoskit.checkpoint.copying import cut
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.pipeline import Pipeline
@@ -83,17 +85,6 @@ class Trainer:
         self.step += 1
         self.snapshotter.begin(self.step)
         return taken
-
-
-def in_child(act: Callable[[], object]) -> int:
-    """Do it in a process of its own."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-        finally:
-            os._exit(1)
-    return pid
 
 
 # -- what is stored is what is read ---------------------------------------------------------------------------------
@@ -196,7 +187,7 @@ def steps(slots: Slots) -> set[int]:
 def take(trainer: Trainer) -> None:
     """A step whose snapshot is complete."""
     trainer.train()
-    assert trainer.settled.get(timeout=10) == (trainer.step, "")
+    assert trainer.settled.get(timeout=LIMIT_S) == (trainer.step, "")
 
 
 def test_the_protected_slot_is_never_overwritten() -> None:
@@ -229,7 +220,7 @@ def test_a_slot_that_is_read_is_not_overwritten() -> None:
         trainer.train()
         assert "step 2 is being read" in trainer.snapshotter.wait().dropped
         check(copies[0])
-    assert trainer.settled.get(timeout=10)[0] == 3
+    assert trainer.settled.get(timeout=LIMIT_S)[0] == 3
     take(trainer)
     assert steps(slots) == {1, 4}
 
@@ -262,23 +253,26 @@ def test_steps_that_never_happened_are_forgotten() -> None:
 
 
 def test_a_snapshot_under_way_is_forgotten_too() -> None:
-    go_on = threading.Event()
-    go_on.set()
+    """To forget later steps is to wait for a copy of one that is under way, and to forget it, too."""
+    reached, go_on = threading.Event(), threading.Event()
 
     def probe(moment: str) -> None:
-        if moment == snapshotter.COPIED:
-            go_on.wait(10)
+        if moment == snapshotter.COPIED and trainer.step == 2:
+            reached.set()
+            go_on.wait(LIMIT_S)
 
     trainer = Trainer(Slots.in_memory(), probe)
     take(trainer)
-    go_on.clear()
     trainer.train()
-    release = threading.Timer(0.1, go_on.set)
-    release.start()
-    trainer.snapshotter.forget_after(1)
+    assert reached.wait(LIMIT_S)
+    forgetting = threading.Thread(target=trainer.snapshotter.forget_after, args=(1,), daemon=True)
+    forgetting.start()
+    stays(forgetting.is_alive, "the snapshot is waited for", for_s=0.1)
+    go_on.set()
+    forgetting.join(LIMIT_S)
+    assert not forgetting.is_alive()
     trainer.snapshotter.close()
     assert steps(trainer.snapshotter.slots) == {1}
-    release.join()
 
 
 def test_one_slot_alone_is_no_room() -> None:
@@ -311,27 +305,26 @@ def test_a_larger_layout_grows_in_place() -> None:
 # -- copies are dropped before training is --------------------------------------------------------------------------
 
 
+def train_without_room(line: ranks.Line) -> None:
+    """Train first with a limit on files that no copy fits into, then without one."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (DATA_OFFSET + 1000, resource.RLIM_INFINITY))
+    trainer = Trainer(Slots.in_memory())
+    assert not trainer.snapshotter.has_room
+    for _ in range(6):
+        trainer.train()
+        assert "no room" in trainer.snapshotter.wait().dropped
+    assert [trainer.settled.get(timeout=LIMIT_S)[0] for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    for _ in range(8):
+        trainer.train()
+    trainer.snapshotter.close()
+    assert trainer.snapshotter.newest is not None
+
+
 def test_without_memory_the_copy_is_dropped_and_tried_again() -> None:
-    """In a process of its own, whose files may not be larger than a bit."""
-
-    def act() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (DATA_OFFSET + 1000, resource.RLIM_INFINITY))
-        trainer = Trainer(Slots.in_memory())
-        assert not trainer.snapshotter.has_room
-        for _ in range(6):
-            trainer.train()
-            assert "no room" in trainer.snapshotter.wait().dropped
-        assert [trainer.settled.get(timeout=10)[0] for _ in range(6)] == [1, 2, 3, 4, 5, 6]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        for _ in range(8):
-            trainer.train()
-        trainer.snapshotter.close()
-        assert trainer.snapshotter.newest is not None
-        os._exit(0)
-
-    _, status = os.waitpid(in_child(act), 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    """Training goes on without copies, and has them again when there is room."""
+    assert ranks.results(1, train_without_room) == [None]
 
 
 def test_a_tensor_that_changed_its_size_costs_the_copy() -> None:
@@ -357,7 +350,7 @@ def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -
         tensors[1].tensor[250_000] = value if step in (2, 3) else 1.0
         snapshotter.begin(step)
         snapshotter.wait()
-        found.append(settled.get(timeout=10))
+        found.append(settled.get(timeout=LIMIT_S))
     snapshotter.close()
     assert [each.step for each in found if isinstance(each, Seal)] == [1, 4]
     assert found[1:3] == ["poisoned snapshot: never published (b is not finite)"] * 2
@@ -381,7 +374,7 @@ def test_a_helper_is_let_go_when_a_chunk_is_refused() -> None:
     helper = threading.Thread(target=pipeline.help, daemon=True)
     with pytest.raises(ValueError, match="refused"):
         pipeline.run()
-    helper.join(10)
+    helper.join(LIMIT_S)
     assert refused.is_set()
     assert not helper.is_alive()
 
@@ -399,92 +392,111 @@ def kill_self_at(wanted: str, occurrence: int) -> Callable[[str], None]:
     return probe
 
 
-@pytest.mark.parametrize("moment", [snapshotter.BEGUN, snapshotter.CHUNK, snapshotter.COPIED, snapshotter.SEALED])
-@pytest.mark.parametrize("occurrence", [0, 1, 2, 7])
+def make_slots(kind: str, directory: Path) -> Slots:
+    return Slots.in_memory() if kind == "memory" else Slots.at(directory, "piece")
+
+
+def train_until_killed(line: ranks.Line, kind: str, directory: Path, moment: str, occurrence: int) -> None:
+    """Each snapshot is complete before the next step, so it is copied by one thread."""
+    slots = make_slots(kind, directory)
+    trainer = Trainer(slots, kill_self_at(moment, occurrence))
+    line.send(slots.paths)
+    line.receive()
+    for _ in range(20):
+        line.send(trainer.train().step)
+        trainer.settled.get(timeout=LIMIT_S)
+
+
+#: Of one snapshot.
+CHUNKS = len(cut(state(0), lay_out(state(0))[0]))
+#: The newest complete snapshot when its process is killed at the n-th moment of a kind, counted from 0.
+NEWEST: dict[str, Callable[[int], int]] = {
+    snapshotter.BEGUN: lambda occurrence: occurrence,
+    snapshotter.CHUNK: lambda occurrence: occurrence // CHUNKS,
+    snapshotter.COPIED: lambda occurrence: occurrence,
+    snapshotter.SEALED: lambda occurrence: occurrence + 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "occurrence"),
+    [
+        *itertools.product([snapshotter.BEGUN, snapshotter.COPIED, snapshotter.SEALED], [0, 1, 2, 7]),
+        *itertools.product([snapshotter.CHUNK], [0, 1, 7, CHUNKS - 1, CHUNKS, 2 * CHUNKS + 5]),
+    ],
+)
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_killed_at_a_boundary(moment: str, occurrence: int, kind: str, shared_memory: Path) -> None:
-    announced_r, announced_w = os.pipe()
-    go_r, go_w = os.pipe()
-
-    def act() -> None:
-        slots = Slots.in_memory() if kind == "memory" else Slots.at(shared_memory, "piece")
-        trainer = Trainer(slots, kill_self_at(moment, occurrence))
-        os.write(announced_w, " ".join(slots.paths).encode())
-        os.read(go_r, 1)
-        for _ in range(20):
-            taken = trainer.train()
-            os.write(announced_w, f" {taken.step}".encode())
-            trainer.settled.get(timeout=10)
-
-    pid = in_child(act)
-    os.close(announced_w)
-    adopted = Adopted(os.read(announced_r, 1000).decode().split())
-    os.write(go_w, b"x")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    waited_for = max(map(int, os.read(announced_r, 10000).decode().split()), default=-1)
+    """Exactly the snapshots that were complete at that moment can be read, and are right."""
+    newest = NEWEST[moment](occurrence)
+    with ranks.one(train_until_killed, kind, shared_memory, moment, occurrence) as rank:
+        adopted = Adopted(rank.receive())
+        rank.send("go")
+        waited_for = max(rank.rest(), default=-1)
+        assert rank.wait() == -signal.SIGKILL
     with stored(adopted.paths) as copies:
         for copy in copies:
             check(copy)
-        newest = max((copy.seal.step for copy in copies), default=0)
-    expected = {snapshotter.BEGUN: occurrence, snapshotter.COPIED: occurrence, snapshotter.SEALED: occurrence + 1}
-    if moment in expected:
-        assert newest == expected[moment]
+        assert max((copy.seal.step for copy in copies), default=0) == newest
     assert newest >= waited_for - 1
     adopted.close()
-    for fd in (announced_r, go_r, go_w):
-        os.close(fd)
+
+
+def train_for_ever(line: ranks.Line, kind: str, directory: Path, shared: ranks.Counters) -> None:
+    """Count the moments that the thread which copies comes to, and show the newest step that is sealed."""
+
+    def probe(moment: str) -> None:
+        if moment == snapshotter.SEALED:
+            assert trainer.snapshotter.newest is not None
+            shared[1] = trainer.snapshotter.newest.step
+        if moment != snapshotter.BEGUN:  # of the other thread
+            shared[0] += 1
+
+    slots = make_slots(kind, directory)
+    trainer = Trainer(slots, probe)
+    line.send(slots.paths)
+    line.receive()
+    while True:
+        trainer.train()
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_killed_at_any_instant(kind: str, shared_memory: Path) -> None:
-    """The newest or the second newest state can be read, and is right."""
+    """The newest or the second newest state can be read, and is right.
+
+    A process is killed as soon as its copies have come to a number of moments that is drawn. Meanwhile it goes on.
+    """
     random_ = random.Random(7)
-    found = []
     for number in range(25):
-        board_fd = os.memfd_create("board")
-        os.ftruncate(board_fd, 16)
-        ready_r, ready_w = os.pipe()
-
-        def act(board_fd: int = board_fd, ready_w: int = ready_w, number: int = number) -> None:
-            slots = Slots.in_memory() if kind == "memory" else Slots.at(shared_memory, f"piece{number}")
-            trainer = Trainer(slots)
-            os.write(ready_w, " ".join(slots.paths).encode())
-            while True:
-                trainer.train()
-                newest = trainer.snapshotter.newest
-                os.pwrite(board_fd, (newest.step if newest else 0).to_bytes(8, "little"), 0)
-
-        pid = in_child(act)
-        adopted = Adopted(os.read(ready_r, 1000).decode().split())
-        time.sleep(random_.uniform(0, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        sealed = int.from_bytes(os.pread(board_fd, 8, 0), "little")
+        moments = random_.randrange(5 * (CHUNKS + 2))
+        shared = ranks.counters(2)
+        directory = shared_memory / str(number)
+        directory.mkdir()
+        with ranks.one(train_for_ever, kind, directory, shared) as rank:
+            adopted = Adopted(rank.receive())
+            rank.send("go")
+            wait_until(lambda: shared[0] >= moments, f"{moments} moments of copies", poll_s=0)  # noqa: B023
+            rank.kill()
+            rank.wait()
+        sealed = shared[1]
+        assert sealed >= moments // (CHUNKS + 2) - 1, "a snapshot takes no more than these moments"
         with stored(adopted.paths) as copies:
             for copy in copies:
                 check(copy)
-            newest = max((copy.seal.step for copy in copies), default=0)
-        assert newest >= sealed
-        found.append(newest)
+            assert max((copy.seal.step for copy in copies), default=0) >= sealed
         adopted.close()
-        for fd in (board_fd, ready_r, ready_w):
-            os.close(fd)
-    assert max(found) > 3, found
+
+
+def train_some(line: ranks.Line, directory: Path, first: int, count: int) -> None:
+    trainer = Trainer(Slots.at(directory, "piece"), first=first)
+    for _ in range(count):
+        take(trainer)
 
 
 def test_files_outlive_their_process_and_are_kept_by_the_next(shared_memory: Path) -> None:
-    def act(first: int, count: int) -> Callable[[], None]:
-        def train() -> None:
-            trainer = Trainer(Slots.at(shared_memory, "piece"), first=first)
-            for _ in range(count):
-                take(trainer)
-            os._exit(0)
-
-        return train
-
+    """The newest snapshot in files is that of the last process that made one."""
     for first, count in ((0, 3), (3, 0), (3, 1)):
-        assert os.waitstatus_to_exitcode(os.waitpid(in_child(act(first, count)), 0)[1]) == 0
+        assert ranks.results(1, train_some, shared_memory, first, count) == [None]
         slots = Slots.at(shared_memory, "piece")
         slots.reserve(1)
         assert max(steps(slots)) == first + count

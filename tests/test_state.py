@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import signal
 import socket
 import struct
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import ranks
+from support.ranks import Line
+from support.relay import Relay
+from support.waiting import LIMIT_S, stays, wait_until
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -30,18 +31,16 @@ from chaoskit.checkpoint.arena import Arena, Slot, decode_index, plain
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
-from chaoskit.runtime import peer as peer_module
 from chaoskit.runtime.peer import PeerLost, Pulled, StateServer, pull
 from chaoskit.runtime.replica import Replica
 
 TOKEN = "a token of this test"
-WAIT_S = 60.0
-SOON_S = 5.0
+NEVER_S = 600.0  # a limit of the product that no test reaches
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)  # a forked child hangs after a multi-threaded operation in its parent
+    torch.set_num_threads(1)  # as in a rank: other numbers of threads add in another order
 
 
 # -- a small job with everything that is awkward --------------------------------------------------------------------
@@ -458,87 +457,65 @@ def test_a_changed_byte_leads_to_an_index_or_a_refusal(place: int, value: int) -
 
 
 class Peer:
-    """Another process with a replica of its own, which does what it is told in JSON lines."""
+    """Another process with a replica of its own, which does what it is told."""
 
-    def __init__(self, optimizer: str = "AdamW", **options: Any) -> None:
-        ours, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-                ours.close()
-                _serve(theirs, optimizer, options)
-                code = 0
-            except BaseException:  # noqa: BLE001  # the child of a test reports it and ends
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        theirs.close()
-        ours.settimeout(WAIT_S)
-        self._connection, self._file = ours, ours.makefile("rb")
-        self._reaped = False
+    def __init__(self, optimizer: str, options: dict[str, Any]) -> None:
+        (self._rank,) = ranks.start(1, serve, optimizer, options)
+        self.pid = self._rank.pid
         self.endpoint = Endpoint(*self.ask("endpoint"))
 
     def ask(self, what: str, value: Any = None) -> Any:
         self.tell(what, value)
-        line = self._file.readline()
-        assert line, "the peer is gone; see its output"
-        return json.loads(line)
+        return self.hear()
 
     def tell(self, what: str, value: Any = None) -> None:
-        self._connection.sendall(json.dumps([what, value]).encode() + b"\n")
+        self._rank.send((what, value))
+
+    def hear(self) -> Any:
+        return self._rank.receive()
+
+    def stop(self) -> None:
+        self._rank.signal(signal.SIGSTOP)
+        self._rank.await_state("T")
 
     def kill(self) -> None:
-        if not self._reaped:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._reaped = True
+        self._rank.kill()
+        self._rank.wait()
 
     def end(self) -> None:
-        self.kill()
-        self._file.close()
-        self._connection.close()
+        self._rank.destroy()
 
 
-def _serve(connection: socket.socket, optimizer: str, options: dict[str, Any]) -> None:
+def serve(line: Line, optimizer: str, options: dict[str, Any]) -> None:
+    """Live as a peer."""
     shared = options.pop("shared", True)
     replica = Replica(*build(optimizer, **options), shared=shared)
     arena_fd = -1 if replica.arena is None else replica.arena.fd
     server = StateServer(replica, TOKEN, "127.0.0.1")
-    file = connection.makefile("rb")
-
-    def describe() -> list[Any]:
-        return [replica.step, replica.state_digest(), rates(replica.optimizers[0])]
 
     def pull_from(value: list[Any]) -> list[Any]:
         pull(replica, Endpoint(*value), TOKEN, "auto")
-        return describe()
+        return describe(replica)
 
     def train_on(steps: int) -> list[Any]:
         train(replica, steps)
-        return describe()
-
-    def train_for_ever(_: Any) -> None:
-        while True:
-            train(replica, 1)
+        return describe(replica)
 
     def stop_while_writing(_: Any) -> None:
         replica.begin_write()
-        connection.sendall(b"true\n")
+        line.send(True)
         signal.pause()
 
     acts: dict[str, Callable[[Any], Any]] = {
         "endpoint": lambda _: [host_id(), "127.0.0.1", server.port, os.getpid(), arena_fd],
         "train": train_on,
-        "describe": lambda _: describe(),
+        "describe": lambda _: describe(replica),
         "pull": pull_from,
-        "train for ever": train_for_ever,
         "stop while writing": stop_while_writing,
     }
-    while line := file.readline():
-        what, value = json.loads(line)
-        connection.sendall(json.dumps(acts[what](value)).encode() + b"\n")
+    while True:
+        what, value = line.receive()
+        line.send(acts[what](value))
 
 
 Start = Callable[..., Peer]
@@ -550,7 +527,7 @@ def start() -> Iterator[Start]:
     peers: list[Peer] = []
 
     def run(optimizer: str = "AdamW", **options: Any) -> Peer:
-        peers.append(Peer(optimizer, **options))
+        peers.append(Peer(optimizer, options))
         return peers[-1]
 
     yield run
@@ -610,7 +587,7 @@ def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
 
 
 def test_a_peer_that_offers_nonsense_is_lost() -> None:
-    """Another peer may help: it must not end the rank that asked."""
+    """What is no offer raises PeerLost, which does not end the rank: another peer may help."""
 
     def offer() -> None:
         connection, _ = listener.accept()
@@ -619,12 +596,14 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
             connection.sendall(struct.pack("!q", 3) + b"abc")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=offer)
+        listener.settimeout(LIMIT_S)
+        thread = threading.Thread(target=offer, daemon=True)
         thread.start()
         replica = Replica(*build("AdamW", seed=3))
         with pytest.raises(PeerLost, match="not the offer of a state"):
             pull(replica, Endpoint("elsewhere", *listener.getsockname(), 1, -1), TOKEN, "tcp")
-        thread.join()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(True, False), (False, True), (False, False)])
@@ -641,65 +620,60 @@ def test_replicas_with_and_without_shared_memory_understand_each_other(start: St
     assert describe(replica) == one.ask("train", 2)
 
 
+WIDE = 1280  # 26 MB with the optimizer's tensors: several parts, and more than sockets buffer
+
+
+@ways
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_pull_that_overlaps_a_commit_is_repeated(start: Start, transport: str, way: str, parts: int) -> None:
+    """A commit of the peer in the middle of a pull leads to a second one, and to no mixture of two states."""
+    one = start(width=WIDE)
+    one.ask("train", 1)
+    replica = Replica(*build("AdamW", width=WIDE, seed=7))
+    assert replica.arena is not None
+    read_bytes: list[int] = []
+    committed: list[Any] = []
+
+    def go_on(done_bytes: int) -> None:
+        read_bytes.append(done_bytes)
+        if len(read_bytes) == parts:
+            committed.extend(one.ask("train", 1))
+
+    pulled = pull(replica, one.endpoint, TOKEN, transport, probe=go_on)
+    assert (pulled.step, pulled.transport) == (2, way)
+    assert describe(replica) == committed
+    size_bytes = replica.arena.size_bytes
+    assert read_bytes[parts - 1] < size_bytes, "the commit came when all was read"
+    assert read_bytes.count(size_bytes) == 2, "of each attempt"
+
+
 @pytest.mark.parametrize(("transport", "width"), [("auto", 900), ("tcp", 300)])
-def test_a_pull_that_overlaps_commits_gives_a_committed_state(start: Start, transport: str, width: int) -> None:
-    """While the peer trains at full speed, every copy is one of the states that it committed, with its step."""
+def test_a_pull_from_a_peer_that_trains_gives_a_committed_state(start: Start, transport: str, width: int) -> None:
+    """Whatever a peer commits meanwhile, every copy is one of the states that it committed, with its step."""
     one = start(width=width)
     replica = Replica(*build("AdamW", width=width, seed=7))
-    one.tell("train for ever")
-    pulls: dict[int, list[Any]] = {}
-    deadline_s = time.monotonic() + WAIT_S
-    while len(pulls) < 30:
-        assert time.monotonic() < deadline_s, sorted(pulls)
-        pulled = pull(replica, one.endpoint, TOKEN, transport)
+    pulls: list[tuple[int, list[Any]]] = []
+    for _ in range(12):
+        one.tell("train", 4)
+        pulled = pull(replica, one.endpoint, TOKEN, transport, silent_s=NEVER_S)
         assert pulled.step == replica.step
-        assert pulls.setdefault(replica.step, describe(replica)) == describe(replica)
-    one.kill()
+        pulls.append((replica.step, describe(replica)))
+        one.hear()
     twin = Replica(*build("AdamW", width=width))
-    for step in sorted(pulls):
+    for step, found in pulls:
         train(twin, step - twin.step)
-        assert pulls[step] == describe(twin), f"a mixture at step {step}"
+        assert found == describe(twin), f"a mixture at step {step}"
 
 
-class Relay:
-    """A TCP connection to a peer that passes on so many bytes of its answers, then waits."""
-
-    def __init__(self, target: Endpoint, most_bytes: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._target, self._left = target, most_bytes
-        self.endpoint = msgspec.structs.replace(target, port=self._listener.getsockname()[1])
-        self.is_full, self.goes_on = threading.Event(), threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        client, _ = self._listener.accept()
-        server = socket.create_connection((self._target.address, self._target.port))
-        threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
-        with client, server, self._listener:
-            while self._left and (data := server.recv(min(65536, self._left))):
-                client.sendall(data)
-                self._left -= len(data)
-            self.is_full.set()
-            self.goes_on.wait(WAIT_S)
-            self._pass_on(server, client)
-
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-
-def pulling(replica: Replica, endpoint: Endpoint) -> tuple[threading.Thread, list[Exception | None]]:
-    """A pull in a thread, and the error that it will have raised."""
+def pulling(
+    replica: Replica, endpoint: Endpoint, transport: str = "tcp", silent_s: float = NEVER_S
+) -> tuple[threading.Thread, list[Exception | None]]:
+    """A pull on a thread, and the error that it will have raised."""
     errors: list[Exception | None] = []
 
     def run() -> None:
         try:
-            pull(replica, endpoint, TOKEN, "tcp")
+            pull(replica, endpoint, TOKEN, transport, silent_s=silent_s)
             errors.append(None)
         except Exception as error:  # noqa: BLE001  # looked at by the test
             errors.append(error)
@@ -709,7 +683,10 @@ def pulling(replica: Replica, endpoint: Endpoint) -> tuple[threading.Thread, lis
     return thread, errors
 
 
-WIDE = 1280  # 26 MB with the optimizer's tensors: more than sockets buffer
+def through_relay(endpoint: Endpoint, hold_after: int) -> tuple[Relay, Endpoint]:
+    """A relay that holds back the state of a peer after some bytes, and where to reach the peer through it."""
+    relay = Relay((endpoint.address, endpoint.port), hold_after=hold_after)
+    return relay, msgspec.structs.replace(endpoint, port=relay.port)
 
 
 @pytest.mark.parametrize("behind", [0, 1], ids=["joiner", "survivor"])
@@ -721,12 +698,12 @@ def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int
     replica = Replica(*build("AdamW", width=WIDE, seed=7))
     train(replica, behind)
     before = describe(replica)
-    relay = Relay(first.endpoint, 2 * 2**20)
-    thread, errors = pulling(replica, relay.endpoint)
-    assert relay.is_full.wait(WAIT_S)
+    relay, behind_it = through_relay(first.endpoint, 2 * 2**20)
+    thread, errors = pulling(replica, behind_it)
+    assert relay.held.wait(LIMIT_S)
     first.kill()
-    relay.goes_on.set()
-    thread.join(WAIT_S)
+    relay.close()
+    thread.join(LIMIT_S)
     assert [type(error) for error in errors] == [PeerLost]
     assert str(first.pid) in str(errors[0])
     if behind:
@@ -753,43 +730,41 @@ def test_a_peer_that_is_gone_is_lost(start: Start) -> None:
         assert describe(replica) == before
 
 
+def is_read_by_this_process(endpoint: Endpoint, transport: str) -> bool:
+    """Whether a pull has opened the state of a peer: its shared memory, or a connection to it."""
+    if transport == "tcp":
+        connections = psutil.Process().net_connections("tcp")
+        return any(one.raddr and one.raddr.port == endpoint.port and one.status == "ESTABLISHED" for one in connections)
+    inode = Path(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}").stat().st_ino
+    return any(line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines())
+
+
 @ways
-def test_a_peer_that_dies_while_it_writes_is_lost_at_once(start: Start, transport: str, way: str) -> None:
-    """A reader that waits for the end of a commit hears of the death; it does not wait for what cannot come."""
+def test_a_peer_that_dies_while_it_writes_is_lost(start: Start, transport: str, way: str) -> None:
+    """A reader that waits for the end of a commit is told of the death; it does not wait for what cannot come."""
     one = start()
     assert one.ask("stop while writing") is True
-    replica = Replica(*build("AdamW"))
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            pull(replica, one.endpoint, TOKEN, transport)
-        except PeerLost as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(0.2)
-    assert thread.is_alive(), f"{way}: an odd sequence number must be waited out"
+    assert not is_read_by_this_process(one.endpoint, transport)
+    thread, errors = pulling(Replica(*build("AdamW")), one.endpoint, transport)
+    wait_until(lambda: is_read_by_this_process(one.endpoint, transport), f"a reader over {way}")
+    stays(thread.is_alive, f"{way}: an odd sequence number must be waited out", for_s=0.2)
     one.kill()
-    killed_s = time.monotonic()
-    thread.join(WAIT_S)
-    assert len(errors) == 1
-    assert time.monotonic() - killed_s < SOON_S
+    thread.join(LIMIT_S)
+    assert [type(error) for error in errors] == [PeerLost]
 
 
-def test_a_peer_that_falls_silent_is_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_falls_silent_is_lost(start: Start) -> None:
     """A stopped process keeps its connection open; it is given up when it has sent nothing for a while."""
-    monkeypatch.setattr(peer_module, "_SILENT_S", 0.3)
     one = start(width=WIDE)
     one.ask("train", 1)
     replica = Replica(*build("AdamW", width=WIDE, seed=7))
-    relay = Relay(one.endpoint, 2**20)
-    thread, errors = pulling(replica, relay.endpoint)
-    assert relay.is_full.wait(WAIT_S)
-    os.kill(one.pid, signal.SIGSTOP)
-    thread.join(WAIT_S)
+    relay, behind_it = through_relay(one.endpoint, 2**20)
+    thread, errors = pulling(replica, behind_it, silent_s=1.0)
+    thread.join(LIMIT_S)
+    assert relay.held.is_set()
     assert [type(error) for error in errors] == [PeerLost]
+    assert "timed out" in str(errors[0])
+    relay.close()
 
 
 def test_a_wrong_token_cannot_read_the_state(start: Start) -> None:
@@ -800,7 +775,7 @@ def test_a_wrong_token_cannot_read_the_state(start: Start) -> None:
     with pytest.raises(PeerLost):
         pull(replica, one.endpoint, "another token", "tcp")
     assert describe(replica) == before
-    with socket.create_connection((one.endpoint.address, one.endpoint.port), timeout=WAIT_S) as connection:
+    with socket.create_connection((one.endpoint.address, one.endpoint.port), timeout=LIMIT_S) as connection:
         assert isinstance(wire.receive(connection), messages.Challenge)
         wire.send(connection, messages.Proof(bytes(32), bytes(32)))
         assert connection.recv(4096) == b""

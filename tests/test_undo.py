@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit import osprocess
 from chaoskit.substrate.undo import Repair, UndoLog, describe, state_directory, sweep
-
-WAIT_S = 30.0
 
 # A launcher: plans an undo for each of its children, breaks them, says so, and waits to be killed.
 LAUNCHER = """
@@ -56,7 +53,7 @@ class Launcher:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(WAIT_S)
+        self.process.wait(LIMIT_S)
 
     def end(self) -> None:
         self.kill()
@@ -83,7 +80,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[[], Launcher]]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that no launcher knows."""
+    """A process that no launcher has started."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -91,10 +88,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def await_state(pid: int, wanted: str) -> None:
     """Wait until the kernel shows the process in one of the states."""
-    deadline_s = time.monotonic() + WAIT_S
-    while (state := osprocess.state(pid) or "gone") not in wanted and wanted != state:
-        assert time.monotonic() < deadline_s, f"{pid} is {state}, not {wanted}"
-        select.select([], [], [], 0.002)
+    wait_until(lambda: (osprocess.state(pid) or "gone") in wanted, f"state {wanted} of {pid}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -121,16 +115,14 @@ def test_what_a_killed_launcher_broke_is_put_back(
         Repair("kill", f"pid {launcher.pids['leftover']}", True),
     ]
     await_state(launcher.pids["stopped"], "S")
-    deadline_s = time.monotonic() + WAIT_S
-    while not osprocess.is_ending(launcher.pids["leftover"]):
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: osprocess.is_ending(launcher.pids["leftover"]), "the end of what was left over")
     assert osprocess.state(launcher.pids["put back"]) == "T", "its entry was marked as done"
-    assert osprocess.state(sleeper.pid) == "T", "nobody wrote that this is ours"
+    assert osprocess.state(sleeper.pid) == "T", "no launcher wrote that this is its own"
     assert files(tmp_path) == []
 
 
 def test_a_second_sweep_finds_nothing(tmp_path: Path, launch: Callable[[], Launcher]) -> None:
-    """What was put back once is not put back again: a process that somebody stops later stays stopped."""
+    """What was put back once is not put back again: a process that is stopped later stays stopped."""
     launcher = launch()
     launcher.kill()
     assert len(sweep(tmp_path)) == 2
@@ -150,7 +142,7 @@ def test_a_live_launchers_work_is_left_alone(tmp_path: Path, launch: Callable[[]
         f"pid {dead.pids['leftover']}",
     }
     assert osprocess.state(alive.pids["stopped"]) == "T"
-    assert osprocess.state(alive.pids["leftover"]) == "S"
+    await_state(alive.pids["leftover"], "S")
     assert len(files(tmp_path)) == 1
     alive.process.send_signal(signal.SIGSTOP)
     await_state(alive.process.pid, "T")
@@ -158,7 +150,7 @@ def test_a_live_launchers_work_is_left_alone(tmp_path: Path, launch: Callable[[]
     assert osprocess.state(alive.pids["stopped"]) == "T"
 
 
-def test_a_launcher_that_nobody_has_reaped_is_dead(tmp_path: Path, launch: Callable[[], Launcher]) -> None:
+def test_a_launcher_that_was_not_reaped_is_dead(tmp_path: Path, launch: Callable[[], Launcher]) -> None:
     """In a container without an init a killed launcher stays a zombie; it cleans up no more than a reaped one."""
     launcher = launch()
     launcher.process.send_signal(signal.SIGKILL)
@@ -169,12 +161,10 @@ def test_a_launcher_that_nobody_has_reaped_is_dead(tmp_path: Path, launch: Calla
 
 def dead_launchers_file(directory: Path, *lines: str) -> Path:
     """An undo file whose launcher existed once: a child that has ended, under its true pid and start time."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    await_state(pid, "Z")
-    ticks = osprocess.start_ticks(pid)
-    os.waitpid(pid, 0)
+    with subprocess.Popen(["true"]) as launcher:
+        pid = launcher.pid
+        await_state(pid, "Z")
+        ticks = osprocess.start_ticks(pid)
     (directory / "undo").mkdir(exist_ok=True)
     path = directory / "undo" / f"{pid}-{ticks}-0.jsonl"
     path.write_text("".join(lines))
@@ -217,14 +207,14 @@ def test_a_torn_last_line_does_no_harm(tmp_path: Path, sleeper: subprocess.Popen
 
 
 def test_what_is_gone_or_runs_again_needs_no_repair(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    """Entries whose target ended or was continued meanwhile are reported as such, for people too."""
+    """Entries whose target ended or was continued meanwhile are reported as such, also in words."""
     ticks = osprocess.start_ticks(sleeper.pid)
     dead_launchers_file(tmp_path, entry(1, "continue", sleeper.pid, ticks))
     (repair,) = sweep(tmp_path)
     assert repair == Repair("continue", f"pid {sleeper.pid}", False)
     assert describe(repair) == f"continue pid {sleeper.pid}: nothing left to do"
     sleeper.kill()
-    sleeper.wait(WAIT_S)
+    sleeper.wait(LIMIT_S)
     dead_launchers_file(tmp_path, entry(1, "kill", sleeper.pid, ticks))
     assert sweep(tmp_path) == [Repair("kill", f"pid {sleeper.pid}", False)]
 
@@ -284,7 +274,7 @@ def test_the_janitor_can_be_run_by_plain_python(tmp_path: Path, launch: Callable
         env=dict(os.environ, XDG_STATE_HOME=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=LIMIT_S,
         check=True,
     )
     assert ran.stdout.splitlines() == [

@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -71,10 +71,19 @@ class Board:
     Args:
         fd: of the page.
         bell: an eventfd that the worker rings when its state has changed; -1 where nobody listens.
+        now_s, sleep: the clock of :meth:`await_copy`.
     """
 
-    def __init__(self, fd: int, bell: int = -1) -> None:
+    def __init__(
+        self,
+        fd: int,
+        bell: int = -1,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.fd, self.bell = fd, bell
+        self._now_s, self._sleep = now_s, sleep
         self._map = mmap.mmap(fd, _PAGE_BYTES)
         self._slots = memoryview(self._map).cast("q")
         self._latch = (ctypes.c_char * 64).from_buffer(self._map, _LATCH_OFFSET)
@@ -165,12 +174,12 @@ class Board:
         if not self._slots[_COPYING] or self._slots[_COPIED] >= step:
             return
         due = 0 < self._slots[_DUE] <= step
-        deadline_s = time.monotonic() + (due_limit_s if due else limit_s)
+        deadline_s = self._now_s() + (due_limit_s if due else limit_s)
         while self._slots[_COPYING] and self._slots[_COPIED] < step:
-            if time.monotonic() > deadline_s:
+            if self._now_s() > deadline_s:
                 self._slots[_DUE] = 0 if due else self._slots[_DUE]
                 return
-            time.sleep(_COPY_PAUSE_S)
+            self._sleep(_COPY_PAUSE_S)
 
     @property
     def lease_over(self) -> bool:

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +25,9 @@ from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id, is_ending
 from chaoskit.runtime.group import disown, reown
 from chaoskit.runtime.replica import Replica
+
+#: Told how many bytes of a state have been read.
+Probe = Callable[[int], None]
 
 _SEQUENCE = struct.Struct("!q")
 _RETRY_S = 0.001
@@ -128,12 +132,23 @@ def _even_sequence(state: ArenaView | Replica, pid: int | None = None, patience_
     return sequence
 
 
-def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: str = "") -> Pulled:
+def pull(
+    replica: Replica,
+    peer: Endpoint,
+    token: str,
+    transport: str,
+    sealed: str = "",
+    *,
+    silent_s: float = _SILENT_S,
+    probe: Probe = lambda done_bytes: None,
+) -> Pulled:
     """Replace the state of ``replica`` by that of ``peer``.
 
     Args:
         transport: ``auto`` (shared memory where the peer is on this host, else TCP) or ``tcp``.
         sealed: the checksum that the state must have; "" for that of a peer that trains.
+        silent_s: a peer that sends nothing for so long, or writes all the time, is lost.
+        probe: told after each part of the data how many bytes are there, for tests that let the peer go on there.
 
     Raises:
         PeerLost: if the peer ended meanwhile. The replica is then incomplete and must pull again.
@@ -142,9 +157,9 @@ def pull(replica: Replica, peer: Endpoint, token: str, transport: str, sealed: s
     while True:
         try:
             if transport == "auto" and peer.arena_fd >= 0 and peer.host_id == host_id():
-                pulled = _pull_shared(replica, peer, sealed)
+                pulled = _pull_shared(replica, peer, sealed, silent_s, probe)
             else:
-                pulled = _pull_tcp(replica, peer, token, sealed)
+                pulled = _pull_tcp(replica, peer, token, sealed, silent_s, probe)
         except (OSError, Refused) as error:
             raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
         except ChaoskitError as error:
@@ -176,15 +191,15 @@ def fetch(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
     return offer.step, offer.index, offer.scalars, data
 
 
-def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None:
+def _pull_shared(replica: Replica, peer: Endpoint, sealed: str, silent_s: float, probe: Probe) -> Pulled | None:
     view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
     try:
-        sequence = _even_sequence(view, peer.pid, 0.0 if sealed else _SILENT_S)
+        sequence = _even_sequence(view, peer.pid, 0.0 if sealed else silent_s)
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
         if view.sequence != sequence:
             return None  # what was read during a write fits nothing
         target = receive_into(replica, index, size_bytes)
-        _read_all(view, target)
+        _read_all(view, target, probe)
         if view.sequence != sequence:
             return None
         found = _verify(sealed, step, index, scalars, target)
@@ -195,10 +210,11 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str) -> Pulled | None
         view.close()
 
 
-def _read_all(view: ArenaView, target: memoryview) -> None:
+def _read_all(view: ArenaView, target: memoryview, probe: Probe) -> None:
     done = 0
     while done < len(target):
         done += view.read_into(target[done : done + CHUNK_BYTES], done)
+        probe(done)
 
 
 def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryview) -> str:
@@ -209,9 +225,11 @@ def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryvi
     return found
 
 
-def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pulled | None:
+def _pull_tcp(
+    replica: Replica, peer: Endpoint, token: str, sealed: str, silent_s: float, probe: Probe
+) -> Pulled | None:
     with wire.connect((peer.address, peer.port), token, made=disown) as connection:
-        connection.settimeout(_SILENT_S)
+        connection.settimeout(silent_s)
         try:
             (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
             offer = _read_offer(wire.receive_exactly(connection, length))
@@ -219,7 +237,7 @@ def _pull_tcp(replica: Replica, peer: Endpoint, token: str, sealed: str) -> Pull
             direct = replica.arena is not None and replica.step <= 0
             packed = bytearray(0 if direct else offer.size_bytes)
             target = receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
-            _fill(target, connection)
+            _fill(target, connection, probe)
             (sequence,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
         finally:
             reown(connection.fileno())
@@ -243,13 +261,14 @@ def _read_offer(body: bytes) -> _Offer:
         raise Refused(f"not the offer of a state: {error}") from None
 
 
-def _fill(target: memoryview, connection: socket.socket) -> None:
+def _fill(target: memoryview, connection: socket.socket, probe: Probe = lambda done_bytes: None) -> None:
     received = 0
     while received < len(target):
         count = connection.recv_into(target[received : received + CHUNK_BYTES])
         if not count:
             raise ConnectionError("connection closed in the middle of the state")
         received += count
+        probe(received)
 
 
 def receive_into(replica: Replica, index: bytes, size_bytes: int) -> memoryview:

@@ -2,8 +2,10 @@
 
     python crashing_saver.py ROOT KIND SEED TIMES
 
-``KIND`` is a boundary; ``byte``: the kernel kills at a random byte of a file; ``instant``: SIGKILL at a random moment.
-Each process begins where the one before was killed, in the same directory. Prints a line of JSON for each.
+``KIND`` is a boundary; ``byte``: the kernel kills at a random byte of a file; ``instant``: SIGKILL when a process has
+made a random number of saves and come to a random number of boundaries after that, wherever it is meanwhile. Each
+process begins where the one before was killed, in the same directory. Prints a line of JSON for each, with what was
+drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import resource
 import signal
 import struct
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,30 +56,54 @@ def kill_at(boundary: str, visit: int) -> Callable[[str], None]:
     return hook
 
 
-def one_life(root: Path, kind: str, chance: random.Random) -> tuple[int | None, int]:
-    """Start a process, let it die; the last step it knew to be stored, and its wait status."""
+def tell(progress: int) -> Callable[[str], None]:
+    """A hook that writes a byte at each boundary, an "s" where a save is made."""
+
+    def hook(reached: str) -> None:
+        os.write(progress, b"s" if reached == "committed" else b".")
+
+    return hook
+
+
+def await_progress(progress: int, saves: int, boundaries: int) -> None:
+    """Return when so many saves are made, and so many boundaries are reached after that."""
+    while saves or boundaries:
+        reached = os.read(progress, 1)
+        assert reached, "the process has ended by itself"
+        if saves:
+            saves -= reached == b"s"
+        else:
+            boundaries -= 1
+
+
+def one_life(root: Path, kind: str, chance: random.Random) -> dict[str, int | None]:
+    """Start a process, let it die; what was drawn, the last step that it knew to be stored, and the signal."""
     reader, writer = os.pipe()
+    progress_r, progress_w = os.pipe()
+    limit, saves, boundaries = chance.randint(1, 4 * SMALL + 1000), chance.randint(0, 1), chance.randrange(25)
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        hook = kill_at(kind, chance.randint(1, 3)) if kind not in ("byte", "instant") else (lambda _: None)
+        os.close(progress_r)
+        hook = tell(progress_w) if kind in ("byte", "instant") else kill_at(kind, chance.randint(1, 3))
         if kind == "byte":
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            limit = chance.randint(1, 4 * SMALL + 500)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         tier = DiskTier(root, retention=Retention(keep_last=2), at=hook)
         save_until_killed(tier, SMALL if kind in ("byte", "instant") else ELEMENTS, writer)
         os._exit(0)
     os.close(writer)
+    os.close(progress_w)
     if kind == "instant":
-        time.sleep(chance.uniform(0.0, 0.06))  # the draw, not a wait for something
+        await_progress(progress_r, saves, boundaries)
         os.kill(pid, signal.SIGKILL)
     acknowledged = b"".join(iter(lambda: os.read(reader, 4096), b""))
     os.close(reader)
+    os.close(progress_r)
     _, status = os.waitpid(pid, 0)
     last = _ack.unpack(acknowledged[-_ack.size :])[0] if acknowledged else None
-    return last, status
+    return {"limit": limit, "saves": saves, "acknowledged": last, "signal": os.WTERMSIG(status)}
 
 
 def look(root: Path) -> dict[str, object]:
@@ -103,8 +128,8 @@ def main() -> None:
     root, kind, seed, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     chance = random.Random(seed)
     for _ in range(times):
-        last, status = one_life(root, kind, random.Random(chance.random()))
-        print(json.dumps({"acknowledged": last, "signal": os.WTERMSIG(status), **look(root)}), flush=True)
+        life = one_life(root, kind, random.Random(chance.random()))
+        print(json.dumps({**life, **look(root)}), flush=True)
 
 
 if __name__ == "__main__":

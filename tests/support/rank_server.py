@@ -1,0 +1,27 @@
+"""What the fork server of :mod:`support.ranks` imports before its first fork. It is imported in no other process.
+
+Every rank begins as a copy of that server, so the imports below cost their two seconds once a session. The server has
+one thread, and so no lock can be held by another one at the moment of a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import hypothesis  # noqa: F401
+import pytest  # noqa: F401
+import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+
+from chaoskit.runtime import replica, world  # noqa: F401
+
+#: Of the server: the parent of every rank.
+PID = os.getpid()
+
+# A process that ran a multi-threaded operation of torch cannot be forked: its child waits for threads that it lacks.
+torch.set_num_threads(1)
+# The pipe that ends the server with the test session is held open by every copy of that process, this signal is not.
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,297 @@
+"""Processes that run a function of a test, and talk to the test meanwhile.
+
+They are forked by a server that has torch imported and a single thread, not by the process that runs pytest: there a
+lock that another thread holds at the moment of a fork (of a server under test, of xdist) would stay locked in the child
+for ever. A rank inherits nothing of its test; what it needs is an argument, and every argument is pickled. Descriptors
+are passed by ``multiprocessing.reduction.DupFd``, shared numbers by :func:`counters`.
+
+The server ends with the process that runs pytest, and every rank ends with the server, whatever kills them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from chaoskit import osprocess
+from support.waiting import LIMIT_S, wait_until
+
+_context = multiprocessing.get_context("forkserver")
+_PRELOADED = "support.rank_server"
+#: Kinds of messages of a rank: one of its body, the body's result, the traceback of its error.
+_SAID, _RETURNED, _FAILED = "said", "returned", "failed"
+
+
+class RankEnded(AssertionError):
+    """The rank has ended, by itself or by a signal, and left no more messages."""
+
+
+class Line:
+    """What a rank's body gets first: its number, how many there are, and its line to the test."""
+
+    def __init__(self, rank: int, size: int, connection: Connection) -> None:
+        self.rank, self.size = rank, size
+        self._connection = connection
+
+    def send(self, value: Any) -> None:
+        self._connection.send((_SAID, value))
+
+    def receive(self) -> Any:
+        """Return what the test sent. A rank waits for its test without a limit: the test has one."""
+        return self._connection.recv()
+
+
+Body = Callable[..., Any]
+Counters = Any
+
+
+class Rank:
+    """The test's side: a process that runs a body."""
+
+    def __init__(self, number: int, size: int, body: Body, arguments: tuple[Any, ...]) -> None:
+        self.number = number
+        self.killed = False
+        self._connection, theirs = _context.Pipe()
+        line = Line(number, size, theirs)
+        self._process = _context.Process(target=_run, args=(_Loaded(body), line, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def send(self, value: Any) -> None:
+        self._connection.send(value)
+
+    def receive(self) -> Any:
+        """Return the next value that the rank sent.
+
+        Raises:
+            RankEnded: if it has ended. AssertionError: if it failed, with its traceback.
+        """
+        kind, value = self._next()
+        assert kind == _SAID, f"rank {self.number} returned {value!r}, and was expected to send something"
+        return value
+
+    def result(self) -> Any:
+        """Return what the body returned; it must have nothing more to send."""
+        kind, value = self._next()
+        assert kind == _RETURNED, f"rank {self.number} sent {value!r}, and was expected to return"
+        return value
+
+    def rest(self) -> list[Any]:
+        """Return all values that the rank sent before it ended, and did not return from its body."""
+        values = []
+        try:
+            while True:
+                values.append(self.receive())
+        except RankEnded:
+            return values
+
+    def _next(self) -> tuple[str, Any]:
+        assert self._connection.poll(LIMIT_S), f"not within {LIMIT_S:g} s: a message of rank {self.number}"
+        try:
+            kind, value = self._connection.recv()
+        except (EOFError, OSError):  # at its end, in the middle of a message or between two
+            raise RankEnded(f"rank {self.number} has ended, exit code {self.wait()}") from None
+        assert kind != _FAILED, f"rank {self.number} failed:\n{value}"
+        return kind, value
+
+    def signal(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """SIGKILL; does not wait for the end."""
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
+    def await_state(self, state: str) -> None:
+        """Wait until the kernel shows the process in this state, as "T" after SIGSTOP."""
+        wait_until(lambda: osprocess.state(self.pid) == state, f"state {state} of rank {self.number}")
+
+    def wait(self) -> int:
+        """Return the exit code, negative for a signal."""
+        self._process.join(LIMIT_S)
+        assert self._process.exitcode is not None, f"not within {LIMIT_S:g} s: the end of rank {self.number}"
+        return self._process.exitcode
+
+    def destroy(self) -> None:
+        """End it, whatever it does, and free what this process has of it."""
+        if self._process.exitcode is None:
+            self.kill()
+            self.wait()
+        self._connection.close()
+        self._process.close()
+
+
+class Ranks(list[Rank]):
+    """Ranks 0 to n - 1 that run one body."""
+
+    def send(self, value: Any, *ranks: int) -> None:
+        """Send a value to some ranks, or to all."""
+        for rank in ranks or range(len(self)):
+            self[rank].send(value)
+
+    def receive(self, *ranks: int) -> list[Any]:
+        """Return the next value of each of some ranks, or of all."""
+        return [self[rank].receive() for rank in ranks or range(len(self))]
+
+    def kill(self, rank: int) -> None:
+        self[rank].kill()
+
+    def end(self) -> None:
+        """Wait for all. Each must have returned from its body, but for those that the test has killed."""
+        for rank in self:
+            if rank.killed:
+                assert rank.wait() == -signal.SIGKILL
+            else:
+                rank.result()
+                assert rank.wait() == 0
+
+    def destroy(self) -> None:
+        for rank in self:
+            rank.destroy()
+
+
+def start(count: int, body: Body, *arguments: Any) -> Ranks:
+    """Start ranks that run ``body(line, *arguments)``, a function of a module. They must be destroyed."""
+    _start_server()
+    started = Ranks()
+    try:
+        for number in range(count):
+            started.append(Rank(number, count, body, arguments))
+    except BaseException:
+        started.destroy()
+        raise
+    return started
+
+
+@contextmanager
+def running(count: int, body: Body, *arguments: Any) -> Iterator[Ranks]:
+    """Ranks that run ``body``, and must do so without an error."""
+    started = start(count, body, *arguments)
+    try:
+        yield started
+        started.end()
+    finally:
+        started.destroy()
+
+
+@contextmanager
+def one(body: Body, *arguments: Any) -> Iterator[Rank]:
+    """One process that runs ``body``. It may end as it likes, and is gone afterwards."""
+    (started,) = start(1, body, *arguments)
+    try:
+        yield started
+    finally:
+        started.destroy()
+
+
+def results(count: int, body: Body, *arguments: Any) -> list[Any]:
+    """Run ``body`` on ranks; what it returns on each, or the exit code (negative) of one that a signal ended."""
+    started = start(count, body, *arguments)
+    try:
+        return [_result(rank) for rank in started]
+    finally:
+        started.destroy()
+
+
+def _result(rank: Rank) -> Any:
+    try:
+        return rank.result()
+    except RankEnded:
+        if (code := rank.wait()) < 0:
+            return code
+        raise
+
+
+def counters(count: int) -> Counters:
+    """Numbers of 64 bits in shared memory, 0 at first: an argument that outlives a rank that is killed."""
+    return _context.RawArray("q", count)
+
+
+# -- the server -----------------------------------------------------------------------------------------------------
+
+
+def _start_server() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("start ranks on the main thread: the server ends with the thread that started it")
+    forkserver.set_forkserver_preload([_PRELOADED])
+    # What is preloaded is found by PYTHONPATH only; one thread for each library, so that a fork is safe.
+    ours = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# -- the rank -------------------------------------------------------------------------------------------------------
+
+
+class _Loaded:
+    """A function that is found in a module under the name that pytest has given it, wherever its file lies."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._body(*arguments)
+
+    def __reduce__(self) -> Any:
+        path = sys.modules[self._body.__module__].__file__
+        assert path is not None
+        return _load, (self._body.__module__, path, self._body.__qualname__)
+
+
+def _load(module: str, path: str, name: str) -> Body:
+    if module not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module, Path(path))
+        assert spec is not None
+        assert spec.loader is not None
+        package, _, _ = module.rpartition(".")
+        if package and package not in sys.modules:  # as pytest does it: pickle asks for the first part of a name
+            sys.modules[package] = types.ModuleType(package)
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+    body: Any = sys.modules[module]
+    for part in name.split("."):
+        body = getattr(body, part)
+    return body
+
+
+def _run(body: Body, line: Line, arguments: tuple[Any, ...]) -> None:
+    """Live as a rank, and end without what an interpreter does at its end: gloo complains of groups that are left."""
+    code = 1
+    try:
+        server = sys.modules.get(_PRELOADED)
+        assert server is not None, f"the fork server could not import {_PRELOADED}"
+        osprocess.die_with_parent(server.PID)
+        assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
+        line._connection.send((_RETURNED, body(line, *arguments)))
+        code = 0
+    except BaseException:  # noqa: BLE001 - shown by the test
+        try:
+            line._connection.send((_FAILED, traceback.format_exc()))
+        except OSError:  # the test is gone
+            traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
