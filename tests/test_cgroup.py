@@ -36,13 +36,15 @@ sys.stdin.read()
 # A launcher in the middle of a run whose rank 1, or its node, is held back for a very long time.
 RUNNING = """
 import sys
+from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.local import LocalSubstrate
 from faults import *
 
 fault = eval(sys.argv[2])
 Harness(LocalSubstrate()).run(
-    sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False
+    sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False,
+    **DETECTION["relaxed"],
 )
 """
 

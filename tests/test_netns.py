@@ -34,6 +34,7 @@ NOBODY = 65534
 RUNNING = """
 import sys
 from pathlib import Path
+from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.choice import make
 from faults import Cut
@@ -41,7 +42,8 @@ from faults import Cut
 substrate = make("netns")
 steps = int(sys.argv[3])
 outcome = Harness(substrate, Path(sys.argv[2])).run(
-    sys.argv[1], nodes=2, spares=0, steps=steps, options={"step_s": 0.02}, faults=[Cut(rank=1, at_step=5)], twin=False
+    sys.argv[1], nodes=2, spares=0, steps=steps, options={"step_s": 0.02}, faults=[Cut(rank=1, at_step=5)], twin=False,
+    **DETECTION["relaxed"],
 )
 substrate.close()
 print(outcome.verdict, outcome.reasons, outcome.faults[0].state)

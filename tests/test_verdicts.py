@@ -226,6 +226,9 @@ def test_a_dataset_shorter_than_a_batch_is_refused(chaos: Chaos) -> None:
 
 # -- sessions -----------------------------------------------------------------------------------------------------
 
+#: Sessions of their own do not read our settings.
+RELAXED = "[pytest]\nchaos_detection = relaxed\n"
+
 SESSION = """
 from faults import Kill
 import signal
@@ -259,6 +262,7 @@ def test_error(chaos):
 )
 def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: str, status: int) -> None:
     """Passed 0, failed 1, unknown 10, error 11: a script can tell them apart."""
+    pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION.format(job=str(Path(__file__).parent / JOBS)))
     result = pytester.runpytest_subprocess("-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
     assert result.ret == status
@@ -271,6 +275,7 @@ def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: 
 @pytest.mark.costly
 def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     """``--chaos-repeats`` runs each chaos test again; the marker sets defaults of ``chaos.run``."""
+    pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
         import pytest
@@ -288,6 +293,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
 @pytest.mark.costly
 def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
     """What a test judges by itself (``check=False``) counts neither for nor against."""
+    pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
         from faults import Kill
