@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from chaoskit import osprocess
 from chaoskit.substrate.cgroup import Cgroup, Place, confine, find_place, throttle, unavailable
 from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, describe, remove_cgroup, sweep
 
-WAIT_S = 60.0
 MIB = 2**20
 BURNING = "while True: pass"
 EATING = "import sys; sys.stdin.read(1); hoard = [bytearray(b'x') * 2**20 for _ in range(256)]"
@@ -38,13 +36,15 @@ sys.stdin.read()
 # A launcher in the middle of a run whose rank 1, or its node, is held back for a very long time.
 RUNNING = """
 import sys
+from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.local import LocalSubstrate
 from faults import *
 
 fault = eval(sys.argv[2])
 Harness(LocalSubstrate()).run(
-    sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False
+    sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False,
+    **DETECTION["relaxed"],
 )
 """
 
@@ -53,14 +53,6 @@ def needs(controller: str) -> pytest.MarkDecorator:
     """Skips, and says why, where this machine has no such controller."""
     reason = unavailable(controller)
     return pytest.mark.skipif(bool(reason), reason=reason)
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for it, with a deadline."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        select.select([], [], [], 0.005)
 
 
 @pytest.fixture
@@ -100,15 +92,17 @@ def left(pid: int) -> list[Path]:
 
 @needs("cpu")
 def test_a_quota_throttles_and_is_lifted(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
+    """A process above its quota is throttled and counted, and runs freely when the quota is lifted."""
     process = start(BURNING)
     home = groups(process)
     group = throttle(process.pid, osprocess.start_ticks(process.pid), undo, 0.2)
     assert group.path.name in groups(process)
-    until(lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01)
+    wait_until(lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01, "three throttled periods")
     group.limit_cpu(None)
     before = group.throttled()[0]
     ticks = osprocess.cpu_ticks(process.pid, process.pid) or 0
-    until(lambda: (osprocess.cpu_ticks(process.pid, process.pid) or 0) >= ticks + 10)  # five periods of the quota
+    # five periods of the quota
+    wait_until(lambda: (osprocess.cpu_ticks(process.pid, process.pid) or 0) >= ticks + 10, "100 ms of CPU time")
     assert group.throttled()[0] <= before + 1
     assert group.remove()
     assert not group.path.exists()
@@ -120,12 +114,13 @@ def test_a_quota_throttles_and_is_lifted(start: Callable[[str], subprocess.Popen
 def test_a_process_that_takes_too_much_is_killed(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
+    """A process above its limit of memory is killed by the kernel and counted."""
     process = start(EATING)
     group = confine(process.pid, osprocess.start_ticks(process.pid), undo, 8 * MIB)
     assert group.oom_kills() == 0
     process.communicate(b"x")
     assert process.returncode == -signal.SIGKILL
-    until(lambda: group.oom_kills() == 1)
+    wait_until(lambda: group.oom_kills() == 1, "the count of the kernel")
     assert group.remove()
 
 
@@ -145,6 +140,7 @@ def test_a_group_of_cgroup_v2(start: Callable[[str], subprocess.Popen[bytes]], u
 def test_a_group_that_the_kernel_refuses_is_not_left_behind(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
+    """A group whose limit the kernel refuses is removed."""
     process = start(BURNING)
     with pytest.raises(OSError, match=r"Invalid argument|out of range"):
         throttle(process.pid, osprocess.start_ticks(process.pid), undo, 1e12)
@@ -154,6 +150,7 @@ def test_a_group_that_the_kernel_refuses_is_not_left_behind(
 def test_another_process_with_this_pid_is_left_alone(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
+    """A process that has got the pid of the one that was aimed at is put into no group."""
     process = start(BURNING)
     with pytest.raises(ProcessLookupError):
         throttle(process.pid, (osprocess.start_ticks(process.pid) or 0) + 1, undo, 0.5)
@@ -207,7 +204,7 @@ def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path
     environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path))
     launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault], env=environment)
     try:
-        until(lambda: left(launcher.pid) or launcher.poll() is not None)
+        wait_until(lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault")
         assert launcher.poll() is None
         pids = osprocess.descendants(launcher.pid)
     finally:
@@ -216,7 +213,7 @@ def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path
     repairs = sweep(tmp_path / "chaoskit")
     assert [repair.repaired for repair in repairs if repair.act == "cgroup"] == [True]
     assert left(launcher.pid) == []
-    until(lambda: all(osprocess.is_ending(pid) for pid in pids))
+    wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the end of all processes")
 
 
 def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
@@ -232,6 +229,7 @@ def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
 
 @needs("cpu")
 def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
+    """Only groups with our prefix are ever removed."""
     place = find_place("cpu", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
     assert place is not None
     foreign = place.parent / f"foreign-{os.getpid()}"

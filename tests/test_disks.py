@@ -1,4 +1,4 @@
-"""Disks that are full, slow, read-only or fail: what that means, a real file system, and jobs that meet it."""
+"""Disks that are full, slow, read-only or fail: the pure rules, a real file system, and jobs that meet it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import wait_until
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import is_ending, start_ticks
@@ -28,7 +29,6 @@ from faults.disk import DiskFault
 
 JOBS = Path(__file__).parent / "jobs" / "saves.py"
 BEARS, ENDS = f"{JOBS}:bears_errors", f"{JOBS}:ends_with_errors"
-WAIT_S = 30.0
 
 needs_fuse = pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks() or "possible here")
 
@@ -47,6 +47,7 @@ needs_fuse = pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks(
     ],
 )
 def test_what_a_trouble_refuses(trouble: Trouble, refused: set[str], number: int) -> None:
+    """Each trouble refuses its operations with its error, counts them, and is over when it is lifted."""
     ailments = Ailments()
     imposed = ailments.impose(trouble)
     rulings = {operation: ailments.rule(operation, 1) for operation in OPERATIONS}
@@ -61,6 +62,7 @@ def test_what_a_trouble_refuses(trouble: Trouble, refused: set[str], number: int
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 300), max_size=20))
 def test_a_disk_takes_what_it_has_room_for(room_bytes: int, sizes: list[int]) -> None:
+    """A full disk takes each write that still fits into its room."""
     ailments, written = Ailments(), 0
     ailments.impose(Full(room_bytes))
     for size in sizes:
@@ -70,6 +72,7 @@ def test_a_disk_takes_what_it_has_room_for(room_bytes: int, sizes: list[int]) ->
 
 
 def test_troubles_add_up() -> None:
+    """Delays of several troubles add up, and an error wins."""
     ailments = Ailments()
     for trouble in (Slow(5.0), Slow(10.0, bytes_per_s=1000.0), ReadOnly(), Full()):
         ailments.impose(trouble)
@@ -78,6 +81,7 @@ def test_troubles_add_up() -> None:
 
 
 def test_a_share_of_operations_fails() -> None:
+    """A trouble with a share fails about that share of the operations."""
     ailments = Ailments(seed=3)
     imposed = ailments.impose(Failing(share=0.25))
     failed = sum(bool(ailments.rule("read", 1).errno) for _ in range(2000))
@@ -99,6 +103,7 @@ def test_a_share_of_operations_fails() -> None:
     ],
 )
 def test_bad_input(fault: DiskFault, field: str) -> None:
+    """A fault of a disk that cannot work is refused, with the field that is wrong."""
     with pytest.raises(BadInput) as refused:
         fault.validate(nodes=2, steps=9)
     assert refused.value.field == field
@@ -139,6 +144,7 @@ def seen_by(process: subprocess.Popen[bytes], path: Path) -> Path:
 def test_a_directory_is_what_it_was_until_something_is_wrong(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
 ) -> None:
+    """A disk without a trouble behaves as the directory below it, for its node alone."""
     directory = tmp_path / "disk"
     directory.mkdir()
     (directory / "old").write_text("from before")
@@ -171,6 +177,7 @@ def test_a_directory_is_what_it_was_until_something_is_wrong(
 def test_errors_reach_whoever_writes(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path, trouble: Trouble, number: int
 ) -> None:
+    """A node gets the error of the trouble, is counted, and writes again when it is lifted; others write as ever."""
     directory = tmp_path / "disk"
     directory.mkdir()
     disks = Disks(undo, enter)
@@ -186,6 +193,7 @@ def test_errors_reach_whoever_writes(
 
 @needs_fuse
 def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path) -> None:
+    """Each operation of a slow disk takes the delay longer."""
     directory = tmp_path / "disk"
     directory.mkdir()
     disks = Disks(undo, enter)
@@ -199,6 +207,7 @@ def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog,
 
 @needs_fuse
 def test_nobody_elses_directory_is_troubled(undo: UndoLog, tmp_path: Path) -> None:
+    """A process that shares the mounts of this machine gets no trouble."""
     disks = Disks(undo, enter)
     with pytest.raises(HarnessError, match="no mounts of its own"):
         disks.impose(os.getpid(), tmp_path, ReadOnly())
@@ -223,6 +232,7 @@ time.sleep(600)
 
 @needs_fuse
 def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """The process of a disk ends with a launcher that is killed."""
     directory = tmp_path / "disk"
     directory.mkdir()
     command = [sys.executable, "-c", LAUNCHER, str(node.pid), str(directory), str(tmp_path / "undo")]
@@ -231,10 +241,7 @@ def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path
         pid = int(launcher.stdout.readline())
         ticks = start_ticks(pid)
         launcher.send_signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + WAIT_S
-    while start_ticks(pid) == ticks and not is_ending(pid):
-        assert time.monotonic() < deadline_s, "the process of the disk lives on"
-        time.sleep(0.01)
+    wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the process of the disk")
     assert [repair.repaired for repair in sweep(tmp_path / "undo")] == [False], "nothing was left to do"
 
 
@@ -253,6 +260,7 @@ TROUBLES: list[Fault] = [
 @needs_fuse
 @pytest.mark.parametrize("fault", TROUBLES, ids=str)
 def test_a_job_that_bears_errors_is_left_alone(chaos: Chaos, fault: Fault) -> None:
+    """A job that handles the errors of its disk trains on, with the losses of the unbroken run."""
     outcome = chaos.run(BEARS, nodes=2, steps=100, faults=[fault])
     assert outcome.recoveries == []
     outcome.assert_same_losses_as_twin()
@@ -260,7 +268,7 @@ def test_a_job_that_bears_errors_is_left_alone(chaos: Chaos, fault: Fault) -> No
 
 @needs_fuse
 def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
-    """Its worker ends with the error; the spare has another disk."""
+    """A worker that ends with the error is replaced on another node, which has another disk."""
     outcome = chaos.run(ENDS, nodes=2, steps=40, spares=1, faults=[DiskFull(rank=1, at_step=5, heal_after_s=0.5)])
     assert len(outcome.recoveries) >= 1
     assert "No space left" in outcome.recovery.cause
@@ -268,6 +276,7 @@ def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
 
 @needs_fuse
 def test_a_disk_that_nobody_uses_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
+    """A trouble that no operation has met is no evidence: the verdict is unknown."""
     fault = DiskFull(rank=1, at_step=5, directory=str(tmp_path))
     outcome = chaos.run(BEARS, nodes=2, steps=20, faults=[fault], check=False)
     assert outcome.verdict == Verdict.UNKNOWN

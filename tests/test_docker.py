@@ -1,4 +1,4 @@
-"""The substrate docker, for real: nodes are containers, Docker's faults bite, and only what is ours is ever removed."""
+"""The substrate docker: nodes are real containers, Docker's faults bite, and only containers of ours are removed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from chaoskit import osprocess
-from chaoskit.config import RunConfig, resolve_job
+from chaoskit.config import DETECTION, RunConfig, resolve_job
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
@@ -23,6 +23,7 @@ from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
 from chaoskit.substrate.base import Process
+from chaoskit.substrate.cgroup import find_place
 from chaoskit.substrate.docker import DockerSubstrate
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, outermost, skeleton_archive
@@ -36,19 +37,21 @@ from faults import Cut, Kill, Scale
 ROOT = Path(__file__).parent.parent
 TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'troubled.py'}:plain"
 WAIT_S = 120.0
+RELAXED = DETECTION["relaxed"]  # as all runs of the fixture ``chaos``
 MIB = 2**20
 
 # A launcher in the middle of a run; one of its two nodes is paused.
 RUNNING = """
 import sys
 from pathlib import Path
-from chaoskit.config import RunConfig, resolve_job
+from chaoskit.config import DETECTION, RunConfig, resolve_job
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.docker import DockerSubstrate
 
 job = resolve_job(sys.argv[1], {"steps": 10**6, "step_s": 0.02})
 substrate = DockerSubstrate()
-cluster = substrate.launch(RunConfig(job=job, nodes=2, spares=0), (), Path(sys.argv[2]) / "001-run")
+config = RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"])
+cluster = substrate.launch(config, (), Path(sys.argv[2]) / "001-run")
 paused = cluster.freeze("node1")
 assert paused.frozen()
 print(*(container.name for container in substrate._containers.values()), flush=True)
@@ -73,10 +76,12 @@ for _ in range(int(sys.argv[1])):
 needs_docker = pytest.mark.skipif(
     bool(docker_daemon.unavailable()), reason=docker_daemon.unavailable() or "possible here"
 )
+#: Every launcher removes containers that launchers before it have left, so these tests may not run beside each other.
+pytestmark = pytest.mark.xdist_group("docker")
 
 
 def test_ci_has_docker() -> None:
-    """There, nothing of all this may be skipped unseen."""
+    """On CI none of these tests may be skipped unseen."""
     if os.environ.get("CI") != "true" or os.geteuid() != 0:
         pytest.skip("not on CI, or not as root")
     assert docker_daemon.unavailable() == ""
@@ -107,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(substrate: DockerSubstrate, runs: Path) -> LocalCluster:
     """Two nodes that train until they are stopped."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
-    config = RunConfig(job=job, nodes=2, spares=0, startup_s=WAIT_S)
+    config = RunConfig(job=job, nodes=2, spares=0, **RELAXED)
     return substrate.launch(config, (), runs / f"cluster{len(list(runs.glob('cluster*')))}")
 
 
@@ -131,21 +136,13 @@ def container_of(substrate: DockerSubstrate, station: str) -> Container:
 
 
 def receive(cluster: LocalCluster, wanted: Callable[[Any], bool]) -> Any:
-    """The first message that is wanted."""
-    deadline_s = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline_s:
+    """Return the first message that is wanted."""
+
+    def next_wanted() -> Any:
         message = cluster.receive(1.0)
-        if message is not None and wanted(message):
-            return message
-    raise AssertionError("the message did not come")
+        return message if message is not None and wanted(message) else None
 
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for it, with a deadline."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    return wait_until(next_wanted, "the message", limit_s=WAIT_S)
 
 
 def run_in(container: Container, code: str, *arguments: str) -> int:
@@ -153,7 +150,7 @@ def run_in(container: Container, code: str, *arguments: str) -> int:
     api = container.handle.client.api
     execution = api.exec_create(container.handle.id, [container.recipe.python, "-c", code, *arguments])["Id"]
     api.exec_start(execution, detach=True)
-    until(lambda: not api.exec_inspect(execution)["Running"])
+    wait_until(lambda: not api.exec_inspect(execution)["Running"], "the end of the command", limit_s=WAIT_S)
     return int(api.exec_inspect(execution)["ExitCode"])
 
 
@@ -162,6 +159,18 @@ def run_in(container: Container, code: str, *arguments: str) -> int:
 
 def first_process(cluster: LocalCluster, station: str) -> Process:
     return cluster.coordinator() if station == COORDINATOR else cluster.node(station)[0]
+
+
+def named_process(cluster: LocalCluster, station: str) -> Process:
+    """The same, when it has begun: then it takes its name."""
+
+    def found() -> Process | None:
+        process = first_process(cluster, station)
+        return process if process.name == f"ck-{station}" else None
+
+    process = wait_until(found, f"the process ck-{station}", limit_s=WAIT_S)
+    assert process is not None
+    return process
 
 
 @needs_docker
@@ -173,10 +182,7 @@ def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalClu
         container.handle.reload()
         assert container.handle.labels.items() >= labels().items()
         assert container.handle.attrs["HostConfig"]["CapDrop"] == ["ALL"]
-        deadline_s = time.monotonic() + WAIT_S
-        while (process := first_process(cluster, station)).name != f"ck-{station}":  # it takes its name when it begins
-            assert time.monotonic() < deadline_s, process
-            time.sleep(0.01)
+        process = named_process(cluster, station)
         namespaces.add(os.readlink(f"/proc/{process.pid}/ns/net"))
         groups.add(Path(f"/proc/{process.pid}/cgroup").read_text())
         assert container.handle.id in Path(f"/proc/{process.pid}/cgroup").read_text()
@@ -189,11 +195,18 @@ def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalClu
 
 @needs_docker
 def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSubstrate, runs: Path) -> None:
+    """Containers are used again by the next run, but for one that has ended."""
     harness = Harness(substrate, runs)
 
     def run() -> dict[str, str]:
         outcome = harness.run(
-            TROUBLED, nodes=2, steps=30, options={"step_s": 0.02}, faults=[Kill(rank=1, at_step=9)], twin=False
+            TROUBLED,
+            nodes=2,
+            steps=30,
+            options={"step_s": 0.02},
+            faults=[Kill(rank=1, at_step=9)],
+            twin=False,
+            **RELAXED,
         )
         assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
         return {name: container.handle.id for name, container in substrate._containers.items()}
@@ -208,7 +221,7 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
 
 @needs_docker
 def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) -> None:
-    """One that stood ready, in the same network; the numbers are those of the unbroken run."""
+    """A world grows into a container that stood ready, in the same network, with the numbers of the unbroken run."""
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     options = {"step_s": 0.05}
     harness = Harness(substrate, runs)
@@ -220,8 +233,8 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
             steps=60,
             options=options,
             elastic=elastic,
-            heartbeat_ms=500,  # a node that comes while others want the CPUs, too, may be silent for a while
             faults=[Scale(to=3, at_step=9)],
+            **RELAXED,
         )
     finally:
         harness.close()
@@ -236,9 +249,10 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
 
 @needs_docker
 def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubstrate, runs: Path) -> None:
+    """A node that is added to a run is a container in its network; there are no more than were planned."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3)
-    config = RunConfig(job=job, nodes=2, spares=0, startup_s=WAIT_S, elastic=elastic)
+    config = RunConfig(job=job, nodes=2, spares=0, elastic=elastic, **RELAXED)
     cluster = substrate.launch(config, (), runs / "provided")
     try:
         cluster.provide(2)
@@ -257,7 +271,7 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubs
 
 @needs_docker
 def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerSubstrate, runs: Path) -> None:
-    """Neither its link, nor the rules of a change that nobody has lifted."""
+    """When a run has ended its link and the rules of a change that was not lifted are gone from its containers."""
     if reason := abilities.delays():
         pytest.skip(reason)
     cluster = start(substrate, runs)
@@ -278,6 +292,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
 def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     substrate: DockerSubstrate, cluster: LocalCluster
 ) -> None:
+    """A lost node has no process when the call returns, and another container takes its name."""
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
     lost, processes = container_of(substrate, "node1"), cluster.node("node1")
     assert len(processes) >= 3
@@ -293,11 +308,13 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     pid = cluster.node("node1")[0].pid
     assert pid != processes[0].pid
     record = cluster._run_directory / "coordinator.record"
-    until(lambda: record.read_text().count('"NodeJoined","node":"node1"') == 2)
+    joined = '"NodeJoined","node":"node1"'
+    wait_until(lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S)
 
 
 @needs_docker
 def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
     container = container_of(substrate, "node1")
     frozen = cluster.freeze("node1")
     assert frozen.frozen()
@@ -308,12 +325,13 @@ def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, clus
     assert osprocess.switches(agent.pid, agent.pid) == before
     assert frozen.thaw()
     assert not frozen.frozen()
-    until(lambda: osprocess.switches(agent.pid, agent.pid) != before)
+    wait_until(lambda: osprocess.switches(agent.pid, agent.pid) != before, "the agent to go on")
     assert container.is_usable()
 
 
 @needs_docker
 def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
+    """A node that is paused can be lost."""
     frozen = cluster.freeze("node0")
     cluster.lose("node0")
     assert not frozen.frozen()
@@ -322,9 +340,10 @@ def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
 
 @needs_docker
 def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+    """Limits of CPU, memory and processes strike, are counted, and end when they are lifted."""
     container = container_of(substrate, "node0")
     cpu = cluster.limit("node0", "cpu", 0.05)
-    until(lambda: cpu.events() >= 3)
+    wait_until(lambda: cpu.events() >= 3, "three throttled periods", limit_s=WAIT_S)
     assert cpu.lift()
     # What starts needs memory, too, and the kernel might end it instead.
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node0")
@@ -347,14 +366,14 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCl
 
 @needs_docker
 def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
-    """When the kernel ends the nursery, its whole container ends, and the kernel's count with it."""
+    """When the kernel ends the first process of a container, all of it ends, and the count of the kernel with it."""
     container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
     Path(f"/proc/{container.pid}/oom_score_adj").write_text("1000")
     limit = cluster.limit("node1", "memory", 64 * MIB)
     container.handle.exec_run([container.recipe.python, "-c", HOG.replace("1000", "0"), "256"], detach=True)
-    until(lambda: not container.lives())
-    until(lambda: container.state()["Status"] == "exited")
+    wait_until(lambda: not container.lives(), "the end of the container", limit_s=WAIT_S)
+    wait_until(lambda: container.state()["Status"] == "exited", "Docker to know of it", limit_s=WAIT_S)
     assert container.state()["OOMKilled"]
     assert limit.events() >= 1
     assert limit.lift()
@@ -386,6 +405,7 @@ def idle(client: Any) -> Iterator[Callable[..., Any]]:
 
 @needs_docker
 def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[..., Any]) -> None:
+    """A container is removed only if our labels are on it and its launcher, on this machine, is gone."""
     gone = subprocess.Popen(["true"])
     ticks = osprocess.start_ticks(gone.pid)
     gone.wait()
@@ -406,7 +426,7 @@ def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[.
 
 @needs_docker
 def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Callable[..., Any]) -> None:
-    """A container that somebody else has made under the same name stays."""
+    """A container that another tool has made under the same name stays."""
     foreign, other = idle(), idle(**{**labels(), OWNER: "1-1"})
     undo = UndoLog(tmp_path)
     for container in (foreign, other):
@@ -425,11 +445,14 @@ def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Calla
 def test_nothing_is_left_of_a_launcher_that_is_killed(
     tmp_path: Path, idle: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a run with a paused node. What is not ours stays: a container, a table of rules, a group."""
+    """What a launcher leaves that is killed in a run with a paused node is removed; all that is not ours stays."""
     foreign = idle()
-    commands.call(["nft", "add", "table", "inet", "not_chaoskit"])
-    group = Path("/sys/fs/cgroup/freezer/not-chaoskit")
-    group.mkdir(exist_ok=True)
+    table = f"not_chaoskit_{os.getpid()}"
+    commands.call(["nft", "add", "table", "inet", table])
+    place = find_place("freezer", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    assert place is not None
+    group = place.parent / f"not-chaoskit-{os.getpid()}"
+    group.mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     launcher = subprocess.Popen(
         [sys.executable, "-c", RUNNING, TROUBLED, str(tmp_path / "runs")],
@@ -448,19 +471,18 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
         launcher.wait()
         assert {said.split()[1] for said in left_behind() if said.startswith("container ")} == names
         repairs = sweep()
-        found = {repair.target for repair in repairs if repair.act == "container" and repair.repaired}
-        assert found <= names  # a test beside this one may have started a launcher, which does the same
+        assert {repair.target for repair in repairs if repair.act == "container" and repair.repaired} == names
         assert describe(Repair("container", "x", True)) == "removed container x, left behind"
         assert not names & set(all_names())
-        until(lambda: all(osprocess.is_ending(pid) for pid in pids))
+        wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the end of all processes")
         assert sweep() == []
         assert foreign.name in all_names()
-        assert "not_chaoskit" in commands.call(["nft", "list", "tables"]).stdout.decode()
+        assert table in commands.call(["nft", "list", "tables"]).stdout.decode().split()
         assert group.is_dir()
     finally:
         launcher.kill()
         launcher.communicate()
-        commands.call(["nft", "delete", "table", "inet", "not_chaoskit"])
+        commands.call(["nft", "delete", "table", "inet", table])
         group.rmdir()
 
 
@@ -469,6 +491,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
 
 @needs_docker
 def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> None:
+    """An image that is missing or lacks Python is bad input."""
     skeleton = docker_image.host_recipe(client).image
     for image, remedy in (("chaoskit-no-such:image", "build or pull it first"), (skeleton, "use one with python3")):
         substrate = DockerSubstrate(image)
@@ -481,7 +504,7 @@ def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> No
 
 @needs_docker
 def test_a_container_that_does_not_start_is_told(tmp_path: Path, client: Any) -> None:
-    """With what its nursery said. Nothing of it stays."""
+    """A container that does not start is told with what its first process said, and is removed."""
     undo = UndoLog(tmp_path)
     recipe = docker_image.host_recipe(client)
     recipe.environment["PYTHONPATH"] = str(tmp_path)
@@ -496,10 +519,12 @@ def test_a_container_that_does_not_start_is_told(tmp_path: Path, client: Any) ->
 
 
 def test_the_same_skeleton_every_time() -> None:
+    """The image of this Python is the same every time."""
     assert skeleton_archive() == skeleton_archive()
 
 
 def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
+    """A directory within another one that is mounted needs no mount of its own."""
     assert outermost([Path("/a/b"), Path("/a"), Path("/ab"), Path("/a/b/c")]) == [Path("/a"), Path("/ab")]
     recipe = Recipe("image", "python", {}, read_only=frozenset({Path("/usr"), tmp_path}))
     assert recipe.with_directories([tmp_path / "job"], []) is recipe
@@ -519,6 +544,7 @@ def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
 @needs_docker
 @pytest.mark.chaos(substrate="docker")
 def test_a_node_is_cut_off_and_comes_back(chaos: Any) -> None:
+    """A node in a container is cut off and comes back."""
     outcome = chaos.run(
         TROUBLED,
         nodes=3,
@@ -532,6 +558,7 @@ def test_a_node_is_cut_off_and_comes_back(chaos: Any) -> None:
 def test_where_there_is_no_daemon_a_test_is_skipped_visibly(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a daemon a test that asks for containers is skipped with the reason, and the option is refused."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     pytester.makepyfile(
         """
@@ -549,6 +576,7 @@ def test_where_there_is_no_daemon_a_test_is_skipped_visibly(
 
 
 def test_the_doctor_says_whether_there_is_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor says whether there is a daemon."""
     finding = probes.containers()
     assert finding.state == ("limited" if docker_daemon.unavailable() else "ok")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
@@ -559,5 +587,6 @@ def test_the_doctor_says_whether_there_is_a_daemon(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("host", ["tcp://10.0.0.1:2375", "ssh://somewhere"])
 def test_a_daemon_elsewhere_is_not_used(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon on another machine is not used."""
     monkeypatch.setenv("DOCKER_HOST", host)
     assert docker_daemon.unavailable() == f"DOCKER_HOST={host}: the daemon must be on this machine, behind unix://"

@@ -1,4 +1,4 @@
-"""Commands as black boxes in containers: what they find there, where they may write, and how they break."""
+"""Commands in containers as black boxes: what they find there, where they may write, and how they break."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = Path(__file__).parent / "jobs"
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
 DEADLINE_S = 240.0
 
-pytestmark = pytest.mark.chaos(substrate="docker")
+pytestmark = [pytest.mark.chaos(substrate="docker"), pytest.mark.xdist_group("docker")]  # see test_docker
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.network import without_networks
 
 from chaoskit.faces import doctor, probes
 from chaoskit.faces.probes import Finding
@@ -36,19 +37,18 @@ def limited(setup: str, probe: str) -> dict[str, str]:
     return told
 
 
-def networks_after(script: str, *options: str) -> dict[str, list[str]]:
-    """Return state and words of each finding of ``networks``, in namespaces of its own after a shell script.
+NETWORKS = """
+import json
+from chaoskit.faces import probes
+print(json.dumps({one.name: [one.state, one.found] for one in probes.networks()}))
+"""
+
+
+def networks(command: list[str]) -> dict[str, list[str]]:
+    """Return state and words of each finding of ``networks``, as a command with its own namespaces prints them.
 
     Skips where this user may not have such namespaces.
-
-    Args:
-        options: of ``unshare``.
     """
-    code = (
-        "import json\nfrom chaoskit.faces import probes\n"
-        "print(json.dumps({one.name: [one.state, one.found] for one in probes.networks()}))"
-    )
-    command = ["unshare", *options, "sh", "-ec", f'{script}\nexec "$@"', "sh", sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if not ran.stdout and ran.stderr.startswith(("unshare:", "sh:", "mount:")):
         pytest.skip(ran.stderr.strip())
@@ -59,8 +59,9 @@ def networks_after(script: str, *options: str) -> dict[str, list[str]]:
 def without(*tools: str) -> dict[str, list[str]]:
     """The same on a machine on which these commands cannot be executed."""
     found = {str(Path(path).resolve()) for tool in tools if (path := commands.find(tool))}
-    hide = "\n".join(f"mount --bind /dev/null '{path}'" for path in sorted(found))
-    return networks_after(hide, "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]))
+    script = "".join(f"mount --bind /dev/null '{path}'\n" for path in sorted(found)) + 'exec "$@"'
+    isolation = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    return networks([*isolation, "sh", "-ec", script, "sh", sys.executable, "-c", NETWORKS])
 
 
 # -- against the machine ------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def test_networks_without_util_linux() -> None:
 
 def test_networks_that_the_kernel_refuses() -> None:
     """Where the kernel allows no further network namespace, the doctor says that the rights are missing."""
-    told = networks_after("echo 0 > /proc/sys/user/max_net_namespaces", "--user", "--map-root-user")
+    told = networks(without_networks(sys.executable, "-c", NETWORKS))
     assert [*told] == ["network namespaces"]
     assert told["network namespaces"][0] == "limited"
     assert told["network namespaces"][1].endswith("run as root")

@@ -1,4 +1,4 @@
-"""What a launcher takes by HTTP, file and signal is what its coordinator is told: the door alone, without a job."""
+"""Requests by HTTP, file and signal reach the coordinator: the control API of a launcher alone, without a job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import os
 import signal
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from rich.console import Console
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.elastic.client import DOOR, Door, Reply, Run, open_door
@@ -38,18 +39,9 @@ from chaoskit.messages import (
     WorldSize,
 )
 
-LIMIT_S = 20.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
-
 
 class Launcher:
-    """A door, and whoever stands behind it: keeps what it is to send, and answers at once."""
+    """The control API, and a conductor behind it that keeps what it is to send, and answers at once."""
 
     def __init__(self, directory: Path) -> None:
         self.requests, self.shown, self.sent = Requests(), io.StringIO(), list[Message]()
@@ -59,12 +51,13 @@ class Launcher:
         self.requests.hear(Heartbeat("node1", ()))
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[Door]:
+    def listening(self, **looks: Any) -> Iterator[Door]:
         over = threading.Event()
         conductor = threading.Thread(target=self._conduct, args=(over,))
         conductor.start()
         try:
-            with door.listening(self.requests, self.directory, Console(file=self.shown, width=200)) as found:
+            console = Console(file=self.shown, width=200)
+            with door.listening(self.requests, self.directory, console, **looks) as found:
                 yield found
         finally:
             over.set()
@@ -88,13 +81,14 @@ def launcher(tmp_path: Path) -> Launcher:
 
 
 def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> None:
+    """Each request over HTTP becomes the message that it asks for, and gets the answer of the coordinator."""
     with launcher.listening():
         run = Run(launcher.directory)
         assert run.scale(3, "somebody") == Reply(True, "as you like", ("node1",))
         assert run.lend(2, "urgent", 7.5).nodes == ("node1",)
         assert run.notice("node1", 5.5).accepted
         assert run.give_back("urgent").accepted
-        until(lambda: len(launcher.sent) == 4)
+        wait_until(lambda: len(launcher.sent) == 4, "four messages")
     assert launcher.asked() == [
         ScaleTo("", 3, "somebody"),
         LendNodes("", "urgent", 2, 7.5),
@@ -105,7 +99,7 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
 
 
 def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None:
-    """But what nobody has answered may have been done."""
+    """A job that was refused nodes has none to return; a request without an answer may have been granted."""
     with launcher.listening():
         run, launcher.accepts = Run(launcher.directory), False
         assert not run.lend(2, "urgent", 7.5).accepted
@@ -116,6 +110,7 @@ def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None
 
 
 def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
+    """A reader of the file with address and token never finds half of it."""
     over, damaged = threading.Event(), list[BadInput]()
 
     def look() -> None:
@@ -137,7 +132,7 @@ def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
 
 
 def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
-    """Whoever listens on every address takes a connection to another one of loopback's, too."""
+    """Only 127.0.0.1 is bound: a server on every address would accept another address of loopback, too."""
     with launcher.listening() as found:
         port = urlsplit(found.url).port
         assert port is not None
@@ -159,6 +154,7 @@ def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
 def test_what_makes_no_sense_is_refused_and_told_to_nobody(
     launcher: Launcher, path: str, data: bytes | None, status: int
 ) -> None:
+    """A request with an unknown path or other fields is refused, and nothing is sent."""
     with launcher.listening() as found:
         headers = {"Authorization": f"Bearer {found.token}"}
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -167,53 +163,54 @@ def test_what_makes_no_sense_is_refused_and_told_to_nobody(
     assert launcher.sent == []
 
 
-def test_a_file_is_obeyed_once_each_time_that_it_is_written(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it said before the launch is of another run; what is no number is told to whoever looks."""
-    looks, genuine = 0, door._stamp
+def test_a_file_is_obeyed_once_each_time_that_it_is_written(launcher: Launcher) -> None:
+    """A size in the file is asked for once.
 
-    def stamp(path: Path) -> tuple[int, int] | None:
+    What the file said before the launch belongs to another run; a text that is no number is refused on the terminal.
+    """
+    looks = 0
+
+    def look(path: Path) -> tuple[int, int] | None:
         nonlocal looks
+        found = door.stamp(path)
         looks += 1
-        return genuine(path)
+        return found
 
-    def look_twice() -> None:
+    def await_looks() -> None:
         seen = looks
-        until(lambda: looks > seen + 2)
+        wait_until(lambda: looks > seen + 2, "two looks at the file")
 
-    monkeypatch.setattr(door, "_stamp", stamp)
-    monkeypatch.setattr(door, "_LOOK_S", 0.002)
     file = launcher.directory / door.SCALE_FILE
     file.write_text("4")
-    with launcher.listening():
-        look_twice()
+    with launcher.listening(look_s=0.002, look=look):
+        await_looks()
         assert launcher.sent == []
         for text in ("3\n", "two", " 2 "):
             fresh = launcher.directory / "fresh"
             fresh.write_text(text)
             fresh.replace(file)
-            look_twice()
-        until(lambda: "as you like" in launcher.shown.getvalue().splitlines()[-1])
+            await_looks()
+        wait_until(lambda: "as you like" in launcher.shown.getvalue().splitlines()[-1], "the answer on the terminal")
     assert launcher.asked() == [ScaleTo("", size, "the file scale") for size in (3, 2)]
     assert "refused: write a number of nodes" in launcher.shown.getvalue()
 
 
 def test_a_signal_asks_for_one_more_or_less_than_was_wanted_last(launcher: Launcher) -> None:
+    """SIGUSR1 and SIGUSR2 ask for one node more or less than was wanted last, and get their handlers back."""
     before = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)
     with launcher.listening():
         os.kill(os.getpid(), signal.SIGUSR1)
-        until(lambda: len(launcher.sent) == 1)
+        wait_until(lambda: len(launcher.sent) == 1, "the first message")
         launcher.requests.hear(WorldSize(2, 4, ("node0", "node1"), "there are no more nodes"))
         os.kill(os.getpid(), signal.SIGUSR2)
-        until(lambda: len(launcher.sent) == 2)
+        wait_until(lambda: len(launcher.sent) == 2, "the second message")
     assert launcher.asked() == [ScaleTo("", 3, "a signal"), ScaleTo("", 3, "a signal")]
     assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)) == before
 
 
 @pytest.mark.parametrize(("wanted", "larger", "smaller"), [(2, 4, 1), (4, 5, 2), (1, 2, 0)])
 def test_a_signal_asks_for_a_size_that_the_policy_allows(wanted: int, larger: int, smaller: int) -> None:
-    """At the end of the sizes for one that it does not: the answer says which there are."""
+    """A signal asks for the next size of the policy; at its ends for one outside, and the answer names the sizes."""
     elastic = ElasticPolicy(min_replicas=1, max_replicas=4, replica_discrete_values=(1, 2, 4))
     requests = Requests()
     requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=wanted, elastic=elastic), (), 1, os.getpid()))
@@ -223,11 +220,12 @@ def test_a_signal_asks_for_a_size_that_the_policy_allows(wanted: int, larger: in
 
 
 def test_whoever_waits_is_told_that_the_run_is_over(launcher: Launcher) -> None:
+    """A request that waits when the run ends, and one after it, are answered that the run is over."""
     launcher.answers = False
     with ThreadPoolExecutor(1) as pool:
         with launcher.listening():
             waits = pool.submit(Run(launcher.directory).scale, 3)
-            until(lambda: bool(launcher.sent))
+            wait_until(lambda: launcher.sent, "the request")
             launcher.requests.end()
             assert waits.result(LIMIT_S) == Reply(False, "the run is over")
         assert launcher.requests.scale(2) == Reply(False, "the run is over")

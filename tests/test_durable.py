@@ -1,4 +1,4 @@
-"""The disk and remote tiers of a job: what outlives every node of it, for real."""
+"""The disk and remote tiers of a job outlive every node of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.waiting import wait_until
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from chaoskit.checkpoint.disk import DiskTier
@@ -31,7 +30,7 @@ from faults import KillCoordinator, ReplaceNode
 
 pytestmark = pytest.mark.costly
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0  # of a launch
 TINY = {"size": "tiny"}
 PLAIN = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
 
@@ -150,10 +149,10 @@ class Launches:
     def kill_at(self, step: int, *more: str) -> None:
         """Kill the launcher, and all that it has started with it, when a snapshot of that age is there."""
         launcher = self.start("killed", *more)
-        wait_for(lambda: any(one.manifest.step >= step for one in self.stored.snapshots().snapshots), "a snapshot")
+        wait_until(lambda: any(one.manifest.step >= step for one in self.stored.snapshots().snapshots), "a snapshot")
         launcher.kill()
         launcher.communicate(timeout=LIMIT_S)
-        wait_for(lambda: not self._living(), "the end of all processes")
+        wait_until(lambda: not self._living(), "the end of all processes", poll_s=0.05)
 
     def _living(self) -> list[str]:
         return [entry.name for entry in Path("/proc").glob("[0-9]*") if self._mark.encode() in _environment(entry)]
@@ -168,13 +167,6 @@ def _environment(process: Path) -> bytes:
         return (process / "environ").read_bytes()
     except OSError:
         return b""
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {LIMIT_S:g} s for {what}"
-        time.sleep(0.02)
 
 
 OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]

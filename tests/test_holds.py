@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from chaoskit import osprocess
 from chaoskit.errors import HarnessError
@@ -22,7 +23,6 @@ from chaoskit.substrate.device import device_of
 from chaoskit.substrate.holds import Holds, Saturation
 from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, sweep
 
-WAIT_S = 60.0
 MIB = 2**20
 
 # A node: forks a child at every line that it reads, says its pid, and counts what it could not fork.
@@ -60,16 +60,13 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate import cgroup
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.undo import UndoLog
 
-if sys.argv[3] == "1":
-    cgroup._FREEZER = ""  # version 1 comes first then
 pid = int(sys.argv[2])
 node = [Process(pid, start_ticks(pid), "node")]
-holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]))
+holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]), prefer=int(sys.argv[3]))
 hold = holds.freeze("node0")
 while not hold.frozen(): pass
 print(hold._group.path, flush=True)
@@ -81,14 +78,6 @@ def needs(controller: str) -> pytest.MarkDecorator:
     """Skips, and says why, where this machine has no such controller."""
     reason = unavailable(controller)
     return pytest.mark.skipif(bool(reason), reason=reason)
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for it, with a deadline."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        select.select([], [], [], 0.005)
 
 
 class Node:
@@ -136,7 +125,12 @@ def holds(tmp_path: Path, node: Node) -> Iterator[Holds]:
     yield holds
     holds.release()
     undo.close()
-    assert list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*")) == []
+    assert groups_of_this_process() == []
+
+
+def groups_of_this_process() -> list[Path]:
+    """Groups that this process has made and not removed."""
+    return list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*"))
 
 
 def group_of(pid: int) -> str:
@@ -148,17 +142,16 @@ def group_of(pid: int) -> str:
 
 @needs("freezer")
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_node_stands_still_and_goes_on(
-    node: Node, holds: Holds, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if version == 1:
-        monkeypatch.setattr(cgroup, "_FREEZER", "")
-    if cgroup.version("freezer") != version:
+def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, version: int) -> None:
+    """Under either version of cgroup every process of a frozen node stands still, and goes on where it was."""
+    if cgroup.version("freezer", version) != version:
         pytest.skip(f"the freezer is not in cgroup v{version}")
+    undo = UndoLog(tmp_path)
+    holds = Holds(undo, node.processes, tmp_path, prefer=version)
     child = int(node.ask("fork"))
     home = group_of(child)
     frozen = holds.freeze("node0")
-    until(frozen.frozen)
+    wait_until(frozen.frozen, "the kernel to freeze the node")
     switches = osprocess.switches(child, child)
     node.send("fork")  # it is not even heard
     assert not select.select([node.process.stdout], [], [], 0.2)[0]
@@ -167,12 +160,16 @@ def test_a_node_stands_still_and_goes_on(
     assert not frozen.frozen()
     assert int(node.answer()) > 0
     assert group_of(child) == home
+    holds.release()
+    undo.close()
+    assert groups_of_this_process() == []
 
 
 @needs("freezer")
 def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
+    """A process that a held node starts is born into its group."""
     frozen = holds.freeze("node0")
-    until(frozen.frozen)
+    wait_until(frozen.frozen, "the kernel to freeze the node")
     frozen._undo()  # goes on, within the group
     child = int(node.ask("fork"))
     assert group_of(child) == group_of(node.pid)
@@ -212,10 +209,11 @@ def test_the_janitor_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: No
 
 @needs("cpu")
 def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
+    """A quota of CPU holds all processes of a node together, and its count stays known after it is lifted."""
     limit = holds.limit("node0", "cpu", 0.2)
     node.ask("burn")
     node.ask("burn")
-    until(lambda: limit.events() >= 3)
+    wait_until(lambda: limit.events() >= 3, "three throttled periods")
     assert limit.lift()
     counted = limit.events()
     assert counted >= 3
@@ -225,6 +223,7 @@ def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
 
 @needs("memory")
 def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds) -> None:
+    """A process that takes more memory than the node may have is killed and counted."""
     limit = holds.limit("node0", "memory", 8 * MIB)
     assert limit.events() == 0
     assert node.ask("eat") == str(signal.SIGKILL.value)
@@ -234,6 +233,7 @@ def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds
 
 @needs("pids")
 def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
+    """A node may start as many processes as are allowed; what the kernel refuses is counted."""
     node.ask("fork")
     limit = holds.limit("node0", "pids", 1)
     assert node.ask("fork").isdecimal()
@@ -247,6 +247,7 @@ def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
 
 @needs("io")
 def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds) -> None:
+    """Writes of a node pass at the rate of the limit, and are counted as held back."""
     if device_of(tmp_path) is None:
         with pytest.raises(HarnessError, match="lies on no disk"):
             holds.limit("node0", "io", 1e6)
@@ -255,7 +256,7 @@ def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds
     assert limit.events() == 0
     began_s = time.monotonic()
     node.send("write")
-    until(limit.events)
+    wait_until(limit.events, "writes that wait for the limit")
     assert node.answer() == "written"
     assert time.monotonic() - began_s > 0.3  # a MiB at two of them a second
     assert limit.lift()
@@ -275,11 +276,13 @@ def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) 
 
 @needs("cpu")
 def test_what_the_kernel_refuses_is_told(node: Node, holds: Holds) -> None:
+    """A limit that the kernel refuses is an error of the harness."""
     with pytest.raises(HarnessError, match="refused to limit the cpu of node0"):
         holds.limit("node0", "cpu", 1e12)
 
 
 def test_a_node_that_is_gone_is_not_held(tmp_path: Path) -> None:
+    """A node without processes cannot be held."""
     undo = UndoLog(tmp_path)
     with pytest.raises(ProcessLookupError, match="node0 has no process any more"):
         Holds(undo, lambda name: [], tmp_path).freeze("node0")
@@ -290,6 +293,7 @@ def test_a_node_that_is_gone_is_not_held(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_is_used_up_counts_by_windows() -> None:
+    """Windows in which the whole limit was used are counted, idle time is not."""
     seen = Saturation(1000.0, 5000, 10.0)
     seen.note(5000, 11.0)  # idle
     seen.note(5240, 11.01)  # the first window
@@ -306,6 +310,7 @@ def test_a_limit_that_is_used_up_counts_by_windows() -> None:
 
 
 def test_a_file_system_without_a_disk_has_no_device() -> None:
+    """A file system without a disk has no device whose writes could be limited."""
     assert device_of(Path("/proc")) is None
     device = device_of(Path("/"))
     assert device is None or Path(f"/sys/dev/block/{device}").exists()

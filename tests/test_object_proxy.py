@@ -1,4 +1,4 @@
-"""The proxy before a store of objects: what it is told to do it does, counts it, and ends with its launcher."""
+"""The proxy in front of an object store does what it is told, counts it, and ends with its launcher."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.network import refusing
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.osprocess import is_ending, start_ticks
@@ -31,7 +33,6 @@ from chaoskit.substrate.object_troubles import (
 )
 from chaoskit.substrate.undo import UndoLog, sweep
 
-WAIT_S = 30.0
 BODY = os.urandom(300_000)
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request"}  # by somebody
 
@@ -43,7 +44,7 @@ def bucket(s3_server: S3Server, tmp_path: Path) -> str:
     return name
 
 
-def ask(proxy: ObjectProxy, method: str, path: str, body: bytes = b"", timeout_s: float = WAIT_S) -> tuple[int, bytes]:
+def ask(proxy: ObjectProxy, method: str, path: str, body: bytes = b"", timeout_s: float = LIMIT_S) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout_s)
     try:
         connection.request(method, path, body or None, SIGNED)
@@ -58,6 +59,7 @@ def ask(proxy: ObjectProxy, method: str, path: str, body: bytes = b"", timeout_s
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 10))
 def test_some_requests_are_spared(spared: int, most: int, count: int) -> None:
+    """A trouble strikes requests of its methods, after those that are spared and up to the most."""
     ailments = Ailments()
     number = ailments.impose(Reply(spared=spared, most=most, methods=("PUT",)))
     struck = [ailments.rule("PUT", "/b/k").reply for _ in range(count)]
@@ -68,6 +70,7 @@ def test_some_requests_are_spared(spared: int, most: int, count: int) -> None:
 
 
 def test_a_share_of_requests_is_struck() -> None:
+    """A trouble with a share strikes about that share of the requests of its path."""
     ailments = Ailments(seed=3)
     ailments.impose(Reset(share=0.25, path="/data"))
     struck = sum(ailments.rule("GET", "/b/data").reset is not None for _ in range(2000))
@@ -76,6 +79,7 @@ def test_a_share_of_requests_is_struck() -> None:
 
 
 def test_troubles_add_up_and_go() -> None:
+    """The oldest reply counts, delays add up, and each trouble ends when it is lifted."""
     ailments = Ailments()
     first, _ = ailments.impose(Reply(503)), ailments.impose(Reply(500))
     ailments.impose(Lag(delay_ms=5.0))
@@ -96,6 +100,7 @@ def test_troubles_add_up_and_go() -> None:
 
 
 def test_it_hands_on_everything(s3_proxy: ObjectProxy, bucket: str) -> None:
+    """Without a trouble requests and answers pass unchanged and are counted."""
     assert ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)[0] == 200
     assert ask(s3_proxy, "GET", f"/{bucket}/key") == (200, BODY)
     assert ask(s3_proxy, "HEAD", f"/{bucket}/key") == (200, b"")
@@ -108,7 +113,8 @@ def test_it_hands_on_everything(s3_proxy: ObjectProxy, bucket: str) -> None:
 
 
 def test_bodies_in_chunks_pass(s3_proxy: ObjectProxy, bucket: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", s3_proxy.port, timeout=WAIT_S)
+    """A body in chunks passes."""
+    connection = http.client.HTTPConnection("127.0.0.1", s3_proxy.port, timeout=LIMIT_S)
     pieces = (BODY[first : first + 70_000] for first in range(0, len(BODY), 70_000))
     connection.request("PUT", f"/{bucket}/key", pieces, {"Transfer-Encoding": "chunked"} | SIGNED, encode_chunked=True)
     assert connection.getresponse().status == 200
@@ -118,6 +124,7 @@ def test_bodies_in_chunks_pass(s3_proxy: ObjectProxy, bucket: str) -> None:
 
 @pytest.mark.parametrize("status", [403, 429, 500, 503])
 def test_refusals(s3_proxy: ObjectProxy, bucket: str, status: int) -> None:
+    """A refused request gets the status that was asked for and does not reach the store."""
     number = s3_proxy.impose(Reply(status, methods=("PUT",)))
     got, text = ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)
     assert (got, b"<Code>" in text) == (status, True)
@@ -127,7 +134,8 @@ def test_refusals(s3_proxy: ObjectProxy, bucket: str, status: int) -> None:
 
 
 def test_an_outage_refuses_connections(s3_proxy: ObjectProxy, bucket: str) -> None:
-    kept = socket.create_connection(("127.0.0.1", s3_proxy.port), WAIT_S)
+    """An outage ends open connections and refuses new ones, until the same port answers again."""
+    kept = socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S)
     kept.sendall(b"GET / HTTP/1.1\r\n")
     ask(s3_proxy, "HEAD", f"/{bucket}")  # connections are taken in order: the first one is open, too
     number = s3_proxy.impose(Outage())
@@ -140,6 +148,7 @@ def test_an_outage_refuses_connections(s3_proxy: ObjectProxy, bucket: str) -> No
 
 
 def test_resets_in_both_directions(s3_proxy: ObjectProxy, bucket: str) -> None:
+    """A reset ends a connection in the middle of a body, in either direction."""
     ask(s3_proxy, "PUT", f"/{bucket}/there", BODY)
     number = s3_proxy.impose(Reset(after_bytes=100_000))
     with pytest.raises(ConnectionError):
@@ -151,6 +160,7 @@ def test_resets_in_both_directions(s3_proxy: ObjectProxy, bucket: str) -> None:
 
 
 def test_answers_are_cut_and_changed(s3_proxy: ObjectProxy, bucket: str) -> None:
+    """An answer is cut at the byte, or one bit of it is changed, until the trouble is lifted."""
     ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)
     number = s3_proxy.impose(Truncate(after_bytes=1000))
     with pytest.raises(http.client.IncompleteRead) as cut:
@@ -166,6 +176,7 @@ def test_answers_are_cut_and_changed(s3_proxy: ObjectProxy, bucket: str) -> None
 
 
 def test_slow_and_silent(s3_proxy: ObjectProxy, bucket: str) -> None:
+    """Bytes pass at the rate, answers are late by the delay, and a stall answers nothing."""
     number = s3_proxy.impose(Lag(bytes_per_s=1_000_000))
     begin_s = time.monotonic()
     ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)
@@ -203,22 +214,22 @@ def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_it_ends_with_its_launcher(launcher: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The proxy of a launcher that is killed ends by itself."""
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
     ticks = start_ticks(pid)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    deadline_s = time.monotonic() + WAIT_S
-    while start_ticks(pid) == ticks and not is_ending(pid):
-        assert time.monotonic() < deadline_s, "the proxy lives on"
-        time.sleep(0.01)
+    wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the proxy")
     assert [repair.repaired for repair in sweep(tmp_path / "undo")] == [False], "nothing was left to do"
 
 
 def test_a_store_that_is_not_there_resets(tmp_path: Path) -> None:
+    """A store that refuses connections looks like a connection that ends."""
     undo = UndoLog(tmp_path)
-    proxy = ObjectProxy("127.0.0.1", 1, undo)
-    with pytest.raises(ConnectionError):
-        ask(proxy, "GET", "/b/k")
-    proxy.close()
+    with refusing() as held:
+        proxy = ObjectProxy(*held.getsockname(), undo)
+        with pytest.raises(ConnectionError):
+            ask(proxy, "GET", "/b/k")
+        proxy.close()
     undo.close()

@@ -1,14 +1,13 @@
-"""What a keeper tells a worker of its copies, and how the worker waits for it."""
+"""The keeper tells a worker which of its steps are safe, and the worker waits for that."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from support.waiting import wait_until
 
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.peer_server import CopyServer
@@ -24,7 +23,6 @@ from chaoskit.runtime.board import Board
 from chaoskit.runtime.copies import Copies
 from chaoskit.vocabulary import Event
 
-WAIT_S = 20.0
 HERE = Endpoint("", "127.0.0.1", 0, os.getpid(), -1)
 
 
@@ -57,29 +55,23 @@ class Worker:
         return [one["step"] for one in read_journals(self._directory) if one.event == Event.PROTECTED]
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 def test_what_is_trained_again_is_not_safe(tmp_path: Path) -> None:
+    """A step that is trained again in another generation is not safe until its new copy is."""
     worker = Worker(tmp_path)
     worker.follow(1)
     worker.commit(4, 1)
     worker.commit(5, 1)
-    eventually(lambda: worker.board.protected == 5)
+    wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
     worker.keeper.recall(1)
-    eventually(lambda: len(worker.told) == 1)
+    wait_until(lambda: len(worker.told) == 1, "the answer to the recall")
     (sealed,) = worker.told
     assert isinstance(sealed, Sealed)
     older = next(copy for copy in sealed.snapshots if copy.step == 4)
     worker.follow(2, (older,))  # another rank had no copy of step 5
-    eventually(lambda: worker.board.protected == 4)
+    wait_until(lambda: worker.board.protected == 4, "step 4 to be the newest that is safe")
     worker.snapshotter.forget_after(4)
     worker.commit(5, 2)
-    eventually(lambda: worker.board.protected == 5)
+    wait_until(lambda: worker.board.protected == 5, "the copy of the new step 5")
     assert len(worker.protected()) >= 2  # told in each generation
     assert worker.protected()[-1] == 4
 
@@ -93,7 +85,7 @@ def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int
     members = [Member(rank, f"node{rank}.0", f"node{rank}", end, (rank,)) for rank, end in enumerate(ends)]
     worker.keeper.follow(Plan(1, tuple(members), True))
     worker.commit(1, 1)
-    eventually(lambda: worker.board.protected == 1)
+    wait_until(lambda: worker.board.protected == 1, "the copy of step 1")
     mine = next(ranks for ranks in groups if 0 in ranks)
     (keeps,) = [rank for rank, partner in enumerate(partners, 1) if partner.holding()]
     assert keeps not in mine
@@ -102,6 +94,7 @@ def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int
 
 
 def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_path: Path) -> None:
+    """A worker waits for the copies of a step until its membership ends, and looks once more then."""
     board, asked = Board.create(), list[int]()
     copies = Copies("node0.0", board, Journal(tmp_path, "node0.0"), pytest.fail, pytest.fail)
 
@@ -115,4 +108,4 @@ def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_pat
 
     assert copies.protected(1, arrive) == 1, "it looks again"
     assert copies.protected(2, end) == 1
-    assert asked == [2], "whoever has heard of the end waits no more"
+    assert asked == [2], "the end was told: no further wait"

@@ -1,4 +1,4 @@
-"""Log rules on real runs: who goes quiet, slow or NaN is replaced, and nobody else is."""
+"""Log rules on real runs: a rank that goes quiet, slow or NaN is replaced, and no other is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import Welcome, WorkerLost
+from chaoskit.messages import Heartbeat, Welcome, WorkerLost
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, Verdict
@@ -24,21 +24,26 @@ from faults import BadBatch, Hang, Kill, Straggle
 JOB = "jobs/printing.py"
 #: As if there were no other detector: what a rule does not find is not found.
 BLIND: dict[str, Any] = {"hang_steps": 1e6, "hang_floor_ms": 10_000_000}
-OFTEN_S, MARGIN_S = 1.0, 1.0
+#: Far above what a rank may wait for a CPU on a busy machine. Short limits are tested on a clock of their own, in
+#: test_logwatch.
+OFTEN_S = 10.0
+SLOW_MS, STRAGGLE_MS = 1000.0, 2000.0
 LINE = r"step \d+ loss (\S+) took (?:\S+) ms"
 QUIET = {"name": "quiet", "logPattern": LINE, "expectedRecurringFrequencyInSeconds": OFTEN_S}
 ALERT = {"action": "alert"}
 SLOW = {
     "name": "slow",
     "logPattern": r"step \d+ loss \S+ took (\S+) ms",
-    "metricThreshold": 200,
+    "metricThreshold": SLOW_MS,
     "operator": "gt",
     "metricEvaluationDataPoints": 3,
 }
+#: Fires at the first line of each rank: it shows that rules are looked at.
+SEEN = SLOW | ALERT | {"name": "seen", "metricThreshold": 0, "metricEvaluationDataPoints": 1}
 
 
 def run(chaos: Chaos, *rules: dict[str, Any], **plan: Any) -> Outcome:
-    return chaos.run(JOB, rules=list(rules), **({"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 90.0} | plan))
+    return chaos.run(JOB, rules=list(rules), **({"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 300.0} | plan))
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
@@ -54,38 +59,41 @@ def fired(outcome: Outcome) -> list[tuple[str, str, int]]:
 
 
 def test_a_rank_that_goes_quiet_is_replaced_in_time(chaos: Chaos) -> None:
-    """The others are as quiet, as they wait for it; nobody but it is given up, and the weights are the twin's."""
+    """Only the rank that hangs is given up, though the others are as quiet: they wait for it."""
     outcome = run(chaos, QUIET, faults=[Hang(rank=1, at_step=8, how="spin")], **BLIND)
     assert lost(outcome) == [(1, "log rule")]
     assert fired(outcome) == [("quiet", "hanging", 1)]
     (record,) = journal(outcome, Event.RULE_FIRED)
-    assert (record["limit"], record["reason"], record["action"]) == (OFTEN_S, "no match for 1 s", "restart-process")
+    assert (record["limit"], record["reason"], record["action"]) == (OFTEN_S, "no match for 10 s", "restart-process")
     (recovery,) = outcome.recoveries
-    assert OFTEN_S * 0.8 < recovery.spans[0].seconds < OFTEN_S + MARGIN_S
-    assert "quiet: hanging, no match for 1 s" in recovery.cause
+    assert recovery.spans[0].seconds > OFTEN_S * 0.8
+    assert "quiet: hanging, no match for 10 s" in recovery.cause
     outcome.assert_same_losses_as_twin()
 
 
 def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
-    fault = Straggle(rank=2, at_step=8, delay_ms=400.0, steps=30)
+    """A rank whose printed time is above the limit three times in a row is replaced."""
+    fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=30)
     outcome = run(chaos, SLOW, faults=[fault], **BLIND)
     assert lost(outcome) == [(2, "log rule")]
     assert fired(outcome) == [("slow", "slow", 2)]
     assert str(outcome.rules_fired[0]).startswith("slow, rank 2: slow, ")
-    assert str(outcome.rules_fired[0]).endswith(" > 200, 3 times in a row -> restart-process")
+    assert str(outcome.rules_fired[0]).endswith(" > 1000, 3 times in a row -> restart-process")
     (record,) = journal(outcome, Event.RULE_FIRED)
-    assert float(record["value"]) > record["limit"] == 200
+    assert float(record["value"]) > record["limit"] == SLOW_MS
     assert record["line"].startswith("step 10 loss "), "three in a row, from step 8 on"
 
 
 def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
-    fault = Straggle(rank=2, at_step=8, delay_ms=400.0, steps=4)
+    """The action ``alert`` writes down that the rule fired, and replaces no rank."""
+    fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=4)
     outcome = run(chaos, SLOW | {"action": "alert"}, faults=[fault], spares=0, steps=16, **BLIND)
     assert lost(outcome) == []
     assert fired(outcome) == [("slow", "slow", 2)]
 
 
 def test_a_bad_batch_that_is_printed_is_no_false_alarm(chaos: Chaos) -> None:
+    """A printed NaN that a planned fault has made is explained by it."""
     outcome = run(chaos, QUIET, faults=[BadBatch(at_step=8)], twin=False)
     (rank, cause), *others = lost(outcome)
     assert (cause, others) == ("log rule", [])
@@ -129,33 +137,49 @@ def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos:
 
 
 def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
+    """After a line with the stop pattern a rule watches that rank no more."""
     stops = SLOW | {"stopPattern": "the last lines"}
-    fault = Straggle(rank=2, at_step=12, delay_ms=400.0, steps=4)
+    fault = Straggle(rank=2, at_step=12, delay_ms=STRAGGLE_MS, steps=4)
     outcome = run(chaos, stops, faults=[fault], options={"stop_at": 6}, spares=0, steps=20, **BLIND)
     assert lost(outcome) == []
     assert sorted(fired(outcome)) == [("slow", "stopped", rank) for rank in range(3)]
 
 
 def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
-    """The limits are a few steps, and the replacement takes longer than that: without a spare, before it is warm."""
-    tight = QUIET | {"expectedRecurringFrequencyInSeconds": 0.8, "expectedStartCutOffInSeconds": 0.8}
+    """A rank that waits for the recovery of another is not called hanging, though rules are looked at."""
+    rules = [QUIET | {"expectedStartCutOffInSeconds": OFTEN_S}, SEEN]
     faults = [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)]
-    outcome = run(chaos, tight, faults=faults, spares=0)
+    outcome = run(chaos, *rules, faults=faults, spares=0)
     assert {cause for _, cause in lost(outcome)} == {"exited"}
-    assert fired(outcome) == []
+    assert {rule for rule, _, _ in fired(outcome)} == {"seen"}
 
 
-def test_who_never_prints_is_not_hanging_while_somebody_does(chaos: Chaos) -> None:
-    start = QUIET | {"expectedStartCutOffInSeconds": 0.5}
-    fault = Hang(rank=0, at_step=40, how="spin")
-    outcome = run(chaos, start, steps=60, options={"printers": [0]}, faults=[fault], **BLIND)
+def test_a_rank_that_never_prints_is_excused_while_another_one_prints(chaos: Chaos, tmp_path: Path) -> None:
+    """Of ranks that never print none is called hanging while another prints; when that one is silent, it hangs."""
+    before, excused = set(chaos.harness.directory.iterdir()), tmp_path / "excused"
+
+    def watch(message: Any) -> None:
+        if isinstance(message, Heartbeat) and not excused.exists():
+            (directory,) = set(chaos.harness.directory.iterdir()) - before
+            if silent_and_excused(directory / "journal") == {"node1.0", "node2.0"}:
+                excused.touch()
+
+    start = QUIET | {"expectedStartCutOffInSeconds": 5}
+    fault = Hang(rank=0, at_step=10, how="spin")
+    options = {"printers": [0], "hold_at": 5, "until": str(excused)}
+    outcome = run(chaos, start, steps=20, options=options, faults=[fault], watch=watch, twin=False, **BLIND)
     assert lost(outcome) == [(0, "log rule")]
-    assert {record["worker"] for record in journal(outcome, Event.RULE_EXCUSED)} == {"node1.0", "node2.0"}
+    assert silent_and_excused(Path(outcome.directory) / "journal") == {"node1.0", "node2.0"}
     assert "node0.0 prints" in journal(outcome, Event.RULE_EXCUSED)[0]["detail"]
 
 
+def silent_and_excused(directory: Path) -> set[str]:
+    """Return workers for which a rule asked for an act that was not done."""
+    return {record["worker"] for record in read_journals(directory) if record.event == Event.RULE_EXCUSED}
+
+
 def test_a_node_can_be_replaced(chaos: Chaos) -> None:
-    """Its spare goes with it, and it gets no more workers."""
+    """The action ``replace-node`` sets the node of the rank aside, with its spare."""
     fault = Hang(rank=0, at_step=8, how="spin")
     outcome = run(chaos, QUIET | {"action": "replace-node"}, faults=[fault], check=False, **BLIND)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
@@ -169,26 +193,28 @@ def test_a_node_can_be_replaced(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("action", ["restart-process", "alert"])
 def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -> None:
-    rules = [QUIET | {"action": action, "expectedStartCutOffInSeconds": 5}, SLOW | {"action": action}]
+    """Rules that are looked at fire on no healthy rank."""
+    rules = [QUIET | {"action": action, "expectedStartCutOffInSeconds": OFTEN_S}, SLOW | {"action": action}, SEEN]
     outcome = run(chaos, *rules, steps=12, spares=0)
-    assert (fired(outcome), lost(outcome)) == ([], [])
+    assert ({rule for rule, _, _ in fired(outcome)}, lost(outcome)) == ({"seen"}, [])
 
 
 # -- commands, and the ways in which rules are given --------------------------------------------------------------
 
 
 def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
-    """Its launcher is under test: nothing is done."""
-    script = "for i in 1 2 3 4; do echo step $i loss $i; sleep 0.1; done; sleep 1; echo step 5 loss nan"
-    rules = [{"name": "loss", "logPattern": r"step \d+ loss (\S+)", "expectedRecurringFrequencyInSeconds": 0.5}]
+    """Rules on the log of a command are told of; its launcher is under test, so nothing is done."""
+    script = "for i in 1 2 3 4; do echo step $i loss $i; sleep 0.1; done; sleep 8; echo step 5 loss nan"
+    rules = [{"name": "loss", "logPattern": r"step \d+ loss (\S+)", "expectedRecurringFrequencyInSeconds": 4}]
     watch = LogPatterns(step=r"step (\d+)")
-    outcome = chaos.run(command=["sh", "-c", script], watch=watch, rules=rules, twin=False, deadline_s=60.0)
+    outcome = chaos.run(command=["sh", "-c", script], watch=watch, rules=rules, twin=False, deadline_s=300.0)
     said = [(one.verdict, one.where, one.step, one.action) for one in outcome.rules_fired]
     assert said == [("hanging", "node0", 4, "alert"), ("not-a-number", "node0", 4, "alert")]
 
 
 @pytest.mark.parametrize("command", [None, ["true"]])
 def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, command: list[str] | None) -> None:
+    """A rule with a broken pattern is refused before anything starts."""
     bad = [{"name": "a", "logPattern": "(", "expectedRecurringFrequencyInSeconds": 1}]
     started: dict[str, Any] = (
         {"job": JOB, "steps": 1} if command is None else {"command": command, "watch": LogPatterns(step=r"(\d+)")}
@@ -198,6 +224,7 @@ def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, comma
 
 
 def test_a_launch_warns_of_contradictions_and_tells_what_fires(tmp_path: Path) -> None:
+    """A launch warns of rules that contradict its settings, and shows the rules that fire."""
     rules = [SLOW | ALERT | {"metricThreshold": 1}, QUIET | {"expectedRecurringFrequencyInSeconds": 90}]
     (tmp_path / "job.yaml").write_text(f"spec:\n  logMonitoringConfiguration: {json.dumps(rules)}")
     script = Path(__file__).parent / JOB

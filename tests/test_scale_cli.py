@@ -8,7 +8,6 @@ import re
 import signal
 import stat
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.waiting import wait_until
 from test_cli import Workplace
 
 from chaoskit.elastic.client import DOOR, Run, newest_run
@@ -26,7 +26,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.osprocess import descendants, process_name
 from chaoskit.vocabulary import Event
 
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 
 
 class Launch:
@@ -41,19 +41,22 @@ class Launch:
         self.process = workplace.start(*arguments, *settings, stdout=self.log, stderr=self.log)
 
     def begin(self) -> None:
-        self.until((self.directory / DOOR).exists)
+        self.until((self.directory / DOOR).exists, "the address of the launch")
         self.run = Run(self.directory)
-        self.until(lambda: self.run.state().step > 0)
+        self.until(lambda: self.run.state().step > 0, "the first step")
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not holds():
-            assert time.monotonic() < deadline_s, (self._workplace.directory / "launch.log").read_text()
-            assert self.process.poll() is None, (self._workplace.directory / "launch.log").read_text()
-            time.sleep(0.02)
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for an event while the launch lives; its log stands in the error."""
+        log = self._workplace.directory / "launch.log"
+        try:
+            wait_until(lambda: holds() or self.process.poll() is not None, what, limit_s=LIMIT_S, poll_s=0.02)
+        except AssertionError as error:
+            error.add_note(log.read_text())
+            raise
+        assert self.process.poll() is None, log.read_text()
 
     def until_world(self, size: int) -> None:
-        self.until(lambda: self.run.state().world == size)
+        self.until(lambda: self.run.state().world == size, f"a world of {size}")
 
     def command(self, *arguments: str) -> tuple[int, Any]:
         ended = self._workplace.run(*arguments, "--run", "run", "--json")
@@ -91,7 +94,7 @@ def launch(workplace: Workplace) -> Iterator[Launch]:
 
 
 def test_every_way_to_ask(launch: Launch) -> None:
-    """One launch for all of them: nodes that are missing are started, and nobody is given up."""
+    """One launch is asked in every way: nodes that are missing are started, and no worker is given up."""
     code, said = launch.command("scale", "3")
     assert (code, said["done"], said["state"]["world"]) == (0, True, 3)
 
@@ -122,7 +125,7 @@ def test_every_way_to_ask(launch: Launch) -> None:
 
     staying = launch.run.state().nodes[0]
     assert launch.command("notice", staying, "--grace-s", "5")[0] == 0
-    launch.until(lambda: staying not in launch.run.state().nodes)
+    launch.until(lambda: staying not in launch.run.state().nodes, "the end of the node that got a notice")
     assert not launch.records(Event.DETECTED)
     assert launch.records(Event.LEFT)
 
@@ -131,7 +134,7 @@ def test_a_node_that_is_told_to_end_leaves_first(launch: Launch) -> None:
     """SIGTERM to its agent, as Kubernetes sends it: the agent ends by itself, with status 0, when its rank is out."""
     agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)
-    launch.until(lambda: not Path(f"/proc/{agent}").exists())
+    launch.until(lambda: not Path(f"/proc/{agent}").exists(), "the end of the agent")
     launch.until_world(1)
     assert [record.source for record in launch.records(Event.LEFT)] == ["node1.0"]
     assert not launch.records(Event.DETECTED)
@@ -149,37 +152,41 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_a_notice_is_taken_back_by_command_and_by_signal(launch: Launch) -> None:
+    """A notice ends by command and by signal, and the node stays."""
     assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
     launch.until_world(1)
     agent = agent_of(launch, "node1")
-    os.kill(agent, signal.SIGTERM)  # nobody else is left: it stays as long as it can, and asks again and again
-    launch.until(lambda: not catches(agent, signal.SIGTERM))  # of two signals the one with the lower number comes first
+    os.kill(agent, signal.SIGTERM)  # no other node is left: it stays as long as it can, and asks again and again
+    # of two signals that wait, the one with the lower number comes first
+    launch.until(lambda: not catches(agent, signal.SIGTERM), "the first signal to be taken")
     os.kill(agent, signal.SIGUSR1)
     assert launch.command("notice", "node0", "--cancel")[0] == 0
     launch.until_world(2)
     assert set(launch.run.state().nodes) == {"node0", "node1"}
     os.kill(agent, signal.SIGTERM)  # counts as the first one
     launch.until_world(1)
-    launch.until(lambda: not Path(f"/proc/{agent}").exists())
+    launch.until(lambda: not Path(f"/proc/{agent}").exists(), "the end of the agent")
     assert [record.source for record in launch.records(Event.LEFT)] == ["node0.0", "node1.0"]
     assert not launch.records(Event.DETECTED)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--grace-s", "5", "--cancel")], ids=["neither", "both"])
 def test_a_notice_says_when_or_that_it_is_taken_back(workplace: Workplace, arguments: tuple[str, ...]) -> None:
+    """A notice without a time, or with a time and a cancellation, is bad input."""
     ended = workplace.run("notice", "node0", *arguments)
     assert ended.returncode == 2
     assert "--cancel" in ended.stderr
 
 
 def test_a_stranger_learns_nothing(launch: Launch) -> None:
+    """A request without the token is refused, and the file that holds it is readable by its owner only."""
     door = json.loads((launch.directory / DOOR).read_text())
     assert stat.S_IMODE((launch.directory / DOOR).stat().st_mode) == 0o600
     for token in ("", "Bearer ", f"Bearer {door['token'][:-1]}"):
         for path, data in (("world", None), ("scale", b'{"size": 1}')):
             request = urllib.request.Request(f"{door['url']}/{path}", data=data, headers={"Authorization": token})
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(request, timeout=10)
+                urllib.request.urlopen(request, timeout=LIMIT_S)
             assert refused.value.code == 401
     with pytest.raises(BadInput, match=r"send JSON with size \(int\)"):
         launch.run._ask("scale", {"size": "many"})
@@ -188,12 +195,12 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
 
 
 def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
+    """A job without an elastic policy keeps its size, and its address is gone when it has ended."""
     arguments = ["launch", "train.py", "--nodes", "1", "--spares", "0", "--report", "run", "--set", "steps=100000"]
     process = workplace.start(*arguments, "--set", "pause=0.02", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not (workplace.directory / "run" / DOOR).exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        door = workplace.directory / "run" / DOOR
+        wait_until(lambda: door.exists() or process.poll() is not None, "the address of the launch", limit_s=LIMIT_S)
         reply = Run(workplace.directory / "run").scale(2)
         assert not reply.accepted
         assert "no elastic policy" in reply.reason
@@ -204,6 +211,7 @@ def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
 
 
 def test_a_run_that_is_over_or_none(tmp_path: Path) -> None:
+    """A directory without a live run is bad input."""
     with pytest.raises(BadInput, match="that is not over"):
         Run(tmp_path)
     with pytest.raises(BadInput, match="no run listens there"):
@@ -214,6 +222,7 @@ def test_a_run_that_is_over_or_none(tmp_path: Path) -> None:
 
 
 def test_the_policy_on_the_command_line(tmp_path: Path) -> None:
+    """A policy is given as a range or as a file."""
     policy = parse_elastic("2..8")
     assert policy is not None
     assert (policy.sizes[0], policy.sizes[-1], policy.scaling_timeout_s) == (2, 8, 0.0)

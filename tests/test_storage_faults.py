@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.checkpoint import boundaries, peer_sender, peer_server, snapshotter
 from chaoskit.checkpoint.breakpoints import Breakpoints
@@ -31,22 +31,15 @@ from faults import CorruptFile, DiskFull, Fault, RemoteOutage, TornWrite
 from faults.damage import damage
 from faults.stored import HOWS
 
-WAIT_S = 30.0
 DISK = {"target": "/tmp/chaoskit-not-used"}
 S3 = {"target": "s3://bucket/job"}
-
-
-def wait_for(condition: Any, what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {WAIT_S:g} s for {what}"
-        time.sleep(0.005)
 
 
 # -- breakpoints --------------------------------------------------------------------------------------------------
 
 
 def test_boundaries_are_named_once() -> None:
+    """Each boundary has a name of its own, and the components use those names."""
     assert len(set(boundaries.PLACES)) == len(boundaries.PLACES)
     named = (snapshotter.BEGUN, snapshotter.CHUNK, snapshotter.COPIED, snapshotter.SEALED)
     assert named == boundaries.MEMORY
@@ -55,7 +48,9 @@ def test_boundaries_are_named_once() -> None:
 
 
 def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
-    breakpoints, stood, gone_on = Breakpoints(patience_s=0.2), list[str](), threading.Event()
+    """A breakpoint stops the first thread that comes to its place, says where it stands, and stops no other."""
+    over, stood, gone_on = threading.Event(), list[str](), threading.Event()
+    breakpoints = Breakpoints(patience_s=3600.0, over=over)
     breakpoints.reach("commit")
     breakpoints.set("commit", stood.append)
 
@@ -65,12 +60,21 @@ def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
         gone_on.set()
 
     threading.Thread(target=reach, daemon=True).start()
-    wait_for(lambda: stood, "a thread at the breakpoint")
+    wait_until(lambda: stood, "a thread at the breakpoint")
     breakpoints.reach("commit")  # the second one is not held up
     assert not gone_on.is_set()
     assert len(stood) == 1
     assert stood[0].endswith("stood at 'commit'")
-    assert gone_on.wait(WAIT_S), "nobody killed it"
+    over.set()
+    assert gone_on.wait(LIMIT_S), "it stands for ever"
+
+
+def test_a_thread_that_is_not_killed_goes_on() -> None:
+    """A thread at a breakpoint goes on by itself after the patience."""
+    breakpoints, stood = Breakpoints(patience_s=0.01), list[str]()
+    breakpoints.set("commit", stood.append)
+    breakpoints.reach("commit")
+    assert len(stood) == 1
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -103,6 +107,7 @@ def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
 def test_what_can_never_strike_is_refused_before_anything_starts(
     tmp_path: Path, job: str, fault: Fault, settings: dict[str, Any], field: str
 ) -> None:
+    """A fault of storage that cannot strike this job is refused, with the field that keeps it from striking."""
     if fault.unavailable():
         pytest.skip(fault.unavailable())
     if "disk" in settings:
@@ -122,6 +127,7 @@ def store(tier: DiskTier, *steps: int) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, how: str) -> None:
+    """A snapshot that is damaged in any of these ways is set aside, and the one before it is found."""
     tier = DiskTier(tmp_path)
     store(tier, 5, 10)
     assert "step-000000010" in damage(tier.root, how)
@@ -132,6 +138,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(("how", "steps"), [("bit", []), ("older", [5])])
 def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
+    """Where there is nothing to damage, nothing is changed."""
     tier = DiskTier(tmp_path)
     store(tier, *steps)
     with pytest.raises(FileNotFoundError):
@@ -143,7 +150,7 @@ def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
 
 
 def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
-    """A node that had no room for a snapshot in memory stores the next one: until then nobody can know."""
+    """A node that had no room for a snapshot in memory stores the next one: a part that never comes ends its save."""
     journal = Journal(tmp_path / "journal", "any")
     savers = [Saver(Tier(target=str(tmp_path / "disk")), journal, lambda _: None, _fail, _ignore) for _ in range(2)]
 
@@ -152,12 +159,12 @@ def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
         savers[number].offer(Portion(step, 1, number, 2, 2, not number, (), scalars))
 
     offer(0, 10)
-    wait_for(lambda: list((tmp_path / "disk" / ".staging").glob("step-000000010.*/0.part.json")), "the first part")
+    wait_until(lambda: list((tmp_path / "disk" / ".staging").glob("step-000000010.*/0.part.json")), "the first part")
     offer(1, 20)
-    wait_for(lambda: any(record["step"] == 10 for record in _failures(tmp_path)), "the end of step 10")
-    assert savers[0].finish(WAIT_S)
+    wait_until(lambda: any(record["step"] == 10 for record in _failures(tmp_path)), "the end of step 10")
+    assert savers[0].finish(LIMIT_S)
     offer(0, 20)
-    wait_for(lambda: DiskTier(tmp_path / "disk").snapshots().snapshots, "the next snapshot")
+    wait_until(lambda: DiskTier(tmp_path / "disk").snapshots().snapshots, "the next snapshot")
     assert [record["reason"] for record in _failures(tmp_path)] == ["part 1 failed"]
     journal.close()
 
@@ -171,13 +178,14 @@ def _fail(error: BaseException) -> None:
 
 
 def _ignore(boundary: str) -> None:
-    """Nobody stands there."""
+    """No thread stands there."""
 
 
 # -- the proxy of a run -------------------------------------------------------------------------------------------
 
 
 def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_path: Path) -> None:
+    """The proxy of a run ends with it, also when the run fails, and an unbroken run has none."""
     s3_server.make_bucket("proxied")
     remote = {"target": "s3://proxied/job", "endpoint": s3_server.url}
     settings: dict[str, Any] = {"disk": {"target": str(tmp_path / "disk")}, "remote": remote, "resume": True}
@@ -197,7 +205,7 @@ def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_
 
 
 def test_a_boundary_that_nobody_reaches_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
-    """Too few snapshots for one to be pruned: nobody is killed, and nothing is proven."""
+    """Too few snapshots for one to be pruned: no process is killed, and nothing is proven."""
     disk = {"target": str(tmp_path), "every_steps": 10, "keep_last": 3}
     fault = TornWrite(rank=0, at_step=8, boundary="prune")
     options = {"size": "tiny"}

@@ -1,12 +1,14 @@
-"""An agent's line to the coordinator, over real sockets: it falls silent, and is replaced before it ends."""
+"""The connection of an agent to the coordinator, over real sockets and on a clock that the tests move."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from typing import Any
+
+from support.clocks import FakeClock
+from support.waiting import LIMIT_S
 
 from chaoskit import wire
 from chaoskit.config import JobSpec, RunConfig
@@ -14,18 +16,21 @@ from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Recall, Welcome
 
 TOKEN = "token"
-WAIT_S = 30.0
+BEAT_S = 0.02
+SILENT_BEATS = 10  # a coordinator may leave less than six intervals without an answer
+OUTAGE_S = 60
 HELLO = AgentHello("node0", "host", 1)
 
 
 class Server:
-    """A coordinator that answers heartbeats as long as it likes; each connection of the agent is one of its lines."""
+    """A coordinator that answers heartbeats if it is to; each connection of the agent is one of its lines."""
 
     def __init__(self, outage_s: float) -> None:
-        self.config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=20, coordinator_outage_s=outage_s)
+        self.config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=round(BEAT_S * 1000), coordinator_outage_s=outage_s)
         self.answers = True
         self.lines: list[asyncio.StreamWriter] = []
         self.ended: list[int] = []  # lines that the agent has closed
+        self.heard_ns = 0  # the newest heartbeat
         self.moved = asyncio.Condition()
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,8 +43,10 @@ class Server:
             while True:
                 await self._tell()
                 message = await wire.read_message(reader)
-                if isinstance(message, Heartbeat) and self.answers:
-                    writer.write(wire.encode(Heard(message.sent_ns)))
+                if isinstance(message, Heartbeat):
+                    self.heard_ns = message.sent_ns
+                    if self.answers:
+                        writer.write(wire.encode(Heard(message.sent_ns)))
         self.ended.append(number)
         await self._tell()
 
@@ -49,22 +56,30 @@ class Server:
 
     async def until(self, lines: int) -> None:
         async with self.moved:
-            await asyncio.wait_for(self.moved.wait_for(lambda: len(self.lines) >= lines), WAIT_S)
+            await asyncio.wait_for(self.moved.wait_for(lambda: len(self.lines) >= lines), LIMIT_S)
+
+    async def until_heard(self, sent_ns: int) -> None:
+        async with self.moved:
+            await asyncio.wait_for(self.moved.wait_for(lambda: self.heard_ns >= sent_ns), LIMIT_S)
 
 
 class Agent:
-    """What an agent does with its uplink: it beats, and takes what comes."""
+    """An agent with a clock that stands still: it beats and looks when it is told to, and takes what comes."""
 
-    def __init__(self, uplink: Uplink) -> None:
-        self.uplink, self.heard = uplink, asyncio.Queue[Any]()
-        self.beating = asyncio.ensure_future(self._beat())
+    def __init__(self, uplink: Uplink, clock: FakeClock) -> None:
+        self.uplink, self.clock, self.heard = uplink, clock, asyncio.Queue[Any]()
         self.following = asyncio.ensure_future(self._follow())
 
-    async def _beat(self) -> None:
-        while True:
-            self.uplink.tell(Heartbeat("node0", (), time.monotonic_ns()))
-            self.uplink.look(time.monotonic())
-            await asyncio.sleep(0.02)
+    def beat(self) -> None:
+        """Send a heartbeat, an interval after the last one, and look whether the coordinator has fallen silent."""
+        self.clock.advance(BEAT_S)
+        self.uplink.tell(Heartbeat("node0", (), self.clock()))
+        self.uplink.look(self.clock.now_s)
+
+    def beat_in_silence(self) -> None:
+        """Beat for longer than a coordinator may be silent."""
+        for _ in range(SILENT_BEATS):
+            self.beat()
 
     async def _follow(self) -> None:
         async for message in self.uplink.follow():
@@ -72,37 +87,39 @@ class Agent:
         await self.heard.put(None)
 
     async def next(self) -> Any:
-        return await asyncio.wait_for(self.heard.get(), WAIT_S)
+        return await asyncio.wait_for(self.heard.get(), LIMIT_S)
 
 
 @contextlib.asynccontextmanager
-async def attached(outage_s: float = 60.0) -> AsyncIterator[tuple[Server, Agent]]:
-    server = Server(outage_s)
+async def attached(outage_s: float = OUTAGE_S) -> AsyncIterator[tuple[Server, Agent]]:
+    server, clock = Server(outage_s), FakeClock()
     listener = await asyncio.start_server(server.greet, "127.0.0.1", 0)
     address = listener.sockets[0].getsockname()
     line, welcome = await asyncio.to_thread(attach_first, address, TOKEN, HELLO)
     line.setblocking(False)
-    agent = Agent(Uplink(line, address, TOKEN, welcome, lambda: HELLO))
+    patient = {"return_s": LIMIT_S, "answer_s": LIMIT_S}
+    agent = Agent(Uplink(line, address, TOKEN, welcome, lambda: HELLO, clock=clock, **patient), clock)
+    server.lines[0].write(wire.encode(Recall()))
+    assert await agent.next() == Recall(), "it follows"
     try:
         yield server, agent
     finally:
         listener.close()
-        for task in (agent.beating, agent.following):
-            task.cancel()
+        agent.following.cancel()
         for writer in server.lines:
             writer.close()
-        await asyncio.gather(agent.beating, agent.following, return_exceptions=True)
+        await asyncio.gather(agent.following, return_exceptions=True)
 
 
 def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_connection_ends() -> None:
+    """The first connection to a silent coordinator is kept until the second one is welcome."""
+
     async def main() -> None:
         async with attached() as (server, agent):
-            server.lines[0].write(wire.encode(Recall()))
-            assert await agent.next() == Recall()
             server.answers = False
+            agent.beat_in_silence()
             await server.until(lines=2)
-            assert server.ended == [], "the first one is kept until the second is welcome"
-            server.answers = True
+            assert server.ended == []
             server.lines[1].write(wire.encode(EndJob(True, "")))
             assert await agent.next() == EndJob(True, "")
             assert await agent.next() is None
@@ -110,40 +127,47 @@ def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_c
     asyncio.run(main())
 
 
-def test_who_is_answered_stays_where_it_is() -> None:
+def test_an_agent_that_is_answered_keeps_its_connection() -> None:
+    """A coordinator that answers heartbeats is not attached to again, however long that goes on."""
+
     async def main() -> None:
         async with attached() as (server, agent):
-            await asyncio.wait([agent.following], timeout=0.5)
+            for _ in range(5 * SILENT_BEATS):
+                agent.beat()
+                await server.until_heard(agent.clock())
+                server.lines[0].write(wire.encode(Recall()))
+                assert await agent.next() == Recall(), "what was answered before it was heard, too"
+            assert agent.uplink.lease_until_ns == agent.clock() + OUTAGE_S * 10**9
             assert len(server.lines) == 1
 
     asyncio.run(main())
 
 
 def test_only_the_answer_to_a_newer_heartbeat_extends_the_lease() -> None:
-    """What a network held back for long says nothing of now."""
+    """An answer that a network held back for long says nothing of now."""
 
     async def main() -> None:
         async with attached() as (server, agent):
             server.answers = False
-            await server.until(lines=2)
+            agent.clock.advance(BEAT_S)
             before_ns = agent.uplink.lease_until_ns
-            server.lines[1].write(wire.encode(Heard(1)) + wire.encode(Recall()))
+            server.lines[0].write(wire.encode(Heard(1)) + wire.encode(Recall()))
             assert await agent.next() == Recall()
             assert agent.uplink.lease_until_ns == before_ns
-            sent_ns = time.monotonic_ns()
-            server.lines[-1].write(wire.encode(Heard(sent_ns)) + wire.encode(Recall()))
+            sent_ns = agent.clock()
+            server.lines[0].write(wire.encode(Heard(sent_ns)) + wire.encode(Recall()))
             assert await agent.next() == Recall()
-            assert agent.uplink.lease_until_ns == sent_ns + 60 * 10**9
+            assert agent.uplink.lease_until_ns == sent_ns + OUTAGE_S * 10**9 > before_ns
 
     asyncio.run(main())
 
 
-def test_who_has_slept_through_its_lease_may_come_back() -> None:
+def test_an_agent_that_has_slept_through_its_lease_may_come_back() -> None:
     """Its workers commit nothing in the meantime, and the coordinator decides what becomes of them."""
 
     async def main() -> None:
-        async with attached(outage_s=0.001) as (server, agent):
-            await asyncio.wait([agent.following], timeout=0.05)
+        async with attached(outage_s=1) as (server, agent):
+            agent.clock.advance(10.0)
             server.lines[0].close()  # it was given up
             await server.until(lines=2)
             server.lines[1].write(wire.encode(EndJob(True, "")))

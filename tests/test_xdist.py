@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 pytest.importorskip("xdist")
 
 JOB = f"{Path(__file__).parent / 'jobs' / 'unfaithful.py'}"
+
+#: Sessions of their own do not read our settings.
+RELAXED = "[pytest]\nchaos_detection = relaxed\n"
 
 SESSION = f"""
 import os
@@ -61,6 +65,7 @@ def test_two_workers_make_one_report_and_one_status(
     pytester: pytest.Pytester, tests: str, status: int, verdicts: list[str]
 ) -> None:
     """As without xdist: the worst verdict is the exit status, and every outcome is in the report."""
+    pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
     result = pytester.runpytest_subprocess("-n", "2", "-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
     assert result.ret == status, result.stdout.str()
@@ -75,6 +80,7 @@ def test_two_workers_make_one_report_and_one_status(
 
 def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
     """Two processes never share one, and both work; neither survives its worker."""
+    pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
     result = pytester.runpytest_subprocess("-n", "2", "-k", "passes", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=4)
@@ -82,4 +88,4 @@ def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
     assert {worker for worker, _ in seen} == {"gw0", "gw1"}
     nurseries = [nursery for _, nursery in seen]
     assert len(nurseries) == len(set(nurseries)) == 2
-    assert not any(Path(f"/proc/{nursery}").exists() for nursery in nurseries)
+    wait_until(lambda: not any(Path(f"/proc/{nursery}").exists() for nursery in nurseries), "the end of both")

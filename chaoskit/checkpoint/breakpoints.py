@@ -6,7 +6,6 @@ They wait at :data:`~chaoskit.checkpoint.boundaries.PLACES`, and cost a look at 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 _PATIENCE_S = 20.0
@@ -16,11 +15,12 @@ class Breakpoints:
     """Of one process. Each stops one thread, once: the first that comes by after it was set.
 
     Args:
-        patience_s: a thread that nobody kills goes on after this time.
+        patience_s: a thread that is not killed goes on after this time.
+        over: or when this is set.
     """
 
-    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience_s: float = _PATIENCE_S, over: threading.Event | None = None) -> None:
+        self._patience_s, self._over = patience_s, over or threading.Event()
         self._set: dict[str, Callable[[str], None]] = {}
         self._lock = threading.Lock()
 
@@ -37,4 +37,4 @@ class Breakpoints:
             stands = self._set.pop(place, None)
         if stands is not None:
             stands(f"thread {threading.get_native_id()} stood at {place!r}")
-            time.sleep(self._patience_s)
+            self._over.wait(self._patience_s)

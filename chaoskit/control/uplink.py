@@ -41,6 +41,9 @@ class Uplink:
         connection: authenticated and welcomed.
         welcome: what the first coordinator said.
         hello: describes the node as it is now.
+        clock: tells CLOCK_MONOTONIC, in nanoseconds.
+        return_s: time to come back for a node that has slept through its lease.
+        answer_s: time for a coordinator that accepts to say welcome.
     """
 
     def __init__(
@@ -50,15 +53,20 @@ class Uplink:
         token: str,
         welcome: Welcome,
         hello: Callable[[], AgentHello],
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        return_s: float = _RETURN_S,
+        answer_s: float = _ANSWER_S,
     ) -> None:
         config = welcome.config
+        self._now_ns, self._return_s, self._answer_s = clock, return_s, answer_s
         self._connection, self._address, self._token = connection, address, token
         self._hello, self._outage_s = hello, config.coordinator_outage_s
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
         self._leases = Leases(config.heartbeat_ms / 1000, _PATIENCE * config.lease_beats)
         self._silent = asyncio.Event()
-        self._acknowledged_ns = time.monotonic_ns()
+        self._acknowledged_ns = self._now_ns()
         self.facts = Facts()
         self.clock = OffsetWindow()  # beside that of the coordinator
 
@@ -87,7 +95,7 @@ class Uplink:
         """Every message of every coordinator, until one ends the job or none is left."""
         reader: asyncio.StreamReader | None
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        self._begin(time.monotonic_ns())
+        self._begin(self._now_ns())
         while reader is not None:
             try:
                 while (message := await self._next(reader)) is not None:
@@ -115,16 +123,16 @@ class Uplink:
 
     def _begin(self, sent_ns: int) -> None:
         """A coordinator has answered what was sent then."""
-        self._leases.beat(_COORDINATOR, time.monotonic())
+        self._leases.beat(_COORDINATOR, self._now_ns() / 1e9)
         self._silent.clear()
         self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
 
     def _acknowledge(self, heard: Heard) -> None:
-        sent_ns, now_ns, wall_ns = heard.sent_ns, time.monotonic_ns(), time.time_ns()
+        sent_ns, now_ns, wall_ns = heard.sent_ns, self._now_ns(), time.time_ns()
         self.clock.hear(heard.wall_ns, wall_ns - (now_ns - sent_ns), now_ns - sent_ns)
         if sent_ns > self._acknowledged_ns:  # an answer that the network held back for long says nothing of now
             self._acknowledged_ns = sent_ns
-            self._leases.beat(_COORDINATOR, time.monotonic())
+            self._leases.beat(_COORDINATOR, self._now_ns() / 1e9)
 
     def _hang_up(self) -> None:
         if self._writer is not None:
@@ -133,10 +141,11 @@ class Uplink:
 
     async def _attach(self) -> asyncio.StreamReader | None:
         """Find the next coordinator, or the same one again; None when there is none for too long."""
-        deadline_s = max(self.lease_until_ns / 1e9, time.monotonic() + _RETURN_S)
+        left_s = (self.lease_until_ns - self._now_ns()) / 1e9
+        deadline_s = time.monotonic() + max(left_s, self._return_s)
         while (connection := await dial(self._address, self._token, deadline_s)) is not None:
             try:
-                return await asyncio.wait_for(self._introduce(*connection), _ANSWER_S)
+                return await asyncio.wait_for(self._introduce(*connection), self._answer_s)
             except (OSError, TimeoutError, Refused):
                 connection[1].close()
                 await asyncio.sleep(_RETRY_S)
@@ -144,7 +153,7 @@ class Uplink:
         return None
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.StreamReader:
-        sent_ns = time.monotonic_ns()
+        sent_ns = self._now_ns()
         writer.write(wire.encode(self._hello()))
         welcome = await wire.read_message(reader)
         if not isinstance(welcome, Welcome) or welcome.term < self._term:

@@ -64,9 +64,30 @@ _ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], Reply]]] = {
 }
 
 
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return when a file was written and its size, or None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 @contextlib.contextmanager
-def listening(requests: Requests, directory: Path, console: Console, port: int = 0) -> Iterator[Door]:
+def listening(
+    requests: Requests,
+    directory: Path,
+    console: Console,
+    port: int = 0,
+    *,
+    look_s: float = _LOOK_S,
+    look: Callable[[Path], tuple[int, int] | None] = stamp,
+) -> Iterator[Door]:
     """Take requests while the block lasts.
+
+    Args:
+        look_s: time between two looks at the file that asks for a size.
+        look: takes such a look.
 
     Raises:
         BadInput: if the port is in use.
@@ -81,7 +102,9 @@ def listening(requests: Requests, directory: Path, console: Console, port: int =
     path, over = open_door(directory, door), threading.Event()
     threads = [
         threading.Thread(target=server.serve_forever, args=(_CLOSE_S,), name="door", daemon=True),
-        threading.Thread(target=_watch_file, args=(directory / SCALE_FILE, requests, console, over), daemon=True),
+        threading.Thread(
+            target=_watch_file, args=(directory / SCALE_FILE, requests, console, over, look_s, look), daemon=True
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -114,14 +137,21 @@ def _signals(requests: Requests) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _watch_file(path: Path, requests: Requests, console: Console, over: threading.Event) -> None:
-    """Ask for the size that somebody writes into the file, each time that it changes."""
-    seen = _stamp(path)
-    while not over.wait(_LOOK_S):
-        stamp = _stamp(path)
-        if stamp is None or stamp == seen or not stamp[1]:  # empty: `echo 2 > scale` is half done
+def _watch_file(
+    path: Path,
+    requests: Requests,
+    console: Console,
+    over: threading.Event,
+    look_s: float,
+    look: Callable[[Path], tuple[int, int] | None],
+) -> None:
+    """Ask for the size that is written into the file, each time that it changes."""
+    seen = look(path)
+    while not over.wait(look_s):
+        found = look(path)
+        if found is None or found == seen or not found[1]:  # empty: `echo 2 > scale` is half done
             continue
-        seen = stamp
+        seen = found
         try:
             reply = requests.scale(int(path.read_text(encoding="utf-8")), f"the file {path.name}")
         except (OSError, ValueError):
@@ -131,14 +161,6 @@ def _watch_file(path: Path, requests: Requests, console: Console, over: threadin
 
 def _fields(kind: type[Any]) -> str:
     return ", ".join(f"{field.encode_name} ({field.type.__name__})" for field in msgspec.structs.fields(kind))
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:

@@ -46,12 +46,13 @@ class Place:
     parent: Path
 
 
-def find_place(controller: str, mounts: str, groups: str) -> Place | None:
+def find_place(controller: str, mounts: str, groups: str, prefer: int | None = None) -> Place | None:
     """Where ``controller`` keeps the process; None if it is not mounted.
 
     Args:
         controller: ``cpu``, ``memory``, ``pids``, ``io`` or ``freezer``.
         mounts: text of /proc/self/mounts. groups: text of /proc/PID/cgroup.
+        prefer: the version to use where a controller is in both. None: 1, but 2 for the freezer.
     """
     mounted = [line.split() for line in mounts.splitlines()]
     paths = {names: path for _, names, path in (line.split(":", 2) for line in groups.splitlines())}
@@ -61,7 +62,7 @@ def find_place(controller: str, mounts: str, groups: str) -> Place | None:
     mounts_v2 = [fields[1] for fields in mounted if fields[2] == "cgroup2"]
     v1 = _place(1, mounts_v1[0], joined[0]) if mounts_v1 and joined else None
     v2 = _place(2, mounts_v2[0], paths[""]) if mounts_v2 and "" in paths else None
-    return (v2 or v1) if controller == _FREEZER else (v1 or v2)
+    return (v2 or v1) if (prefer or (2 if controller == _FREEZER else 1)) == 2 else (v1 or v2)
 
 
 def _place(version: int, mount: str, path: str) -> Place:
@@ -69,22 +70,23 @@ def _place(version: int, mount: str, path: str) -> Place:
     return Place(version, home, home if path == "/" else home.parent)
 
 
-def _locate(controller: str, pid: int) -> Place | None:
+def _locate(controller: str, pid: int, prefer: int | None = None) -> Place | None:
     with contextlib.suppress(OSError):
         # by our own mounts: those of a container are others
-        return find_place(controller, Path("/proc/self/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text())
+        mounts, groups = Path("/proc/self/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text()
+        return find_place(controller, mounts, groups, prefer)
     return None
 
 
-def home_of(controller: str, pid: int) -> Path | None:
-    """Directory of the group in which ``controller`` has the process now."""
-    place = _locate(controller, pid)
+def home_of(controller: str, pid: int, prefer: int | None = None) -> Path | None:
+    """Directory of the group in which ``controller`` has the process now; ``prefer`` as in :func:`find_place`."""
+    place = _locate(controller, pid, prefer)
     return None if place is None else place.home
 
 
-def version(controller: str) -> int | None:
+def version(controller: str, prefer: int | None = None) -> int | None:
     """Which version of cgroup keeps ``controller`` for processes like this one: 1, 2, or None for neither."""
-    place = _locate(controller, os.getpid())
+    place = _locate(controller, os.getpid(), prefer)
     return None if place is None else place.version
 
 
@@ -108,12 +110,15 @@ def unavailable(controller: str) -> str:
 class Cgroup:
     """A group that holds a process, and whatever else it is given, and whose limits are set through it.
 
+    Args:
+        prefer: as in :func:`find_place`.
+
     Raises:
         ProcessLookupError: if the process is gone. OSError: if the kernel refuses the group.
     """
 
-    def __init__(self, controller: str, pid: int, ticks: int | None, undo: UndoLog) -> None:
-        place = _locate(controller, pid)
+    def __init__(self, controller: str, pid: int, ticks: int | None, undo: UndoLog, prefer: int | None = None) -> None:
+        place = _locate(controller, pid, prefer)
         if place is None or ticks is None or start_ticks(pid) != ticks:
             raise ProcessLookupError(f"pid {pid} is not the process that was aimed at any more")
         self._version, self._home, self._undo = place.version, place.home, undo

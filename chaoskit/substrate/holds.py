@@ -83,10 +83,18 @@ class Holds:
     Args:
         processes: of a node that is named, agent first.
         directory: of the run; the disk below it is the one to which writes are limited.
+        prefer: the version of cgroup to use where both have a controller; as in :func:`find_place`.
     """
 
-    def __init__(self, undo: UndoLog, processes: Callable[[str], Sequence[Process]], directory: Path) -> None:
-        self._undo, self._processes, self._directory = undo, processes, directory
+    def __init__(
+        self,
+        undo: UndoLog,
+        processes: Callable[[str], Sequence[Process]],
+        directory: Path,
+        *,
+        prefer: int | None = None,
+    ) -> None:
+        self._undo, self._processes, self._directory, self._prefer = undo, processes, directory, prefer
         self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
 
     def freeze(self, node: str) -> Hold:
@@ -137,9 +145,9 @@ class Holds:
         if not processes:
             raise ProcessLookupError(f"{node} has no process any more")
         agent, groups = processes[0], self._groups.setdefault(node, {})
-        home = home_of(controller, agent.pid)
+        home = home_of(controller, agent.pid, self._prefer)
         known = groups.get(home) if home else None
-        group = known[0] if known else Cgroup(controller, agent.pid, agent.ticks, self._undo)
+        group = known[0] if known else Cgroup(controller, agent.pid, agent.ticks, self._undo, self._prefer)
         groups.setdefault(group.path, (group, []))
         deadline_s = time.monotonic() + _GATHER_S
         while strangers := {process.pid for process in processes} - group.pids():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ def train(
     nan_from: int | None = None,
     stop_at: int | None = None,
     riddle_at: int | None = None,
+    hold_at: int | None = None,
+    until: str = "",
 ) -> None:
     """Each rank prints the loss of each of its shards, and how long that took it without the others.
 
@@ -29,6 +32,7 @@ def train(
         printers: ranks that print; all, if None.
         nan_from: from this step on the printed loss is NaN, on every rank. Nothing else is.
         stop_at: in this step every rank prints that it is about to stop.
+        hold_at: in this step every rank waits until the file ``until`` is there; printers go on to print.
         riddle_at: in this step every rank prints a line on which ``(a+)+$`` backtracks for longer than anybody lives.
     """
     torch.manual_seed(trainer.seed)
@@ -42,7 +46,13 @@ def train(
                 time.sleep(step_s)
                 loss = model(shard.batch).square().mean()
                 step.backward(loss)
-                if printers is not None and trainer.rank not in printers:
+                # in the rehearsal, alone in its world, every worker has rank 0
+                prints = printers is None or (trainer.took_part and trainer.rank in printers)
+                while trainer.step == hold_at and not Path(until).exists():
+                    time.sleep(step_s)
+                    if prints:
+                        print(f"step {trainer.step} loss {loss.item():.6f} took {step_s * 1000:.1f} ms, and waits")
+                if not prints:
                     continue
                 shown = math.nan if nan_from is not None and trainer.step >= nan_from else loss.item()
                 took_ms = (time.monotonic() - begun_s) * 1000

@@ -23,6 +23,9 @@ class FakeClock:
     def now_s(self) -> float:
         return self._now_s
 
+    def now_ns(self) -> int:
+        return round(self._now_s * 1e9)
+
     def sleep(self, duration_s: float) -> None:
         self._now_s += duration_s
 

@@ -19,3 +19,12 @@ def refusing() -> Iterator[socket.socket]:
     with socket.socket() as held:
         held.bind((HOST, 0))
         yield held
+
+
+def without_networks(*command: str) -> list[str]:
+    """Return a command that runs ``command`` where the kernel allows no further network namespace.
+
+    It ends with an error of ``unshare`` or ``sh`` where this user may make no user namespace.
+    """
+    script = 'echo 0 > /proc/sys/user/max_net_namespaces\nexec "$@"'
+    return ["unshare", "--user", "--map-root-user", "sh", "-ec", script, "sh", *command]

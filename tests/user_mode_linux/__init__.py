@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from chaoskit.substrate import abilities
+
 HERE = Path(__file__).parent
 MODULES = Path("/usr/lib/uml/modules")
 LIMIT_S = 180
@@ -44,6 +46,14 @@ def run(program: Path, directory: Path, *options: str) -> dict[str, Any]:
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment
     )
     return measured(done.stdout + done.stderr)
+
+
+def run_here(program: Path) -> dict[str, Any]:
+    """What ``program`` prints on the kernel of this machine."""
+    isolation = ["unshare", *abilities.isolation()] if not abilities.privileged() else []
+    command = [*isolation, sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return measured(done.stdout)
 
 
 def measured(output: str) -> dict[str, Any]:
