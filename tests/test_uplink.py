@@ -72,9 +72,9 @@ class Agent:
 
     def beat(self) -> None:
         """Send a heartbeat, an interval after the last one, and look whether the coordinator has fallen silent."""
-        self.clock.advance(BEAT_S)
-        self.uplink.tell(Heartbeat("node0", (), self.clock()))
-        self.uplink.look(self.clock.now_s)
+        self.clock.sleep(BEAT_S)
+        self.uplink.tell(Heartbeat("node0", (), self.clock.now_ns()))
+        self.uplink.look(self.clock.now_s())
 
     def beat_in_silence(self) -> None:
         """Beat for longer than a coordinator may be silent."""
@@ -98,7 +98,7 @@ async def attached(outage_s: float = OUTAGE_S) -> AsyncIterator[tuple[Server, Ag
     line, welcome = await asyncio.to_thread(attach_first, address, TOKEN, HELLO)
     line.setblocking(False)
     patient = {"return_s": LIMIT_S, "answer_s": LIMIT_S}
-    agent = Agent(Uplink(line, address, TOKEN, welcome, lambda: HELLO, clock=clock, **patient), clock)
+    agent = Agent(Uplink(line, address, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns, **patient), clock)
     server.lines[0].write(wire.encode(Recall()))
     assert await agent.next() == Recall(), "it follows"
     try:
@@ -134,10 +134,10 @@ def test_an_agent_that_is_answered_keeps_its_connection() -> None:
         async with attached() as (server, agent):
             for _ in range(5 * SILENT_BEATS):
                 agent.beat()
-                await server.until_heard(agent.clock())
+                await server.until_heard(agent.clock.now_ns())
                 server.lines[0].write(wire.encode(Recall()))
                 assert await agent.next() == Recall(), "what was answered before it was heard, too"
-            assert agent.uplink.lease_until_ns == agent.clock() + OUTAGE_S * 10**9
+            assert agent.uplink.lease_until_ns == agent.clock.now_ns() + OUTAGE_S * 10**9
             assert len(server.lines) == 1
 
     asyncio.run(main())
@@ -149,12 +149,12 @@ def test_only_the_answer_to_a_newer_heartbeat_extends_the_lease() -> None:
     async def main() -> None:
         async with attached() as (server, agent):
             server.answers = False
-            agent.clock.advance(BEAT_S)
+            agent.clock.sleep(BEAT_S)
             before_ns = agent.uplink.lease_until_ns
             server.lines[0].write(wire.encode(Heard(1)) + wire.encode(Recall()))
             assert await agent.next() == Recall()
             assert agent.uplink.lease_until_ns == before_ns
-            sent_ns = agent.clock()
+            sent_ns = agent.clock.now_ns()
             server.lines[0].write(wire.encode(Heard(sent_ns)) + wire.encode(Recall()))
             assert await agent.next() == Recall()
             assert agent.uplink.lease_until_ns == sent_ns + OUTAGE_S * 10**9 > before_ns
@@ -167,7 +167,7 @@ def test_an_agent_that_has_slept_through_its_lease_may_come_back() -> None:
 
     async def main() -> None:
         async with attached(outage_s=1) as (server, agent):
-            agent.clock.advance(10.0)
+            agent.clock.sleep(10.0)
             server.lines[0].close()  # it was given up
             await server.until(lines=2)
             server.lines[1].write(wire.encode(EndJob(True, "")))
