@@ -1,6 +1,7 @@
-"""How the tests of this repository are run: what share on each commit, which skips are accepted, what is kept of a run.
+"""How the tests of this repository are run: which the gate selects, which skips are accepted, what is kept of a run.
 
-The share: on each commit, of the tests that train or cost as much, one in ``--one-in``; at night all of them.
+The gate (``--gate``) runs all tests that do not train; of those that do, or cost as much, each that holds a promise of
+the documentation, and a slice of the others that moves with the commit. At night all are run.
 """
 
 from __future__ import annotations
@@ -9,27 +10,26 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_SHARE = "--one-in"
+_GATE = "--gate"
+_SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
 _SKIPS = Path(__file__).with_name("tests") / "skips.toml"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        _SHARE,
-        type=int,
-        default=1,
-        metavar="N",
-        help="of the tests of each file that start trainings or are marked costly, run one in N, always the same ones; "
-        "default: all",
+        _GATE,
+        action="store_true",
+        help="of the tests that start trainings or are marked costly, run those marked with a promise, and one in "
+        f"{_SLICES} of the others, which ones depends on the number of commits; default: all",
     )
     parser.addoption(
         _DURATIONS,
@@ -48,25 +48,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    share: int = config.getoption(_SHARE)
-    if share < 1:
-        raise pytest.UsageError(f"{_SHARE} {share}: use a whole number, 1 or more")
-    training: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        costly = "chaos" in getattr(item, "fixturenames", ()) or item.get_closest_marker("costly") is not None
-        if costly and item.get_closest_marker("each_commit") is None:
-            training[item.path].append(item)
-    left_out: set[pytest.Item] = set()
-    for group in training.values():
-        group.sort(key=_draw)
-        left_out.update(group[-(-len(group) // share) :])
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=[*left_out])
+    if not config.getoption(_GATE):
+        return
+    turn = _commits(config.rootpath) % _SLICES
+    left_out = [item for item in items if _is_costly(item) and not _holds_promise(item) and _slice(item) != turn]
+    absent = set(left_out)
+    items[:] = [item for item in items if item not in absent]
+    config.hook.pytest_deselected(items=left_out)
 
 
-def _draw(item: pytest.Item) -> str:
-    """An order that has nothing to do with where a test stands, and what its parameters are."""
-    return hashlib.sha256(item.nodeid.encode()).hexdigest()
+def _is_costly(item: pytest.Item) -> bool:
+    return "chaos" in getattr(item, "fixturenames", ()) or item.get_closest_marker("costly") is not None
+
+
+def _holds_promise(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("promise", "each_commit"))
+
+
+def _slice(item: pytest.Item) -> int:
+    """Number of the slice that a test belongs to, whatever file it stands in."""
+    return int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8]) % _SLICES
+
+
+def _commits(directory: Path) -> int:
+    """Commits that led to the tree, the same in each test process; 0 where git does not know."""
+    command = ["git", "-C", str(directory), "rev-list", "--count", "HEAD"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    except (OSError, ValueError):
+        return 0
 
 
 # -- skips --------------------------------------------------------------------------------------------------------
