@@ -1,0 +1,179 @@
+"""Mutation testing of the coordinator, the runtime and the judge: ``python tests/mutants.py --count 40 --seed 7``.
+
+Each mutant negates one condition or drops one statement. It is put in place, in this checkout, and tests are run in
+stages until one of them fails: the unit tests that import the mutated module and 500 simulated histories, then the
+gate, then, with ``--nightly``, everything. A mutant that survives all stages is code that no test needs.
+
+A JSON file holds the result: for each mutant its place, what was changed, and the stage that caught it. The checkout
+must have no uncommitted changes; each file is put back, also when the run is interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CORES = ("chaoskit/control", "chaoskit/runtime", "chaoskit/experiment")
+_LIMIT_S = 3600.0
+
+
+class Mutant(NamedTuple):
+    """One change of the source: the bytes from ``begin`` to ``end`` are replaced.
+
+    Attributes:
+        path: relative to the checkout.
+        line: first line of what is changed, from 1.
+        change: what is done, in words.
+    """
+
+    path: str
+    line: int
+    change: str
+    begin: int
+    end: int
+    by: str
+
+    def apply(self, source: bytes) -> bytes:
+        """The source of the file with the change."""
+        return source[: self.begin] + self.by.encode() + source[self.end :]
+
+
+# -- making -------------------------------------------------------------------------------------------------------
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """Every mutant of the functions of a file."""
+    source = path.read_bytes()
+    starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+    found = {}
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            part = _part(node)
+            if part is None or part.end_lineno is None or part.end_col_offset is None:
+                continue
+            begin = starts[part.lineno - 1] + part.col_offset
+            end = starts[part.end_lineno - 1] + part.end_col_offset
+            text = source[begin:end].decode()
+            verb, by = ("negate", f"(not ({text}))") if isinstance(part, ast.expr) else ("drop", "pass")
+            found[begin] = Mutant(str(path.relative_to(ROOT)), part.lineno, f"{verb} {text!r}", begin, end, by)
+    return [found[begin] for begin in sorted(found)]  # once each, although functions may lie within others
+
+
+def _part(node: ast.AST) -> ast.expr | ast.stmt | None:
+    """What of a node is changed: a condition, or a statement that does something."""
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return node.test
+    if isinstance(node, ast.Expr):
+        return node if isinstance(node.value, (ast.Call, ast.Await)) else None
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return node if all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets) else None
+    return None
+
+
+def drawn(count: int, seed: int, cores: Sequence[str] = CORES) -> list[Mutant]:
+    """Mutants at random, the same for the same seed and sources; each core has its share."""
+    chance = random.Random(seed)
+    found = []
+    for place, core in enumerate(cores):
+        share = count // len(cores) + (place < count % len(cores))
+        files = sorted((ROOT / core).rglob("*.py"))
+        found += chance.sample([mutant for path in files for mutant in mutants_of(path)], share)
+    return found
+
+
+# -- trying -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_place(mutant: Mutant) -> Iterator[None]:
+    """The mutant stands in the checkout while the context lasts."""
+    path = ROOT / mutant.path
+    before = path.read_bytes()
+    path.write_bytes(mutant.apply(before))
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def unit_tests(path: str) -> list[str]:
+    """Test files that import the module and start no training."""
+    module = path.removesuffix(".py").replace("/", ".")
+    imports = re.compile(rf"^(?:from|import) {re.escape(module)}\b", re.MULTILINE)
+    texts = ((file, file.read_text()) for file in sorted((ROOT / "tests").glob("test_*.py")))
+    return [str(file.relative_to(ROOT)) for file, text in texts if imports.search(text)]
+
+
+def stages(mutant: Mutant, nightly: bool) -> Iterator[tuple[str, list[str]]]:
+    """Name and arguments for pytest of each stage, the cheapest first."""
+    if files := unit_tests(mutant.path):
+        yield "unit", [*files, "-m", "not costly and not slow"]
+    if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
+        yield "simulation", ["tests/test_simulation.py", "-k", "first_items"]
+    parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
+    yield "gate", [*parallel, "--gate", "-m", "not slow", "--ignore", "tests/cluster/timing"]
+    if nightly:
+        yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
+
+
+def caught_by(mutant: Mutant, nightly: bool) -> str | None:
+    """The first stage in which a test fails, or None."""
+    for stage, arguments in stages(mutant, nightly):
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        ran = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
+        )
+        if ran.returncode not in (0, 5):  # 5: nothing was selected
+            return stage
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw, try, and write down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=40, help="mutants to try")
+    parser.add_argument("--seed", type=int, default=0, help="chooses them")
+    parser.add_argument("--nightly", action="store_true", help="run all tests on those that survive the gate")
+    parser.add_argument("--list", action="store_true", help="show the mutants and try none")
+    parser.add_argument("--output", type=Path, default=Path("mutants.json"), help="where the result is written")
+    options = parser.parse_args(arguments)
+    mutants = drawn(options.count, options.seed)
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.path}:{mutant.line}: {mutant.change}")
+        return 0
+    if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT, check=False).returncode:
+        parser.error("commit or stash your changes first: files of this checkout are changed and put back")
+    results = []
+    for number, mutant in enumerate(mutants, 1):
+        began_s = time.monotonic()
+        with in_place(mutant):
+            stage = caught_by(mutant, options.nightly)
+        took_s = round(time.monotonic() - began_s, 1)
+        print(
+            f"{number}/{len(mutants)} {mutant.path}:{mutant.line} {mutant.change}: {stage or 'SURVIVED'} ({took_s} s)"
+        )
+        results.append({**mutant._asdict(), "caught_by": stage, "seconds": took_s})
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    return int(any(result["caught_by"] is None for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
