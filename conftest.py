@@ -62,7 +62,27 @@ def _is_costly(item: pytest.Item) -> bool:
 
 
 def _holds_promise(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in ("promise", "each_commit"))
+    return any(_is_of(item, marker) for marker in item.iter_markers("promise"))
+
+
+def _is_of(item: pytest.Item, marker: pytest.Mark) -> bool:
+    """Whether an item is one of the cases that a marker names by values of its parameters; a list: any of them."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return all(
+        name in params and (params[name] in value if isinstance(value, list) else params[name] == value)
+        for name, value in marker.kwargs.items()
+    )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterator[None]:
+    """Refuse a promise whose cases are not there any more: its test would leave the gate in silence."""
+    yielded: Any = yield
+    found = yielded.get_result()
+    cases = [item for item in found if isinstance(item, pytest.Function)] if isinstance(found, list) else []
+    for marker in {id(one): one for item in cases for one in item.iter_markers("promise")}.values():
+        if not any(_is_of(item, marker) for item in cases):
+            raise collector.CollectError(f"{name} has no case of the promise {marker.args[0]!r}: {marker.kwargs}")
 
 
 def _slice(item: pytest.Item) -> int:

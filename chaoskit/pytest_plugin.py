@@ -83,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
+    config.addinivalue_line("markers", "costly: takes as long as a training")
+    config.addinivalue_line("markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds")
     settings = _settings(config)
     config.stash[_settings_key] = settings
     config.pluginmanager.register(_Tally(settings), "chaoskit-tally")

@@ -22,6 +22,11 @@ def test_costly(case): pass
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.promise("It holds."))])
 def test_promise(chaos, case): pass
 
+@pytest.mark.promise("It holds here.", case=[1, 2], world=3)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("case", range(3))
+def test_cases(chaos, case, world): pass
+
 @pytest.mark.parametrize("case", range(3))
 def test_quick(case): pass
 """
@@ -54,7 +59,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_promises_and_all_that_does_not_train_are_in_every_gate(project: pytest.Pytester) -> None:
     """Of the rest there is a slice, the same for the same commit."""
     chosen = collected(project, "--gate")
-    assert CHEAP | {"test_promise[1]"} <= chosen
+    assert CHEAP | {"test_promise[1]", "test_cases[1-3]", "test_cases[2-3]"} <= chosen
     assert len(chosen) < 30
     assert collected(project, "--gate") == chosen
 
@@ -71,4 +76,11 @@ def test_the_slices_of_thirty_commits_are_all_tests(project: pytest.Pytester) ->
 
 def test_all_are_run_by_default(project: pytest.Pytester) -> None:
     """Without the option nothing is left out."""
-    assert len(collected(project)) == 60 + 60 + 2 + 3
+    assert len(collected(project)) == 60 + 60 + 2 + 6 + 3
+
+
+def test_a_promise_without_a_case_is_noticed(project: pytest.Pytester) -> None:
+    """A parameter that was renamed or removed must not take its promise out of the gate in silence."""
+    project.makepyfile(test_two=TESTS.replace("world=3)", "world=4)"))
+    result = project.runpytest_inprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(["*test_cases has no case of the promise 'It holds here.': *'world': 4*"])

@@ -1,8 +1,9 @@
 """Promises of the documentation and the tests that hold them: ``python tests/support/promises.py > docs/promises.md``.
 
-A test case states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``, or
-``pytest.param(..., marks=pytest.mark.promise("..."))`` for one of its cases. The sentence stands in the README or in
-docs/; the gate runs every such case.
+A test states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``. Where
+only some of its cases hold it, their parameters name them: ``promise("...", world=[2, 3], phase="reduce")``. All of
+these must be equal; a list stands for any of its values. ``pytest.param(..., marks=pytest.mark.promise("..."))`` marks
+one case, too. The sentence stands in the README or in docs/; the gate runs every such case.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parent.parent.parent
 _GENERATED = ROOT / "docs" / "promises.md"
@@ -44,12 +45,34 @@ def _test_files() -> list[Path]:
 
 
 def _marked_in(path: Path) -> Iterator[Promise]:
-    for function in ast.parse(path.read_text()).body:
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        for call in ast.walk(function):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "promise":
-                yield Promise(ast.literal_eval(call.args[0]), f"{path.relative_to(ROOT)}::{function.name}")
+    body = ast.parse(path.read_text()).body
+    lists = {
+        target.id: statement.value
+        for statement in body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+    for function in body:
+        if isinstance(function, ast.FunctionDef):
+            for decorator in function.decorator_list:
+                for text in _quoted(decorator, lists):
+                    yield Promise(text, f"{path.relative_to(ROOT)}::{function.name}")
+
+
+def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[str]:
+    """Sentences in a decorator, and in lists of the module that it names, as ``parametrize("fault", FAULTS)`` does."""
+    if _is_marker(decorator):  # it names lists to say which of their values
+        lists = {}
+    for node in ast.walk(decorator):
+        if _is_marker(node):
+            yield ast.literal_eval(node.args[0])
+        elif isinstance(node, ast.Name) and node.id in lists:
+            yield from _quoted(lists[node.id], {name: value for name, value in lists.items() if name != node.id})
+
+
+def _is_marker(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "promise"
 
 
 def places(text: str) -> list[str]:
