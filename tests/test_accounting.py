@@ -404,6 +404,7 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     assert (account.recomputed_s, account.productive_s) == (0, pytest.approx(0.19))
 
 
+@pytest.mark.promise("the parts add up to the wall time, to the nanosecond")
 def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     """The account of a run covers its wall time, and agrees with the timeline, which reads the same records."""
     outcome = chaos.run("gpt", nodes=2, spares=1, steps=24, twin=False, faults=[Kill(rank=1, at_step=8)])
@@ -435,6 +436,7 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
         assert convention in said
 
 
+@pytest.mark.promise("*Degraded* is the productive time with fewer ranks than the full world")
 def test_a_real_hang_is_a_cause_and_a_smaller_world_is_seen(chaos: Any) -> None:
     """The time without progress is booked on the cause; steps of one rank of two count as degraded."""
     plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"world": 2}, "deadline_s": 120.0}

@@ -38,6 +38,7 @@ def finished(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.promise("The calls of `torch.distributed.checkpoint` stay; two arguments change.")
 def test_checkpoints(tmp_path: Path) -> None:
     """The last two are kept, and the newest is loaded on both ranks."""
     output = finished(torchrun(script("checkpoints.py", tmp_path)), tmp_path)
@@ -54,6 +55,7 @@ def test_zero(tmp_path: Path) -> None:
     assert output.count("goes on at step 20") == 2
 
 
+@pytest.mark.promise("starts all of them again, and they go on from the last step", victim=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     """Whichever rank is killed half-way, training goes on from there; nothing is left at the end."""
@@ -79,12 +81,14 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     assert sum("ends at step 300" in line for line in lines) == 2
 
 
+@pytest.mark.promise("Which samples belong to a step is computed, so there is no sampler to fast-forward")
 def test_data(tmp_path: Path) -> None:
     output = finished([sys.executable, str(script("data.py", tmp_path))], tmp_path)
     assert output.count("(16, 256)") == 3
     assert output.endswith("the same batch in another world: True\n")
 
 
+@pytest.mark.promise("every rank out within milliseconds; then a new world can be entered in the same process")
 def test_a_world_that_is_left(tmp_path: Path) -> None:
     """Survivors are thrown out of the collective, not held until a timeout, and go on as two."""
     path = script("world.py", tmp_path)

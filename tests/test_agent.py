@@ -45,6 +45,9 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.promise(
+    "What goes wrong inside an agent ends it with a traceback: its node is lost, and the run recovers."
+)
 def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos: Chaos) -> None:
     """What is missing from a journal is missing from every verdict."""
     worker = struck = 0

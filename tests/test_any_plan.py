@@ -161,14 +161,18 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise("draws plans that a run must survive", item=[0, 1])
 @pytest.mark.parametrize("item", range(10))
 def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, item: int) -> None:
     """Ranks die, hang, raise or compute NaN in any order and number."""
     _campaign(chaos, experiments(), item)
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise(
+    "a new generation that begins with one survivor can only commit when that one has come to it, and "
+    "then the old one cannot",
+    item=0,
+)
 @pytest.mark.parametrize("item", range(2))
 @pytest.mark.chaos(substrate="netns")
 def test_any_plan_in_which_the_network_is_parted(chaos: Chaos, item: int) -> None:

@@ -68,6 +68,7 @@ def check(outcome: Outcome, name: str) -> Check:
 # -- one node, no launcher ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("equal to the last digit that was printed")
 def test_an_unbroken_command_passes(chaos: Chaos) -> None:
     outcome = run(chaos, plain())
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
@@ -77,6 +78,7 @@ def test_an_unbroken_command_passes(chaos: Chaos) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("the command ended with status 0 on every node, in time, at the twin's last step")
 def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
     outcome = run(chaos, plain(), Kill(rank=0, at_step=5))
     assert outcome.verdict is Verdict.FAILED
@@ -96,6 +98,7 @@ def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Ch
     assert re.search(r"the log ends with step \d+, the unbroken run's with step 19", " ".join(outcome.reasons))
 
 
+@pytest.mark.promise("at most `max_lost_steps` steps were shown again")
 def test_steps_that_are_shown_again_are_lost(chaos: Chaos, tmp_path: Path) -> None:
     """A shell that starts its training again; a checkpoint every five steps."""
     command = ["sh", "-c", f"until RANK=0 {' '.join(LOGGED)} 20 0.02 5; do :; done"]
@@ -143,6 +146,7 @@ def test_a_command_that_never_stops_talking_is_ended_in_time(chaos: Chaos) -> No
     assert outcome.wall_s < WAIT_S
 
 
+@pytest.mark.promise("none has: with the pattern, and a line that it does not match")
 def test_a_pattern_that_matches_nothing_proves_nothing(chaos: Chaos) -> None:
     watch = LogPatterns(step=r"iteration (\d+)", loss=r"loss ([\d.]+)")
     outcome = run(chaos, plain(5), Kill(rank=0, at_step=3), watch=watch)
@@ -163,6 +167,7 @@ def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(
     assert not any(check.name.startswith("losses") for check in silent.checks)
 
 
+@pytest.mark.promise("by how much a loss may differ from the twin's, relative to that")
 def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(chaos: Chaos, tmp_path: Path) -> None:
     counter = tmp_path / "runs"  # a number that is another one in each run
     count = f"n=$(cat {counter} 2>/dev/null || echo 0); echo $((n + 1)) > {counter}; echo step 0 loss 1.$n"
@@ -180,6 +185,10 @@ def test_a_command_that_fails_unbroken_is_no_verdict_on_recovery(chaos: Chaos) -
         run(chaos, ["sh", "-c", "exit 3"])
 
 
+@pytest.mark.promise(
+    "Kept elsewhere, the broken run would begin where its twin has ended; chaoskit sees that in the log, "
+    "and says `unknown`."
+)
 def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_the_run(
     chaos: Chaos, tmp_path: Path
 ) -> None:
@@ -192,6 +201,7 @@ def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_t
 # -- several nodes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("It is started once on each of the `nodes` (1 by default), in a session of its own")
 def test_every_node_is_told_its_place(chaos: Chaos) -> None:
     shown = "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
     told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd"
@@ -206,6 +216,7 @@ def test_every_node_is_told_its_place(chaos: Chaos) -> None:
         assert third == "/tmp"
 
 
+@pytest.mark.promise("Nodes that `KillNode` or `Preempt` took away do not count, as long as one is left")
 def test_a_node_that_is_taken_away_need_not_end_well(chaos: Chaos) -> None:
     outcome = run(chaos, plain(), KillNode(rank=1, at_step=5), nodes=2)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
@@ -220,6 +231,9 @@ def test_a_frozen_node_goes_on_later(chaos: Chaos) -> None:
     assert "no new step was shown for" in outcome.recovery.cause
 
 
+@pytest.mark.promise(
+    "a directory of this run and node alone, which faults of disks trouble unless they name another one"
+)
 def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
     fault = DiskFull(rank=0, at_step=5)
     if reason := fault.unavailable():
@@ -241,6 +255,7 @@ def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
     assert re.search(r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail)
 
 
+@pytest.mark.promise("torchrun comes back, and repeats what it had done since the last one")
 def test_torchrun_with_restarts_comes_back_and_repeats_steps(chaos: Chaos) -> None:
     command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", arguments=("50", "0.05", "20"))
     outcome = run(chaos, command, Kill(rank=1, at_step=24), max_lost_steps=40, ranks=2, deadline_s=LAUNCHED_S)
@@ -271,6 +286,7 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
 # -- as files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("`chaoskit replay` runs it again, in the same working directory")
 @pytest.mark.costly
 def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
     """By the command line, with the lines that it prints as it goes."""
@@ -308,6 +324,7 @@ def wait_until(event: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.promise("all of that ends with the command, and with the test")
 @pytest.mark.costly
 def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """Also not those that have run away from their parents."""

@@ -188,6 +188,14 @@ def test_a_parameter_is_explained_where_it_comes_from() -> None:
     assert told["jitter_ms"].startswith("drawn evenly")
 
 
+@pytest.mark.promise(
+    "Phases of a recovery are where recoveries break.",
+    name="test_the_replacement_dies_while_it_takes_over_the_state",
+)
+@pytest.mark.promise(
+    "checksums differ between ranks (an audit, for a gradient); the corrupt rank is named and replaced",
+    name="test_BitFlip",
+)
 @pytest.mark.parametrize(
     "name",
     [

@@ -60,6 +60,10 @@ def check(found: list[dict[str, Any]], times: int) -> None:
             before = one["step"]
 
 
+@pytest.mark.promise(
+    "the newest complete snapshot is the last one committed, or the one that was about to be",
+    boundary=["manifest", "publish"],
+)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_a_kill_at_a_boundary(tmp_path: Path, boundary: str) -> None:
     """A process that is killed at a boundary leaves what was stored, and a leftover that the next one recognises."""
@@ -96,6 +100,7 @@ def test_a_kill_at_any_instant(tmp_path: Path) -> None:
     assert newest >= sum(one["saves"] for one in found) - 1
 
 
+@pytest.mark.promise("A writer that lives is left alone")
 def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     """A sweep takes leftovers of dead processes of this kernel, and old ones of others; never those of a live one."""
     mine = DiskTier(tmp_path).begin(1)
@@ -137,6 +142,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(target)], check=True)
 
 
+@pytest.mark.promise("the save fails as a whole; training can go on")
 def test_a_full_disk(tiny_disk: Path) -> None:
     """A save that finds no room raises, leaves the older snapshot and nothing else, and the next one succeeds."""
     tier = DiskTier(tiny_disk, retention=Retention(keep_last=1))
@@ -172,6 +178,9 @@ def test_a_limit_on_files(tmp_path: Path) -> None:
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
+@pytest.mark.promise(
+    "files are synced before the manifest, that before the rename, and the rename before `commit` returns"
+)
 def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
     """A loss of power damages nothing: each file is synced after its last write, and all of that before the rename."""
     if shutil.which("strace") is None:

@@ -89,6 +89,7 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
         assert ranks(tmp_path, world, act)["digest"] == saved["digest"], (world, act)
 
 
+@pytest.mark.promise("`restore` loads the newest snapshot that is whole, on all ranks, or the one before it")
 def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     older, _ = ranks(tmp_path, 2, "save", 1), ranks(tmp_path, 2, "save", 2)
     newest = tmp_path / "root" / "step-000000002.g0" / "__1_0.distcp"
@@ -100,6 +101,7 @@ def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     assert len(list((tmp_path / "root" / "quarantine").iterdir())) == 1
 
 
+@pytest.mark.promise("`dcp.save` raises then, on all ranks, after the other tiers have taken the snapshot.")
 def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
     told = ranks(tmp_path, 2, "full")
     assert "rank 1: OSError: [Errno 28] No space left on device" in told["error"]
@@ -147,6 +149,10 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.promise(
+    "Everything else stays: FSDP2, `DTensor`, nested states, stateful objects, planners, a world of "
+    "another size at loading."
+)
 def test_a_nested_state_comes_back_through_every_reader(tmp_path: Path) -> None:
     saved = state(1)
     dcp.save(saved, checkpoint_id="step-7", storage_writer=SnapshotWriter(tmp_path))
@@ -170,6 +176,7 @@ def test_plain_torch_converts_a_snapshot(tmp_path: Path) -> None:
     assert same(torch.load(tmp_path / "whole.pt", weights_only=True), saved)
 
 
+@pytest.mark.promise("they are read into a parameter without a second copy")
 def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
     dcp.save(state(1), checkpoint_id="step-1", storage_writer=SnapshotWriter(tmp_path))
     loaded = state(2)
@@ -178,6 +185,7 @@ def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
     assert loaded["model"]["weight"].data_ptr() == address
 
 
+@pytest.mark.promise("in other scripts it is 0, and 1 for a step that is saved a second time")
 def test_a_step_that_is_trained_again_has_a_place_of_its_own(tmp_path: Path) -> None:
     for seed in (1, 2):
         dcp.save(state(seed), checkpoint_id="step-5", storage_writer=SnapshotWriter(tmp_path))
@@ -188,6 +196,7 @@ def test_a_step_that_is_trained_again_has_a_place_of_its_own(tmp_path: Path) -> 
     assert same(loaded, state(2))
 
 
+@pytest.mark.promise("Several tiers take the same save, each by its own schedule and with its own retention.")
 def test_memory_often_and_disk_sometimes(tmp_path: Path) -> None:
     told: list[str] = []
     writer = SnapshotWriter(
@@ -213,6 +222,7 @@ class FullDisk:
             raise OSError(28, "No space left on device")
 
 
+@pytest.mark.promise("leaves the snapshots before it, and nothing partial", boundary="commit")
 @pytest.mark.parametrize("boundary", ["stage", "write", "sync", "metadata", "manifest", "seal", "commit"])
 def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(tmp_path: Path, boundary: str) -> None:
     disk = FullDisk(boundary)
@@ -231,6 +241,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(tmp_path: Path
     assert tier.newest_verified().snapshot.manifest.step == 3
 
 
+@pytest.mark.promise('With `on_failure="report"` it goes into the log and to `writer.failures`')
 def test_a_failure_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     disk = FullDisk("seal")
     writer = SnapshotWriter(DiskTier(tmp_path, at=disk), on_failure="report")
@@ -244,6 +255,7 @@ def test_a_failure_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     assert restore(state(3), tmp_path) is None
 
 
+@pytest.mark.promise("quarantine the snapshot, take the one before and say how much is lost")
 def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=0)))
     for step in (1, 2, 3):

@@ -135,6 +135,7 @@ def workplace(tmp_path: Path, cache: Path) -> Iterator[Workplace]:
 # -- launch -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("trains with recovery; live view of step, loss, world and recoveries")
 @pytest.mark.costly
 def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     """A job that loses a rank ends with the loss and the weights of the job that did not, and leaves no process."""
@@ -159,6 +160,7 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.promise("the first one that returns ends the run for all")
 @pytest.mark.costly
 def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Workplace) -> None:
     """A rank that returns early ends the run, and the launch says so: the run did not take all its steps."""
@@ -177,6 +179,9 @@ def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Work
     assert f"ended after step 7: {early} returned from its train function" in done.stdout
 
 
+@pytest.mark.promise(
+    "The same exception on every rank and its replacement without a step in between ends the job as a bug"
+)
 @pytest.mark.costly
 def test_a_script_that_fails_everywhere_says_why(workplace: Workplace) -> None:
     """A script that fails on every rank ends the launch with the traceback of a worker."""
@@ -224,6 +229,7 @@ def _read_all(descriptor: int, into: bytearray) -> None:
             return
 
 
+@pytest.mark.promise("Nothing outlives its owner.")
 @pytest.mark.costly
 def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     """A launcher that is killed leaves no process, and nothing for the janitor to do."""
@@ -335,6 +341,7 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
+@pytest.mark.promise("The worst run decides the exit code.")
 @pytest.mark.costly
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan and outcome."""

@@ -77,6 +77,10 @@ def test_years_are_no_reason_to_keep_a_node_out() -> None:
     assert severity(Clocks().hear(heartbeat(1e11))) == "warn"
 
 
+@pytest.mark.promise(
+    "A clock that is off by more than the limit for certain is a warning in the journal and in the node's report",
+    seconds=3600.0,
+)
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
 def test_a_clock_that_jumps_is_told_and_changes_nothing(chaos: Any, seconds: float) -> None:
     outcome = chaos.run(

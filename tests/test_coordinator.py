@@ -141,6 +141,11 @@ def test_killed_again_and_again(chaos: Chaos, tmp_path: Path) -> None:
     assert len(journal(outcome, Event.PLAN)) == 1
 
 
+@pytest.mark.promise(
+    "Each event is written to the run's record (`record.py`) and synced before anything that follows from it is sent.",
+    kind=[WorkerLost, Formed],
+    spares=1,
+)
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("kind", [WorkerLost, Plan, Formed, Healed, GroupBroken])
 def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: type, spares: int) -> None:
@@ -158,6 +163,9 @@ def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: 
     assert "node1.0" not in workers, "the rank that was killed"
 
 
+@pytest.mark.promise(
+    "An agent tells the next coordinator what its workers have said, why they failed and which of them ended"
+)
 def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos, tmp_path: Path) -> None:
     """Both at once: the next coordinator hears of the loss from the agent."""
     told: list[str] = []
@@ -335,6 +343,7 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.promise("A node whose lease ran out is disconnected.")
 def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Chaos, tmp_path: Path) -> None:
     """An agent that was stopped for longer than its lease has lost its rank: it is heard again, and its old worker has
     committed nothing more and is ended."""
@@ -416,6 +425,7 @@ def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos, tmp_path: Pat
     assert "node1" not in {member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
 
 
+@pytest.mark.promise("one that differs is not let in")
 def test_a_worker_whose_numbers_would_differ_is_not_let_in(chaos: Chaos, tmp_path: Path) -> None:
     """A replacement with another numeric setting would train on, plausibly and wrongly; its successor is let in."""
     options = {"marker": str(tmp_path / "trained"), "step_s": 0.03}

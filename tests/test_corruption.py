@@ -89,6 +89,11 @@ def assert_unharmed(outcome: Outcome, expected: Outcome) -> None:
 # -- state --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "checksums of a rotating slice of parameters, buffers and optimizer state ride in the reduction",
+    where="rate",
+    nodes=3,
+)
 @pytest.mark.parametrize("nodes", [3, 4])
 @pytest.mark.parametrize("where", ["weight", "frozen", "optimizer", "rate"])
 def test_state_that_differs_convicts_the_minority(corrupted: Flipped, clean: Any, where: str, nodes: int) -> None:
@@ -97,6 +102,7 @@ def test_state_that_differs_convicts_the_minority(corrupted: Flipped, clean: Any
     assert_unharmed(outcome, clean(nodes))
 
 
+@pytest.mark.promise("The state that is compared is the committed one, buffers included")
 def test_a_buffer_counts_as_it_was_before_the_forward_pass(corrupted: Flipped, clean: Any) -> None:
     outcome = corrupted("buffer", outside=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -111,6 +117,7 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(corrupted: Flipp
     assert_unharmed(outcome, clean(2))
 
 
+@pytest.mark.promise("else the job ends rather than guess")
 def test_two_ranks_that_cannot_tell_end_the_job(corrupted: Flipped) -> None:
     """A learning rate is no tensor whose bits are remembered: nobody guesses."""
     outcome = corrupted("rate", nodes=2)
@@ -157,6 +164,7 @@ def test_without_the_state_hash_a_flipped_weight_ends_the_job_only_at_the_end(co
     assert named(outcome) == verdicts(outcome) == set()
 
 
+@pytest.mark.promise("the coordinator compares the digests with which they finish, and fails the job")
 def test_a_flip_after_the_last_step_is_noticed(corrupted: Flipped) -> None:
     outcome = corrupted("end")
     assert len(outcome.steps) == STEPS
@@ -206,6 +214,10 @@ def test_of_two_the_one_whose_own_segment_changes_is_replaced(corrupted: Flipped
     assert_unharmed(outcome, clean(2))
 
 
+@pytest.mark.promise(
+    "every rank compares each rank's news with their checksum, and reads none of those that are wrong",
+    reduction="exact",
+)
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_damaged_news_are_not_believed(corrupted: Flipped, reduction: str) -> None:
     """A loss that rank 0 told is not what rank 1 received; the step is taken from those who read it well."""
@@ -227,6 +239,7 @@ def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(corrup
     assert len({record["weights_digest"] for record in journal(outcome, Event.FINISHED)}) == 1
 
 
+@pytest.mark.promise("checksums of the result ride in the next step's reduction, and are put to the vote")
 def test_a_damaged_all_reduce_is_outvoted_in_the_next_step(corrupted: Flipped) -> None:
     """``fast`` has no one maker of a sum to compare with: ranks compare theirs one step later, before they commit."""
     outcome = corrupted("received", reduction="fast", state_hash_steps=0)
@@ -249,6 +262,7 @@ def audited(nodes: int) -> int:
     return 2 * nodes + 1
 
 
+@pytest.mark.promise("a result that was wrong only once is only written down", nodes=3)
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_a_gradient_that_was_wrong_once_is_computed_again(corrupted: Flipped, clean: Any, nodes: int) -> None:
     outcome = corrupted("gradient", nodes=nodes, at_step=audited(nodes), audit_every=1, buckets=2)
@@ -267,6 +281,7 @@ def test_gradients_that_were_wrong_long_ago_are_forgotten(corrupted: Flipped, pa
     assert named(outcome) == ({(culprit(outcome), "corrupt")} if convicted else set())
 
 
+@pytest.mark.promise("if bits differ a third one decides", where="noise", nodes=3)
 @pytest.mark.parametrize("where", ["gradient", "noise"])
 @pytest.mark.parametrize("nodes", [3, 4])
 def test_a_third_rank_convicts_who_computes_wrongly(corrupted: Flipped, clean: Any, nodes: int, where: str) -> None:

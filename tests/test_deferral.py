@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from chaoskit.control.deferral import PATIENCE_S, Deferral
 from chaoskit.journal import read_journals
 from chaoskit.messages import Beat
@@ -48,6 +50,7 @@ def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
     assert deferral.observe([beat("x", 2, 9)], 20.1) == []
 
 
+@pytest.mark.promise("Its start waits until every rank has committed in the new generation")
 def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None:
     """On real processes: every rank of the new generation has committed before the next spare is forked."""
     outcome = chaos.run("jobs/unfaithful.py:faithful", nodes=2, steps=300, faults=[Kill(rank=1, at_step=8)])

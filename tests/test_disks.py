@@ -257,6 +257,10 @@ TROUBLES: list[Fault] = [
 ]
 
 
+@pytest.mark.promise("writes that the file system has refused with ENOSPC", fault=TROUBLES[0])
+@pytest.mark.promise("changes that the file system has refused with EROFS", fault=TROUBLES[2])
+@pytest.mark.promise("operations that the file system has held up", fault=TROUBLES[3])
+@pytest.mark.promise("operations that the file system has failed with EIO", fault=TROUBLES[4])
 @needs_fuse
 @pytest.mark.parametrize("fault", TROUBLES, ids=str)
 def test_a_job_that_bears_errors_is_left_alone(chaos: Chaos, fault: Fault) -> None:
@@ -274,6 +278,7 @@ def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
     assert "No space left" in outcome.recovery.cause
 
 
+@pytest.mark.promise("without that there is no evidence, and the verdict is `unknown`")
 @needs_fuse
 def test_a_disk_that_nobody_uses_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
     """A trouble that no operation has met is no evidence: the verdict is unknown."""

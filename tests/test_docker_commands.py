@@ -32,6 +32,10 @@ def check(outcome: Outcome, name: str) -> Check:
     return next(check for check in outcome.checks if check.name.startswith(name))
 
 
+@pytest.mark.promise(
+    "In a container of `docker` the command finds Python, the run's directories, `working_directory` (in "
+    "which it may write)"
+)
 def test_every_node_is_a_container_that_finds_what_the_command_names(
     chaos: Chaos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,10 @@ def settings_of(job: str) -> dict[str, Any]:
     return {"step_s": 0.05} if job == PLAIN else TINY
 
 
+@pytest.mark.promise(
+    "Plain DCP reads these snapshots: `model.head.weight`, `optimizer.state.head.weight.exp_avg`",
+    job="fsdp",
+)
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
     stored = DiskTier(tmp_path / "stored")
@@ -74,6 +78,7 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
 
 
+@pytest.mark.promise("the coordinator picks a step ahead of it, so that all nodes store the same one", job=PLAIN)
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, job: str) -> None:
     """None by steps; of the remote tier every one, too."""
@@ -99,6 +104,7 @@ def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(nodes)]
 
 
+@pytest.mark.promise("nodes that come back in `startup_s` go on by themselves", job="fsdp")
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
     outcome = chaos.run(
@@ -173,6 +179,10 @@ OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]
 OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
 
 
+@pytest.mark.promise(
+    "The same command, given again after everything was lost, goes on from the newest snapshot that is whole",
+    job=PLAIN,
+)
 @pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
 def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, options: list[str]) -> None:
     launches = Launches(tmp_path, job, *options)
@@ -287,6 +297,7 @@ def test_a_tier_that_cannot_work_is_refused_before_anything_starts(settings: dic
     assert refused.value.field == field
 
 
+@pytest.mark.promise("`--no-resume` refuses to begin in a directory that holds snapshots")
 def test_snapshots_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     DiskTier(tmp_path).save(5, {"model.x": torch.zeros(2)})
     disk = {"target": str(tmp_path)}

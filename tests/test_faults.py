@@ -113,6 +113,7 @@ def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
     assert len(outcome.recoveries) == 2
 
 
+@pytest.mark.promise("any signal number.")
 def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos: Chaos) -> None:
     """Python has no name for most of these signals."""
     outcome = run(chaos, Kill(rank=1, at_step=4, signum=signal.SIGRTMIN + 1))

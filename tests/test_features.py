@@ -25,6 +25,19 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     return outcome
 
 
+@pytest.mark.promise(
+    "reduced with the gradients: 8 bytes a channel; two copies of the statistics a shard",
+    job="batchnorm",
+)
+@pytest.mark.promise("nothing; gradients are summed in float32", job="autocast")
+@pytest.mark.promise("gradients and losses add up; refused with `buckets` > 1", job="accumulation")
+@pytest.mark.promise("tied weights, tied buffers | covered", job="tied")
+@pytest.mark.promise("may thaw later, if registered before they were frozen", job="frozen")
+@pytest.mark.promise(
+    "from some shards: zeros there. From all: the optimizer skips them, as in plain training",
+    job="experts",
+)
+@pytest.mark.promise("they step in this order, all of them every step", job="optimizers")
 @pytest.mark.parametrize(
     "job",
     ["batchnorm", "autocast", "half", "accumulation", "tied", "frozen", "experts", "optimizers"],

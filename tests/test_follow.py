@@ -245,7 +245,7 @@ def commits(outcome: Outcome) -> list[Record]:
     return [found[step] for step in sorted(found)]
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise("With `follow` each rank keeps its number of shards, and the batch is as large as the world")
 def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
     """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""
     outcome = chaos.run(
@@ -278,6 +278,7 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
     assert ratios[-1] == pytest.approx(0.5**0.5)
 
 
+@pytest.mark.promise("whatever is not the batch (a rate, a sample, a warm-up, a state that was taken over) shows")
 def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
     """In a world of three all ranks deal out more samples than the rule says: they agree, but not with the twin."""
     job = Path(__file__).parent / "jobs" / "scaled_wrongly.py"

@@ -54,6 +54,7 @@ def break_disk(directory: Path, node: str) -> None:
     (directory / "disk" / node).symlink_to("/proc/self/attr")
 
 
+@pytest.mark.promise("its fingerprint, which must be that of the others, contains what a fixed computation comes to")
 def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: Path) -> None:
     """Each node reports once that it looked at itself, and how long that took; their workers have one fingerprint."""
     told: set[str] = set()
@@ -133,6 +134,7 @@ def test_a_damaged_list_starts_nothing(state: Quarantine, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.promise("One that is not fit gets no workers; the others train on.")
 def test_training_is_the_same_without_the_node(chaos: Chaos) -> None:
     """Its shards are computed elsewhere: the same losses as of the twin, on all nodes."""
     outcome = chaos.run(PLAIN, nodes=3, spares=0, steps=10, quarantined=("node1",), check=False)

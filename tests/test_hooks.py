@@ -58,6 +58,7 @@ def next_step(lines: list[dict[str, Any]], after: dict[str, Any]) -> dict[str, A
     return next(line for line in later if line["what"] == "step" and line["at"] > after["step"])
 
 
+@pytest.mark.promise("every rank of the new world, those that join included | before a step is committed in it")
 def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(chaos: Any) -> None:
     """Ranks that stay and a rank that joins are told of the same steps."""
     goal = worlds_seen(chaos, 4, 2, 3)
@@ -79,6 +80,7 @@ def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(c
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("after its last step, once all others have formed their world without it")
 def test_a_rank_that_leaves_is_told_how_long_it_has_and_no_rank_waits_for_it(chaos: Any) -> None:
     """Its hook waits until the others have taken a step without it."""
     outcome = run(
@@ -179,6 +181,9 @@ def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise(
+    "the ranks that go on after a loss, once for each lost rank | with the next world, before `on_resize`"
+)
 def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_world(chaos: Any) -> None:
     """First of the fault, then of the smaller world; later of the larger one, as the replacement is."""
     outcome = run(chaos, Kill(rank=2, at_step=10), elastic=None, goal=worlds_seen(chaos, 3, 4))
@@ -197,12 +202,17 @@ def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_wo
     assert {(line["old_world"], line["reason"]) for line in grown} == {(3, "a worker is ready")}
 
 
+@pytest.mark.promise("a spare that takes a lost rank's place is a fault and no resize")
 def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=1, at_step=10), elastic=None, spares=1)
     assert len(told(outcome, "on_fault")) == 3
     assert told(outcome, "on_resize") == {}
 
 
+@pytest.mark.promise(
+    "is shown in the worker's log and written into the journal (`hook_called`, its `error`), and training goes on",
+    hook="on_preempt",
+)
 @pytest.mark.parametrize("hook", ["on_resize", "on_preempt", "on_preempt!"])
 def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str) -> None:
     outcome = run(chaos, Scale(to=3, at_step=10), options={"fails": hook})
@@ -220,6 +230,7 @@ def test_bad_input_in_a_hook_ends_the_run(chaos: Any) -> None:
         run(chaos, Scale(to=3, at_step=10), options={"fails": "on_resize!"}, twin=False)
 
 
+@pytest.mark.promise("A script that returns then ends the run, at that step on every rank")
 def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chaos: Any) -> None:
     outcome = chaos.harness.run(
         JOB,
@@ -244,6 +255,9 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
 # -- sharded jobs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "names its hooks again in each entry of the train function, and those of the entry before are dropped"
+)
 def test_a_sharded_job_names_its_hooks_again_in_every_entry_and_each_is_called_once(chaos: Any) -> None:
     """A loss is told once to each rank that lives through it."""
     job = f"{JOB}:train_sharded"

@@ -63,6 +63,7 @@ def assert_nobody_was_blamed(outcome: Outcome) -> None:
 # -- Exit ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("it must be missed all the same", status=0, phase="optimizer")
 @pytest.mark.parametrize(("status", "phase"), [(0, "backward"), (0, "optimizer"), (7, "reduce")])
 def test_a_rank_that_exits_is_missed(chaos: Chaos, status: int, phase: str) -> None:
     """Status 0 is no success in the middle of a step."""
@@ -180,6 +181,7 @@ def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) 
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("A wrong gradient that is computed, sent and received consistently is seen by audits only")
 def test_a_bit_in_a_gradient_that_nobody_audits_is_trained(chaos: Chaos) -> None:
     """By all ranks alike: only the comparison with the unbroken run shows it, and the verdict says so."""
     fault = BitFlip(rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5)

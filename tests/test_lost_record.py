@@ -489,6 +489,7 @@ class Arsonist:
                 record.unlink()
 
 
+@pytest.mark.promise("When a node has seen a generation, the run begins again from the newest sealed copies")
 def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos) -> None:
     arsonist = Arsonist(steps=8)
     settings: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 40, "options": {"step_s": 0.02}, "deadline_s": 60.0}

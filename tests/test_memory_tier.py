@@ -116,6 +116,12 @@ def ended(tmp_path: Path) -> set[str]:
 # -- at every moment ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("also copy each committed state into one of two slots", where="torn", nodes=3)
+@pytest.mark.promise(
+    "Keepers map the arenas of their node's workers, so an arena outlives its worker",
+    where="backward",
+    nodes=2,
+)
 @pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (3, 1), (4, 0)])
 @pytest.mark.parametrize("where", ["forward", "backward", "update", "torn"])
 def test_every_rank_ends_at_once(chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int) -> None:
@@ -236,6 +242,7 @@ def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path)
     assert set(restored(outcome)) == {7}, outcome.directory
 
 
+@pytest.mark.promise("the loss of every rank that has the state together with every copy of it")
 def test_nothing_but_wrong_copies(chaos: Chaos) -> None:
     """All are tried, none is loaded, and the run ends with the reason."""
     plan = {"nodes": 2, "spares": 0, "steps": 30, "options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}

@@ -156,6 +156,7 @@ def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
 # -- at a time ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("so many seconds after the first committed step")
 def test_faults_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
     """One strikes a rank at any place in its code, one stops it at the next entry of a phase."""
     faults = [Kill(rank=1, after_s=0.2), Raise(rank=2, after_s=0.4, phase="backward")]
@@ -246,6 +247,7 @@ def test_a_rate_that_cannot_be(given_: dict[str, Any], field: str) -> None:
 # -- roles --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("those that are due at the same moment strike together")
 def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
     """No rank is told of the death of another before it dies itself."""
     if not may_be_undisturbed():
@@ -307,6 +309,7 @@ def test_the_heaviest_rank(loads: list[int]) -> None:
 # -- once only ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("the rank stops there and says so, again and again until it is answered")
 def test_a_hook_that_is_told_twice_strikes_once(chaos: Chaos) -> None:
     """The harness is slow to hear: the worker asks again, and gets the same answer."""
     heard: Counter[str] = Counter()
@@ -336,6 +339,10 @@ def test_who_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
 # -- no evidence, no verdict --------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A moment that never comes leaves the fault without evidence and the run `unknown`",
+    fault=Kill(rank=0, after_s=3600),
+)
 @pytest.mark.parametrize(
     ("fault", "why"),
     [

@@ -272,6 +272,7 @@ def test_it(chaos):
 """
 
 
+@pytest.mark.promise("on the substrate `netns`, network namespaces on this machine")
 @needs_networks
 @pytest.mark.chaos(substrate="netns")
 def test_a_marker_gives_a_test_its_substrate(chaos: Chaos) -> None:

@@ -114,6 +114,7 @@ def test_every_fault_of_the_network_is_put_to_the_test() -> None:
 # -- healing, and what was not there ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A worker does not commit after it, also when its agent is frozen.")
 def test_a_world_that_nobody_coordinates_fences_itself(chaos: Chaos) -> None:
     """Its ranks reach each other and train on, but begin no step that they commit after the lease of their node."""
     outage_s = 3.0

@@ -224,6 +224,7 @@ def refusals(outcome: Outcome) -> dict[str, list[str]]:
     return {one["node"]: one["reasons"] for one in records(outcome, Event.HEALTH) if one["standing"] == "refused"}
 
 
+@pytest.mark.promise("gets no workers until its own report and its link have passed", makes="a narrow link")
 @pytest.mark.parametrize(
     ("makes", "reason"),
     [("a narrow link", r"pair\.(sent|received)_mb_s=\d.*to node\d"), ("no link", r"pair\.reached=no")],
@@ -245,6 +246,7 @@ def test_a_node_that_comes_and_is_badly_connected_is_not_used(
     assert records(outcome, Event.DETECTED) == []
 
 
+@pytest.mark.promise("A node that joins tests its link to one that is there")
 @pytest.mark.chaos(substrate="netns")
 def test_a_node_that_comes_and_is_well_connected_is_used(chaos: Any, tmp_path: Path) -> None:
     """The world grows by the new node, whose link was tested."""

@@ -108,6 +108,9 @@ def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, sub
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
+@pytest.mark.promise(
+    "The coordinator refuses it until the lease of the one before is over, and then takes it as fresh capacity."
+)
 @netns
 def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> None:
     """The coordinator still counts on the one before: the new agent is refused until that one's lease is over."""
@@ -129,6 +132,7 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("the first nodes of all racks keep copies of the state before the second of any does")
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
     """After its loss all other workers tear their state: only the copies in the other rack can bring it back."""
     doom = {"fatal": {"14": [0, 1, 2, 3]}, "marker": str(tmp_path / "ended"), "step_s": 0.05}
@@ -218,6 +222,10 @@ def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     assert journal(outcome, Event.DETECTED) == []
 
 
+@pytest.mark.promise(
+    "One that never bites leaves the run `unknown`",
+    fault=LimitPids(rank=2, at_step=AT, further=10**4),
+)
 @pytest.mark.parametrize(
     "fault", [LimitCpu(rank=2, at_step=AT, cores=64.0), LimitPids(rank=2, at_step=AT, further=10**4)], ids=str
 )

@@ -122,6 +122,7 @@ def test_the_successor_of_a_killed_reader_waits_for_no_disk(file: Path, keeper: 
     assert read_and_die(file) < LITTLE
 
 
+@pytest.mark.promise("`trainer.keep_warm(path)` has the node's keeper keep the pages")
 def test_the_agent_keeps_what_a_killed_worker_read(chaos: Any, file: Path, tmp_path: Path) -> None:
     """Each worker, the replacement too, drops the cache before it reads, and waits for no disk."""
     notes = tmp_path / "notes"

@@ -198,6 +198,7 @@ def train_on(
 # -- there and back -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A partner answers when its copy is complete and has the checksum of the seal.", transport="tcp")
 @TRANSPORTS
 def test_every_snapshot_reaches_its_partner(servers: Any, owners: Any, transport: str) -> None:
     """A partner has the two newest copies, and sends either; others are not there."""
@@ -249,6 +250,7 @@ def test_two_partners(servers: Any, owners: Any) -> None:
     assert fetch(one.address) == fetch(other.address)
 
 
+@pytest.mark.promise("Every connection begins with a mutual challenge over the token.")
 def test_strangers_are_refused(servers: Any, owners: Any) -> None:
     """A wrong token and a connection that sends garbage are closed; the server goes on."""
     server = servers()
@@ -291,6 +293,7 @@ def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(se
     assert {copy.seal.step for copy in server.holding()} == {2}
 
 
+@pytest.mark.promise("It counts while the partner is in reach; one that comes back must still have it.")
 def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
     """It counts as protected only while the partner confirms that it has the copy."""
     first = servers()
@@ -306,6 +309,7 @@ def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
 # -- the budget -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("First go pieces whose newest copy is older than the protected step, the oldest first")
 def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any) -> None:
     dropped: SimpleQueue[tuple[str, str]] = SimpleQueue()
     server = servers(budget_bytes=5 * STATE_BYTES, dropped=lambda piece, reason: dropped.put((piece, reason)))
@@ -323,6 +327,7 @@ def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any
     assert server.size_bytes <= 5 * STATE_BYTES
 
 
+@pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
 def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(servers: Any, owners: Any) -> None:
     """At once, and not with the next step: until then nothing else would protect this one."""
     server, lost = servers(), SimpleQueue[str]()
@@ -357,6 +362,7 @@ def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(servers
     assert set(dropped) == {"second"}
 
 
+@pytest.mark.promise("It never drops a piece that is needed")
 def test_what_is_needed_is_not_dropped_for_another(servers: Any, owners: Any) -> None:
     dropped: list[tuple[str, str]] = []
     server = servers(budget_bytes=3 * STATE_BYTES, dropped=lambda piece, reason: dropped.append((piece, reason)))

@@ -180,6 +180,7 @@ def test_a_job_is_looked_up_beside_the_plan(tmp_path: Path) -> None:
     assert load(tmp_path / "plan.json").config.job.path == str(tmp_path / "own.py")
 
 
+@pytest.mark.promise("Every run of the harness leaves its plan beside its journals, as `plan.json`")
 def test_every_run_leaves_its_plan(chaos: Chaos) -> None:
     """What is beside the journals is the experiment that was run."""
     faults = [Kill(rank=1, at_step=3, phase="reduce")]

@@ -150,6 +150,24 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
     return {one.label: check.verdict for one, check in found}
 
 
+@pytest.mark.promise(
+    "No step is committed unless every shard came in exactly once, from a member of the generation.",
+    name="skips a shard",
+)
+@pytest.mark.promise("Every step number is committed with one result, on all ranks.", name="takes two steps")
+@pytest.mark.promise(
+    "The samples of the committed steps are those of the unbroken run, each once.",
+    name="samples anew",
+)
+@pytest.mark.promise(
+    "A flipped bit of the state, or of what was received, is found and its rank is named.",
+    name="does not compare",
+)
+@pytest.mark.promise(
+    "The reduced gradient has the same checksum on all ranks that commit it.",
+    name="commits what it likes",
+)
+@pytest.mark.promise("Every step has the same number of samples at every world size", name="shrinks the batch")
 @pytest.mark.parametrize("name", SABOTAGED)
 def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
     sabotage = SABOTAGED[name]
@@ -306,6 +324,19 @@ DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
 _healthy: dict[int, RawRun] = {}
 
 
+@pytest.mark.promise(
+    "The numbers of memberships strictly increase, over all coordinators.",
+    name="a generation comes again",
+)
+@pytest.mark.promise(
+    "A coordinator has a higher term than those before it, and knows every generation that they decided.",
+    name="a coordinator has forgotten",
+)
+@pytest.mark.promise(
+    "A node that loses worker after worker is given no more of them.",
+    name="a bad node is not set aside",
+)
+@pytest.mark.promise("A job that lost more workers than it may does not end well.", name="more losses than allowed")
 @pytest.mark.parametrize("name", DOCTORED)
 def test_doctored_journals_are_caught(chaos: Chaos, name: str) -> None:
     label, sabotage, doctor = DOCTORED[name]
@@ -377,6 +408,7 @@ def test_the_page_is_up_to_date() -> None:
     assert tables == [line for line in page().splitlines() if line]
 
 
+@pytest.mark.promise("In an outcome, the properties that hold share one line")
 def test_the_outcome_tells_what_holds(chaos: Chaos) -> None:
     """One line for all that hold; each that is violated has one of its own."""
     outcome = chaos.run(JOB, nodes=2, spares=1, steps=16, faults=[KILL], twin=False)

@@ -140,6 +140,9 @@ def test_two_kills_in_one_step(chaos: Chaos) -> None:
     run(chaos, nodes=4, spares=2, faults=[Kill(rank=0, at_step=5, phase="optimizer"), Kill(rank=3, at_step=5)])
 
 
+@pytest.mark.promise(
+    "survivors keep their rank where they can, and it grows again at a step boundary when a replacement is warm"
+)
 def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
     """4 -> 3 -> 2 -> 4 ranks without a spare: replacements are started, and join at a step boundary."""
     kills = [Kill(rank=3, at_step=5), Kill(rank=1, at_step=6)]
@@ -159,6 +162,7 @@ def test_a_hang_while_another_rank_dies(chaos: Chaos, how: str) -> None:
     run(chaos, faults=faults, options={"step_s": 0.05})
 
 
+@pytest.mark.promise("it neither comes to the rendezvous nor leaves its old collective, for 2 s", how="spin")
 @pytest.mark.parametrize("how", ["gil", "spin"])
 def test_a_hang_that_looks_like_waiting(chaos: Chaos, how: str) -> None:
     """Everybody waits in the reduction, one of them for nothing: it is found when it does not follow a new plan."""
@@ -178,6 +182,7 @@ def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("of a NaN it may, if the job's own code does not bear it", waits=False)
 @pytest.mark.parametrize(("waits", "cause"), [(False, "raised"), (True, "hung")])
 def test_a_job_that_does_not_bear_a_nan_is_no_false_alarm(chaos: Chaos, waits: bool, cause: str) -> None:
     """Its own code notices first, and its rank is lost for another reason than numbers."""
@@ -278,6 +283,10 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
 # -- who may be missing -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "Replacements that fail before they are ready are started again ever more slowly and cost no budget.",
+    refuse=False,
+)
 @pytest.mark.parametrize("refuse", [False, True])
 def test_replacements_that_cannot_be_built_do_not_end_the_run(chaos: Chaos, tmp_path: Path, refuse: bool) -> None:
     """They are started again, and spend none of the budget."""
@@ -296,12 +305,14 @@ def test_below_the_least_world_the_run_waits(chaos: Chaos) -> None:
     assert min(worlds(outcome)) >= 2
 
 
+@pytest.mark.promise("more than `max_failures` losses")
 def test_the_budget_ends_the_run(chaos: Chaos) -> None:
     faults = [Kill(rank=0, at_step=4), Raise(rank=1, at_step=8)]
     outcome = run(chaos, max_failures=1, faults=faults, check=False)
     assert "the failure budget is spent: 2 workers were lost, max_failures=1" in outcome.reasons[0]
 
 
+@pytest.mark.promise("`fork=False` starts fresh interpreters instead, through the same protocol.")
 def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
     run(chaos, nodes=2, spares=0, fork=False, faults=[Kill(rank=1, at_step=6)], steps=12, twin=False, deadline_s=120.0)
 

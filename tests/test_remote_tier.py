@@ -127,6 +127,7 @@ def assert_restored(tier: RemoteTier, step: int, lost: int = 0) -> None:
 # -- any file system ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("the world may have another size than the one that saved", kind=["file", "s3"])
 @pytest.mark.parametrize("kind", ["file", "memory", "s3"])
 def test_round_trip(kind: str, snapshots: dict[int, Path], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """What is uploaded to any file system is restored, whole and in part, and can be removed."""
@@ -218,6 +219,7 @@ def test_urls_that_are_none(url: str, remedy: str) -> None:
         RemoteTier(url)
 
 
+@pytest.mark.promise("damage on the disk never becomes a good copy", kind="s3")
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A damaged snapshot on the disk is not committed to the store."""
@@ -235,6 +237,10 @@ def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest
 # -- uploads that are disturbed -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "connection refused, reset, timed out; a body cut short; `BadDigest` | again, with back-off",
+    trouble=Reply(503, share=0.4, most=6),
+)
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -258,6 +264,7 @@ def test_errors_that_pass_are_outlasted(snapshots: dict[int, Path], remote: Remo
     assert remote.proxy.lift(number) >= 1, "it was disturbed"
 
 
+@pytest.mark.promise("An upload is begun again, by any process on any host, and sends what is missing")
 def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> None:
     """The process gives up; what the store had taken is not sent again."""
     tier = remote.tier(HASTY)
@@ -302,6 +309,7 @@ tier.upload(DirectorySource(Path(sys.argv[3])))
 SHARES = [0.97, *(pytest.param(share, marks=SLOW) for share in (0.2, 0.5, 0.8, 0.9, 0.99))]
 
 
+@pytest.mark.promise("the manifest is the commit: it is put after every file is there and verified", share=0.97)
 @pytest.mark.parametrize("share", SHARES)
 def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share: float) -> None:
     """Half a snapshot is never seen, and the next process goes on where the store stands."""
@@ -342,6 +350,7 @@ def test_what_is_there_is_kept(snapshots: dict[int, Path], remote: Remote) -> No
     assert remote.sent_bytes() == before, "it is committed"
 
 
+@pytest.mark.promise("`RemoteRefused` at once, with what to do about it")
 def test_a_store_that_refuses(snapshots: dict[int, Path], remote: Remote) -> None:
     """A refusal is told with a remedy, and not tried again."""
     number = remote.proxy.impose(Reply(403))
@@ -387,6 +396,7 @@ def filled(template: str, remote: Remote) -> Remote:
     return remote
 
 
+@pytest.mark.promise("it gets its `quarantine.json`, and the next older one is taken. Nothing is deleted.")
 def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[int, Path]) -> None:
     """Damaged snapshots are set aside with a note, an older one is restored, and a new upload repairs them."""
     filled.spoil(f"{snapshots[3].name}/a.distcp", FILE_CHUNK_BYTES + 77)
@@ -408,6 +418,7 @@ def test_a_damaged_manifest(filled: Remote, snapshots: dict[int, Path]) -> None:
     assert_restored(filled.tier(), 1, lost=2)
 
 
+@pytest.mark.promise("One with a wrong digest is read once more, since bytes can also be damaged on their way")
 def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int, Path]) -> None:
     """Bytes that are damaged once on their way are asked for again; always damaged ones count as damage."""
     tier, wanted = filled.tier(), targets()
@@ -435,6 +446,7 @@ def test_reads_outlast_what_passes(filled: Remote, trouble: Trouble) -> None:
     assert filled.proxy.lift(number) >= 1
 
 
+@pytest.mark.promise("That a store does not answer is no damage.")
 def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) -> None:
     """A short one is outlasted. A long one is no damage: nothing is set aside, and no older snapshot is taken."""
     tier, wanted = filled.tier(), targets()
@@ -460,6 +472,7 @@ def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) 
 # -- the thread beside the training -------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("a newer one supersedes what has not begun")
 def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Remote) -> None:
     """Of two snapshots that are offered while one is uploaded, only the newer one is uploaded; all are released."""
     stall = remote.proxy.impose(Stall())
@@ -479,6 +492,7 @@ def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Re
     assert uploader.close()
 
 
+@pytest.mark.promise("`offer` returns at once and never raises.")
 def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote: Remote) -> None:
     """The uploader outlasts an outage and tells a refusal, and goes on with the next snapshot."""
     uploader = Uploader(remote.tier(HASTY))
@@ -504,6 +518,7 @@ def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote
     assert uploader.close()
 
 
+@pytest.mark.promise("`close` ends it within its limit, also in the middle of a request.")
 def test_it_ends_in_the_middle_of_a_request(snapshots: dict[int, Path], remote: Remote) -> None:
     """The end of the uploader waits for no request, and gives back what is offered later."""
     released = threading.Event()
@@ -533,6 +548,7 @@ print(uploader.close(0.2), flush=True)
 """
 
 
+@pytest.mark.promise("`close` leaves a hanging thread behind, which holds up no exit")
 def test_a_file_system_that_hangs_holds_up_no_exit(snapshots: dict[int, Path], tmp_path: Path) -> None:
     """A file system that hangs holds up no exit of the process."""
     command = [sys.executable, "-c", HANGS, str(tmp_path / "dead"), str(snapshots[1])]
@@ -553,6 +569,7 @@ def test_what_is_kept(snapshots: dict[int, Path], remote: Remote) -> None:
     assert {name.partition("/")[0] for name in remote.objects()} == {snapshots[3].name}
 
 
+@pytest.mark.promise("Deleting goes the other way: manifest first.")
 def test_a_kill_while_one_is_deleted(filled: Remote, snapshots: dict[int, Path]) -> None:
     """The manifest is removed first: what is left of a snapshot is not restored."""
     number = filled.proxy.impose(Reply(403, methods=("DELETE",), spared=1))

@@ -71,7 +71,7 @@ def left(outcome: Outcome) -> set[str]:
 # -- on request ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise("When every rank of the old world knows it, all of them leave that world after the same step.")
 def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     """A rank leaves between two steps and its node stays; a rank that joins takes the state from the others."""
     outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4))
@@ -85,6 +85,7 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     assert gone["step"] == next(point.step for point in outcome.steps if point.world == 3)
 
 
+@pytest.mark.promise("Where nodes are missing a launcher on this machine starts them")
 def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
     """New nodes are started for it."""
     goal = worlds_seen(chaos, 2, 4)
@@ -133,6 +134,7 @@ class Ask(Scale):
         return answer.reason if answer is not None and not answer.accepted else None
 
 
+@pytest.mark.promise("Each request is answered, also when it is refused", elastic=None)
 @pytest.mark.parametrize(
     ("elastic", "reason"),
     [(policy(2, 4, replica_discrete_values=(2, 4)), "3 is no allowed size: use 2, 4"), (None, "no elastic policy")],
@@ -166,6 +168,7 @@ def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
 # -- nodes that go and come ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("the node's ranks leave at a step boundary, before it is gone; no step is lost")
 def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
     """Its workers have left before it is gone: no rank is lost with it."""
     outcome = run(chaos, TakeSpot(rank=2, grace_s=5.0, at_step=AT), goal=happened(chaos, Event.NODE_LOST))
@@ -227,6 +230,7 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
     assert set(asked["nodes"]) == {"node2", "node3"}
 
 
+@pytest.mark.promise("new capacity is used after so long", setting="scaling_timeout_s")
 @pytest.mark.parametrize("setting", ["scaling_timeout_s", "snooze_after_scale_up_s"])
 def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     """New capacity is used when it has been there for so long; after a growth, the first one too, none for so long."""
@@ -242,6 +246,7 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
 # -- with faults in between ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("A request is in the coordinator's record, so a coordinator that ends takes none with it.")
 def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
     """The request is in the record, or is made again."""
     faults = [Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT)]
@@ -262,6 +267,7 @@ def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(chaos: 
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} == {"exited"}
 
 
+@pytest.mark.promise("If anything goes wrong before that, it is a member again.", rank=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: int) -> None:
     """The unfinished move is taken back: the rank that was to leave may be the only one that has gone so far."""

@@ -129,6 +129,7 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0) == (pid, 0)
 
 
+@pytest.mark.promise("is interrupted, and its rule is off on that node until the agent ends")
 def test_a_pattern_without_end_costs_a_run_nothing(chaos: Chaos) -> None:
     """Every rank prints what it cannot be matched with. Its node is not lost, and another rule still does its work."""
     rules = [SLOW, {"name": "bad", "logPattern": r"step 9 (loss)", "faultOnMatch": True, "action": "alert"}]

@@ -58,6 +58,7 @@ def fired(outcome: Outcome) -> list[tuple[str, str, int]]:
     return [(record["rule"], record["verdict"], record["rank"]) for record in journal(outcome, Event.RULE_FIRED)]
 
 
+@pytest.mark.promise("the worker is given up with the cause `log rule`, and replaced as any other lost rank")
 def test_a_rank_that_goes_quiet_is_replaced_in_time(chaos: Chaos) -> None:
     """Only the rank that hangs is given up, though the others are as quiet: they wait for it."""
     outcome = run(chaos, QUIET, faults=[Hang(rank=1, at_step=8, how="spin")], **BLIND)
@@ -84,6 +85,7 @@ def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
     assert record["line"].startswith("step 10 loss "), "three in a row, from step 8 on"
 
 
+@pytest.mark.promise("the journal (`rule_fired`), live views and the outcome (`outcome.rules_fired`) tell of it")
 def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
     """The action ``alert`` writes down that the rule fired, and replaces no rank."""
     fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=4)
@@ -101,6 +103,7 @@ def test_a_bad_batch_that_is_printed_is_no_false_alarm(chaos: Chaos) -> None:
     assert {record["since_step"] for record in journal(outcome, Event.RULE_FIRED)} <= {7, 8}
 
 
+@pytest.mark.promise("the next one ends the job and says so")
 def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> None:
     """All print NaN from a step on: one restart a generation, and an end when restarts do not help."""
     outcome = run(chaos, QUIET, nodes=2, options={"nan_from": 8}, check=False, steps=1000, twin=False)
@@ -115,6 +118,7 @@ def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> Non
     assert {record["rule"] for record in excused} == {"quiet"}
 
 
+@pytest.mark.promise("the next one counts restarts in a row on")
 def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos: Chaos) -> None:
     """What it has decided is in its record: else the next one would begin to count anew, and restart ranks forever."""
     coordinator, killed_for = 0, set[str]()
@@ -136,6 +140,7 @@ def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos:
     assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3]
 
 
+@pytest.mark.promise("`stopPattern` ends the watch of that worker for good.")
 def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
     """After a line with the stop pattern a rule watches that rank no more."""
     stops = SLOW | {"stopPattern": "the last lines"}
@@ -154,6 +159,7 @@ def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
     assert {rule for rule, _, _ in fired(outcome)} == {"seen"}
 
 
+@pytest.mark.promise("is not called hanging while another rank prints it: often only rank 0 does")
 def test_a_rank_that_never_prints_is_excused_while_another_one_prints(chaos: Chaos, tmp_path: Path) -> None:
     """Of ranks that never print none is called hanging while another prints; when that one is silent, it hangs."""
     before, excused = set(chaos.harness.directory.iterdir()), tmp_path / "excused"
@@ -178,6 +184,7 @@ def silent_and_excused(directory: Path) -> set[str]:
     return {record["worker"] for record in read_journals(directory) if record.event == Event.RULE_EXCUSED}
 
 
+@pytest.mark.promise("so are all workers of its node, which gets no more of them as long as there is another node")
 def test_a_node_can_be_replaced(chaos: Chaos) -> None:
     """The action ``replace-node`` sets the node of the rank aside, with its spare."""
     fault = Hang(rank=0, at_step=8, how="spin")
@@ -202,6 +209,7 @@ def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -
 # -- commands, and the ways in which rules are given --------------------------------------------------------------
 
 
+@pytest.mark.promise("every action counts as `alert`")
 def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
     """Rules on the log of a command are told of; its launcher is under test, so nothing is done."""
     script = "for i in 1 2 3 4; do echo step $i loss $i; sleep 0.1; done; sleep 8; echo step 5 loss nan"
@@ -212,6 +220,7 @@ def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
     assert said == [("hanging", "node0", 4, "alert"), ("not-a-number", "node0", 4, "alert")]
 
 
+@pytest.mark.promise("What cannot be right is refused with the rule's name and the field", command=None)
 @pytest.mark.parametrize("command", [None, ["true"]])
 def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, command: list[str] | None) -> None:
     """A rule with a broken pattern is refused before anything starts."""

@@ -39,7 +39,7 @@ def events(outcome: Outcome, event: Event) -> list[Any]:
     return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise("A lost rank costs at most the last step; its piece of the state was copied to another node.")
 def test_a_lost_rank_costs_one_step_at_most_and_no_process(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
@@ -51,11 +51,17 @@ def test_a_lost_rank_costs_one_step_at_most_and_no_process(chaos: Any) -> None:
     assert len(again) == 4
 
 
+@pytest.mark.promise(
+    "A kill that strikes before the copy of the last committed step is complete costs that step, which "
+    "all compute again: at most one.",
+    phase="optimizer",
+)
 @pytest.mark.parametrize("phase", ["backward", "reduce", "optimizer"])
 def test_in_every_phase_of_a_step(chaos: Any, phase: str) -> None:
     run(chaos, Kill(rank=1, at_step=AT, phase=phase)).assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("waits are shown on the progress board", how="gil")
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_rank_that_hangs_while_the_others_wait_in_their_collectives(chaos: Any, how: str) -> None:
     outcome = run(chaos, Hang(rank=2, at_step=AT, how=how))
@@ -70,11 +76,13 @@ def test_two_ranks_at_once(chaos: Any) -> None:
     run(chaos, Kill(rank=0, at_step=AT), Kill(rank=3, at_step=AT), spares=2)
 
 
+@pytest.mark.promise("As a rule a rank reads one piece, from its own node, straight into its tensors")
 def test_all_ranks_at_once_come_back_from_what_their_agents_have(chaos: Any) -> None:
     outcome = run(chaos, *(Kill(rank=rank, at_step=AT) for rank in range(4)), spares=0)
     assert {record["source"] for record in events(outcome, Event.RESTORED)} == {f"memory of node{n}" for n in range(4)}
 
 
+@pytest.mark.promise("A job that has no spare waits `replacement_s` for a replacement")
 def test_without_a_spare_the_world_waits_for_a_replacement(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=2, at_step=AT), spares=0)
     assert {point.world for point in outcome.steps} == {4}
@@ -99,6 +107,7 @@ def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_aga
     assert worlds[-1] == 3
 
 
+@pytest.mark.promise("publishes a plan that names these copies", moment="restore")
 @pytest.mark.parametrize("moment", ["regroup", "restore", "recommit"])
 def test_another_loss_during_the_recovery(chaos: Any, moment: str) -> None:
     run(chaos, Kill(rank=2, at_step=AT), Kill(rank=1, during=moment), spares=2)
@@ -112,6 +121,7 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
     run(chaos, Kill(rank=2, at_step=23, phase="optimizer")).assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("`entries_max` entries in a row that failed here and committed nothing")
 def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     """The second rung of the ladder has a budget; the third one is a new process."""
     job = Path(__file__).parent / "jobs" / "shaky.py"
@@ -124,6 +134,10 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
 
+@pytest.mark.promise(
+    "After a fault every rank leaves its train function and enters it again, in the same process, with "
+    "fresh groups and fresh objects"
+)
 def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> None:
     job = Path(__file__).parent / "jobs" / "entered_again.py"
     outcome = chaos.run(str(job), nodes=4, spares=1, steps=12, faults=[Kill(rank=2, at_step=AT, phase="backward")])
@@ -137,6 +151,7 @@ def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> N
 # -- nodes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("It hands each copy to a partner node")
 def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
     outcome = run(chaos, KillNode(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
@@ -146,6 +161,7 @@ def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
     assert all(len(nodes) == 1 for nodes in partners)
 
 
+@pytest.mark.promise("The first copy is never in the rack of its owner if there is another rack")
 def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
     run(chaos, Rack(rank=2, at_step=AT), rack_nodes=2, spares=2)
 
@@ -155,6 +171,7 @@ def test_a_node_that_is_replaced_or_stands_still(chaos: Any, fault: Fault) -> No
     run(chaos, fault)
 
 
+@pytest.mark.promise("else the bytes go over TCP, in the clear", fault=LoseNode(rank=2, at_step=AT))
 @pytest.mark.chaos(substrate="netns")
 @pytest.mark.parametrize("fault", [LoseNode(rank=2, at_step=AT), Cut(rank=2, at_step=AT, heal_after_s=1.0)])
 def test_copies_cross_a_network(chaos: Any, fault: Fault) -> None:
@@ -170,6 +187,10 @@ def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
 # -- numbers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "Numbers that are not finite are computed again with every shard on another rank",
+    where="gradient",
+)
 @pytest.mark.parametrize("where", ["activation", "weight", "gradient"])
 def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
     outcome = run(chaos, NaN(rank=2, at_step=AT, parameter="head.weight", where=where))
@@ -184,6 +205,7 @@ def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -
     assert verdicts == {"rank"}
 
 
+@pytest.mark.promise("what stays with the rank is its fault, what goes with the shard is the batch's")
 def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
     outcome = run(chaos, BadBatch(at_step=AT, shard=1), twin=False)
     assert len(outcome.ledger.skipped) > 0

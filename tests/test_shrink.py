@@ -219,6 +219,7 @@ def _chaoskit(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=at, capture_output=True, text=True, timeout=400, check=False)
 
 
+@pytest.mark.promise("The budget is strict: a run that is under way when it ends is broken off.")
 def test_a_search_out_of_time_leaves_the_plan_and_nothing_running(chaos: Chaos, tmp_path: Path) -> None:
     """A run that is broken off in the middle ends its processes; the next one works."""
     endless = plan_experiment(f"{UNFAITHFUL}:never_ends", nodes=2, steps=9, faults=[Kill(rank=1, at_step=3)])

@@ -116,6 +116,9 @@ def test_every_type_and_shape_comes_back() -> None:
         assert target.tensor.stride() == held.tensor.stride()
 
 
+@pytest.mark.promise(
+    "A state that was cut for one world is read into that of another one by `assemble(tensors, copies)`"
+)
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 40))
 def test_any_cut_is_read_through_any_other(written: int, wanted: int, rows: int) -> None:
@@ -190,6 +193,7 @@ def take(trainer: Trainer) -> None:
     assert trainer.settled.get(timeout=LIMIT_S) == (trainer.step, "")
 
 
+@pytest.mark.promise("The next snapshot never overwrites the slot with the **protected step**")
 def test_the_protected_slot_is_never_overwritten() -> None:
     trainer = Trainer(Slots.in_memory())
     slots = trainer.snapshotter.slots
@@ -210,6 +214,7 @@ def test_without_protection_the_newest_is_kept() -> None:
     assert steps(trainer.snapshotter.slots) == {3, 4}
 
 
+@pytest.mark.promise("A slot that is read or sent is locked")
 def test_a_slot_that_is_read_is_not_overwritten() -> None:
     trainer = Trainer(Slots.in_memory())
     slots = trainer.snapshotter.slots
@@ -225,6 +230,7 @@ def test_a_slot_that_is_read_is_not_overwritten() -> None:
     assert steps(slots) == {1, 4}
 
 
+@pytest.mark.promise("Of two copies the one of the later *generation* is newer, whatever its step")
 def test_what_an_older_generation_left_is_given_up() -> None:
     """Training went back from step 7 to 4: the copy of step 7 must not be taken for the newest."""
     slots = Slots.in_memory()
@@ -244,6 +250,7 @@ def test_what_an_older_generation_left_is_given_up() -> None:
         slots.take()
 
 
+@pytest.mark.promise("A script that has no generations calls `forget_after(step)` when it goes back.")
 def test_steps_that_never_happened_are_forgotten() -> None:
     trainer = Trainer(Slots.in_memory())
     for _ in range(3):
@@ -282,6 +289,7 @@ def test_one_slot_alone_is_no_room() -> None:
     assert (len(slots.fds), slots.capacity_bytes) == (1, 0)
 
 
+@pytest.mark.promise("They grow in place when the layout grows (`rebind`).")
 def test_a_larger_layout_grows_in_place() -> None:
     trainer = Trainer(Slots.in_memory())
     take(trainer)
@@ -322,6 +330,7 @@ def train_without_room(line: ranks.Line) -> None:
     assert trainer.snapshotter.newest is not None
 
 
+@pytest.mark.promise("Copies are dropped before training is.")
 def test_without_memory_the_copy_is_dropped_and_tried_again() -> None:
     """Training goes on without copies, and has them again when there is room."""
     assert ranks.results(1, train_without_room) == [None]
@@ -337,6 +346,11 @@ def test_a_tensor_that_changed_its_size_costs_the_copy() -> None:
     assert steps(trainer.snapshotter.slots) == {1}
 
 
+@pytest.mark.promise(
+    "**A poisoned state is never published**, with `check_finite=True`",
+    dtype=torch.float32,
+    value=float("inf"),
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -> None:
@@ -418,6 +432,12 @@ NEWEST: dict[str, Callable[[int], int]] = {
 }
 
 
+@pytest.mark.promise(
+    "leaves the newest or the second newest state, never a mixture",
+    moment=snapshotter.CHUNK,
+    occurrence=1,
+    kind="memory",
+)
 @pytest.mark.parametrize(
     ("moment", "occurrence"),
     [
@@ -460,6 +480,7 @@ def train_for_ever(line: ranks.Line, kind: str, directory: Path, shared: ranks.C
         trainer.train()
 
 
+@pytest.mark.promise("leaves the newest or the second newest state, never a mixture", kind="files")
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_killed_at_any_instant(kind: str, shared_memory: Path) -> None:
     """The newest or the second newest state can be read, and is right.
@@ -511,6 +532,7 @@ def damage(slots: Slots, offset: int) -> None:
         os.pwrite(fd, bytes([value ^ 16]), offset)
 
 
+@pytest.mark.promise("Wrong bytes raise `Damaged`", where=DATA_OFFSET)
 @pytest.mark.parametrize("where", [DATA_OFFSET, DATA_OFFSET + 1_200_000 + 29, DATA_OFFSET + 5_000_000])
 def test_a_wrong_bit_is_found(where: int) -> None:
     """In a tensor, in a gap, at the end."""

@@ -70,6 +70,7 @@ def runs_of(harness: Harness) -> int:
 # -- unbroken -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("is no twin, however well it recovered: it is run again, once")
 def test_a_twin_that_lost_a_rank_is_run_again(harness: Harness, twins: TwinCache) -> None:
     """It recovered, and its numbers are right; but nobody may take them for those of an unbroken run."""
     found = harness.twin(plan(), Assassin(runs=1))
@@ -138,6 +139,7 @@ def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> No
     assert numerics_digest(package) != before
 
 
+@pytest.mark.promise("their digests are kept with the twin, and compared before it is used", helper="parts/rates.py")
 @pytest.mark.parametrize(
     ("helper", "text"),
     # of another size: of the same size and second, Python would take the bytecode of before

@@ -157,6 +157,7 @@ def half_speed(steps: int) -> Straggle:
     return Straggle(rank=1, at_step=AT, delay_ms=SHARD_S / 2 * 1000, steps=steps)
 
 
+@pytest.mark.promise("a slow rank gets fewer, so it costs its share and not the job", reduction="exact")
 @by_night
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> None:
@@ -179,6 +180,7 @@ def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
     assert loads(outcome)[-1] == [4, 4, 4, 4]
 
 
+@pytest.mark.promise("After a loss the shares of the living hold")
 @by_night
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     """The world shrinks in the middle of it, and grows again."""
@@ -189,6 +191,9 @@ def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     assert len(loads(outcome)[-1]) == 4
 
 
+@pytest.mark.promise(
+    "Only if a spare is ready on another node: it takes the rank, and the slow node gets no more workers."
+)
 @by_night
 def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Chaos) -> None:
     fault = Straggle(rank=1, at_step=AT, delay_ms=60.0, steps=1000)
@@ -201,6 +206,7 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
     assert outcome.false_alarms == 0
 
 
+@pytest.mark.promise("the same, most of it in the fetch of batches")
 @by_night
 def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}

@@ -31,6 +31,9 @@ def check(outcome: Outcome, name: str) -> Verdict:
 # -- must be unknown ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "One that the process survives leaves the fault without evidence, and the run's verdict `unknown`."
+)
 def test_a_signal_that_the_process_survives_is_unknown(chaos: Chaos) -> None:
     """SIGURG is delivered and ignored: the fault was armed, nothing shows that it took effect."""
     fault = Kill(rank=1, at_step=5, signum=signal.SIGURG)
@@ -52,6 +55,7 @@ def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
     ]
 
 
+@pytest.mark.promise("`chaos.run` fails the test unless the verdict is `passed`.")
 def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
     """``chaos.run`` does not return an outcome without evidence unless it is asked to."""
     fault = Kill(rank=0, at_step=5, signum=signal.SIGURG)
@@ -62,6 +66,7 @@ def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
 # -- must fail ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("the last shows as a difference from the twin in `chaos.run`")
 def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
     """A job whose numbers depend on the process is caught by comparison with its twin."""
     outcome = chaos.run(
@@ -73,6 +78,7 @@ def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
         outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("A run that computed committed steps again has failed, unless `max_lost_steps` allows so many.")
 def test_losing_committed_steps_fails_unless_it_may_cost_them(chaos: Chaos) -> None:
     """Rank 1 is gone and not replaced yet; then the node that has all the state is lost, its copies with it. What the
     other node kept of the worker that it had lost long ago is where the training goes on."""
@@ -99,6 +105,7 @@ def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
     assert "deadline of 4 s" in outcome.reasons[0]
 
 
+@pytest.mark.promise("any other one is a false alarm")
 def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos) -> None:
     """A rank that dies without a planned fault is noticed, survived, and reported."""
     pids: dict[str, int] = {}
@@ -139,6 +146,7 @@ def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos,
 # -- must be an error ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("a harness that breaks makes it `error`")
 def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos) -> None:
     """A coordinator that dies without a planned fault says nothing about the job: the verdict is an error."""
     coordinators: list[int] = []
@@ -250,6 +258,7 @@ def test_error(chaos):
 """
 
 
+@pytest.mark.promise("ends with 0 passed, 1 failed, 2 bad input, 10 unknown, 11 error", status=[1, 11])
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("tests", "status"),
@@ -290,6 +299,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.promise("how many recovered of those that were tried, with the Wilson score interval")
 @pytest.mark.costly
 def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
     """What a test judges by itself (``check=False``) counts neither for nor against."""

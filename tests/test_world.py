@@ -85,6 +85,7 @@ def in_stock_gloo(line: Line, directory: Path) -> Any:
     return [train(dist.device_mesh.init_device_mesh("cpu", (4,)))]
 
 
+@pytest.mark.promise("all of torch's collectives run over gloo, too (meshes, FSDP2 and `all_to_all` included")
 def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(tmp_path: Path) -> None:
     first, second, third = ranks.results(4, in_worlds, tmp_path)[0]
     assert first == third == ranks.results(4, in_stock_gloo, tmp_path)[0][0]
@@ -139,6 +140,7 @@ def stuck(line: Line, directory: Path) -> Any:
     return None
 
 
+@pytest.mark.promise("shuts down the sockets that the group opened")
 def test_a_rank_that_waits_in_a_collective_is_freed(tmp_path: Path) -> None:
     """Not before its world is left, and long before gloo's own timeout of ten minutes."""
     with first_of_two(stuck, tmp_path) as rank:

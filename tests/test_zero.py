@@ -36,7 +36,7 @@ def losses(outcome: Outcome) -> list[float]:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.each_commit
+@pytest.mark.promise("After a fault `train` is entered again, as for a sharded model.")
 def test_a_lost_rank_costs_one_step_at_most_and_no_bit(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
@@ -78,6 +78,9 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "A rank keeps, copies and restores only its rows: of weights and moments together 1/N of the bytes."
+)
 def test_a_lost_nodes_rows_come_from_its_partner_and_each_piece_is_its_share(chaos: Any) -> None:
     outcome = run(chaos, KillNode(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
@@ -100,6 +103,9 @@ def test_rows_cross_a_network(chaos: Any) -> None:
 # -- worlds of another size -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "world that shrinks and grows, or a job that is resumed with more ranks, has the bits of one that never changed"
+)
 def test_a_world_that_shrinks_and_grows_keeps_every_bit(chaos: Any) -> None:
     """The sum does not depend on which rank computes which shard, so there is nothing to tolerate."""
     outcome = run(
@@ -120,6 +126,7 @@ def test_a_world_that_shrinks_and_grows_keeps_every_bit(chaos: Any) -> None:
     assert losses(outcome) == outcome.twin_losses
 
 
+@pytest.mark.promise("the bits of every world size are the same, as without it")
 def test_the_bits_are_those_of_the_replicated_job(chaos: Any) -> None:
     """Without a limit on the norm, which is summed in another order."""
     found = [
@@ -133,6 +140,7 @@ def test_the_bits_are_those_of_the_replicated_job(chaos: Any) -> None:
     assert losses(found[0]) == losses(found[1]) == losses(found[2])
 
 
+@pytest.mark.promise("Gradients are summed in the same order in every world, the norm for `clip_norm` too")
 def test_a_limited_norm_has_the_same_bits_in_every_world(chaos: Any) -> None:
     found = [chaos.harness.run("zero", nodes=nodes, spares=0, shards=4, steps=12, options=TINY) for nodes in (1, 3)]
     assert losses(found[0]) == losses(found[1])
@@ -169,6 +177,8 @@ def test_plain_dcp_reads_what_is_stored_and_plain_torch_goes_on_with_it(chaos: A
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("BatchNorm that keeps them is refused", how="batchnorm")
+@pytest.mark.promise("it is tried on a small tensor when it is made", how="muon")
 @pytest.mark.parametrize(
     ("how", "field", "remedy"),
     [

@@ -190,6 +190,7 @@ def train_zero(rank: int, directory: Path, kind: Any, options: dict[str, Any], m
     return [one.detach().tolist() for one in model.parameters()], sum(one.numel() for one in tensors)
 
 
+@pytest.mark.promise("Any optimizer that treats each element for itself will do", kind=Lion)
 @pytest.mark.costly
 @pytest.mark.parametrize(("kind", "options"), [*ELEMENTWISE[:3], ELEMENTWISE[-1]])
 def test_weights_have_the_bits_of_the_plain_optimizer_on_every_rank(

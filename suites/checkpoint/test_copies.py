@@ -32,6 +32,12 @@ def quarantined(outcome: Outcome) -> set[int]:
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "bytes of each copy, and its checksum, read back by its node after the act",
+    tier="memory",
+    job="fsdp",
+)
+@pytest.mark.promise("`peer` (those that other nodes keep for it; in sharded jobs only)", tier="peer", job="hsdp")
 @JOBS
 @pytest.mark.parametrize("tier", ["memory", "peer"])
 def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
@@ -42,6 +48,7 @@ def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
     assert restored_step(outcome) == AT
 
 
+@pytest.mark.promise("`seal` the checksum by which a copy is known to be complete", how="seal")
 @pytest.mark.parametrize("how", ["page", "index", "seal"])
 def test_no_good_copy_of_the_newest_step(chaos: Chaos, how: str) -> None:
     """Both copies are damaged: those that fail are quarantined, and all ranks go back to the step before."""
@@ -61,6 +68,7 @@ def test_a_replica_of_the_piece_serves(chaos: Chaos) -> None:
     assert restored_step(outcome) == AT
 
 
+@pytest.mark.promise("A copy whose checksum is not the sealed one is never trained on.")
 def test_no_good_copy_at_all(chaos: Chaos) -> None:
     """The job ends, with the reason; it does not train on from what is damaged."""
     faults = [CorruptReplica(rank=2, at_step=AT, tier="both", older=True), Kill(rank=2, at_step=AT)]
@@ -70,6 +78,7 @@ def test_no_good_copy_at_all(chaos: Chaos) -> None:
     assert len(outcome.steps) == AT
 
 
+@pytest.mark.promise("A copy that fails its checksum is journalled and never taken again.", how="bit", job="gpt")
 @pytest.mark.parametrize("job", ["gpt", "resnet"])
 @pytest.mark.parametrize("how", ["bit", "index"])
 def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
@@ -86,6 +95,7 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
 # -- loss -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("the copies are made again; until then the step counts as unprotected", job="fsdp")
 @JOBS
 def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:
     """No rank is given up, no step is lost. Until the copies are there the state does not count as safe."""
@@ -100,6 +110,7 @@ def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) 
     assert Event.PROTECTED in told[told.index(Event.EXPOSED) :]
 
 
+@pytest.mark.promise("the nodes that had copies are asked for them, and have none", job="hsdp")
 @JOBS
 def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
     """Its own node's copy is there, or the one that its partners got again meanwhile."""
@@ -107,6 +118,7 @@ def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
     assert restored_step(outcome) == AT
 
 
+@pytest.mark.promise("With a `Kill` of the rank nothing of its piece is left.")
 def test_both_copies_at_once(chaos: Chaos) -> None:
     """Nothing in memory has the piece, and there is no other tier."""
     outcome = ends(chaos, LosePeerCopy(rank=1, at_step=AT, own=True), Kill(rank=1, at_step=AT))
@@ -121,6 +133,11 @@ def test_both_copies_at_once_and_a_replica(chaos: Chaos) -> None:
 # -- poison ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(
+    "a sharded job goes back to the last state of which every piece is sound",
+    where="optimizer",
+    job="fsdp",
+)
 @JOBS
 @pytest.mark.parametrize(("where", "steps"), [("weight", 1), ("optimizer", 2)])
 def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, steps: int) -> None:
@@ -134,6 +151,7 @@ def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, s
     assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == {refused[0]["worker"]}
 
 
+@pytest.mark.promise("no copy of it is published in any tier; the next step finds the rank, which is replaced", rank=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
     """Others have the state, so no step is lost; its own node keeps no copy of it."""

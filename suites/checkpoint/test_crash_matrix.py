@@ -58,24 +58,49 @@ def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) ->
     return outcome
 
 
+@pytest.mark.promise(
+    "a thread said that it stood at this boundary; then every process of its node is gone",
+    boundary="copied",
+    job="gpt",
+)
+@pytest.mark.promise(
+    "a thread said that it stood at this boundary; then every process of its node is gone",
+    boundary="chunk",
+    job="fsdp",
+)
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 @pytest.mark.parametrize("boundary", boundaries.MEMORY)
 def test_within_a_copy_in_memory(chaos: Chaos, tmp_path: Path, boundary: str, job: str) -> None:
     run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
 
 
+@pytest.mark.promise(
+    "the workers of the node are given up; what was half made counts nowhere",
+    boundary="verified",
+)
 @pytest.mark.parametrize("boundary", [*boundaries.OUTWARD, *boundaries.INWARD])
 def test_within_a_copy_to_another_node(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     fault = TornWrite(rank=1, at_step=AT, boundary=boundary)
     run(chaos, tmp_path, "fsdp", fault, transport="tcp")
 
 
+@pytest.mark.promise(
+    "the run ends with the bits of the unbroken one, no tier shows a copy that is not whole",
+    boundary=["write", "seal", "upload"],
+    job="gpt",
+)
+@pytest.mark.promise(
+    "the run ends with the bits of the unbroken one, no tier shows a copy that is not whole",
+    boundary=["manifest", "commit"],
+    job="fsdp",
+)
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 @pytest.mark.parametrize("boundary", [*boundaries.BOUNDARIES, *boundaries.REMOTE])
 def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) -> None:
     run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
 
 
+@pytest.mark.promise("A part that fails or does not come costs that snapshot and nothing else.", boundary="write")
 @pytest.mark.parametrize("boundary", ["write", "sync"])
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """A snapshot does not wait for ever for the part of a node that is gone: its save fails, later ones are made."""
@@ -86,6 +111,10 @@ def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) ->
     assert min(failed) < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
 
 
+@pytest.mark.promise(
+    "when all nodes are lost afterwards the job goes on from what is stored",
+    boundary=["commit", "uploaded"],
+)
 @pytest.mark.parametrize("boundary", [*boundaries.BOUNDARIES, *boundaries.REMOTE])
 def test_every_node_is_lost_after_a_torn_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """One of the nodes in the middle of a save, the others some steps later: the newest whole snapshot is restored."""

@@ -27,6 +27,7 @@ def test_none_without_a_fault(chaos: Chaos) -> None:
     assert sharded(chaos, spares=0).exposures == []
 
 
+@pytest.mark.promise("`outcome.exposures` says for how long pieces lacked copies after a fault", job="hsdp")
 @pytest.mark.parametrize("job", SHARDED)
 def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     """It ends, and no later than the redundancy of the job is restored."""
@@ -40,12 +41,14 @@ def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     assert all(span.end_s >= found.begun_s + found.seconds - 1e-6 for span in restored)
 
 
+@pytest.mark.promise("`outcome.exposures` says for how long pieces lacked copies after a fault")
 def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
     """The node was a partner, too: the piece that it kept for another one is copied elsewhere."""
     fault = KillNode(rank=2, at_step=AT)
     the_exposure(sharded(chaos, fault, steps=STEPS), fault)
 
 
+@pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
 def test_after_the_loss_of_copies_alone(chaos: Chaos) -> None:
     """The owner sends again what it still has: that waits for no recovery, and for no step."""
     fault = LosePeerCopy(rank=2, at_step=AT)

@@ -26,6 +26,16 @@ def lose_all(at_step: int) -> list[ReplaceNode]:
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(NODES)]
 
 
+@pytest.mark.promise(
+    "bytes that are read back differ from those before, and their digest is wrong",
+    job="gpt",
+    how="bit",
+)
+@pytest.mark.promise(
+    "sets the snapshot aside, and the next plan names the one before",
+    job="fsdp",
+    how="older",
+)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: str, how: str) -> None:
@@ -52,6 +62,8 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
     assert stored.newest_verified().snapshot.manifest.step == 3 * EVERY
 
 
+@pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskFull, ReadOnlyDisk], rank=0)
+@pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskError, SlowDisk], rank=1)
 @pytest.mark.parametrize("rank", range(NODES))
 @pytest.mark.parametrize("kind", [DiskFull, DiskError, ReadOnlyDisk, SlowDisk])
 def test_a_disk_that_fails_a_save_ends_no_training(

@@ -16,6 +16,7 @@ from chaoskit.vocabulary import Event, Verdict
 from faults import Demand, Scale, TakeSpot
 
 
+@pytest.mark.promise("a size that the elastic policy allows.")
 def test_a_storm_of_sizes_that_the_policy_forbids_never_begins(chaos: Chaos) -> None:
     even = ElasticPolicy(min_replicas=2, max_replicas=4, replica_increment_step=2)
     with pytest.raises(BadInput, match="to=3"):

@@ -22,6 +22,7 @@ TRACES = {
 }
 
 
+@pytest.mark.promise("gives (time_s, node, joins), from four published formats", name="skypilot")
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace(chaos: Chaos, name: str) -> None:
     """Who is announced to go is out in time, so that nothing is lost; who comes is taken in."""
@@ -32,6 +33,7 @@ def test_a_trace(chaos: Chaos, name: str) -> None:
     nobody_is_lost(outcome)
 
 
+@pytest.mark.promise("None of these formats knows a notice before the loss.")
 def test_a_trace_without_notices(chaos: Chaos) -> None:
     """None of the published traces knows a notice: without one, each node that goes is a loss."""
     trace = parse_trace(TRACES["oobleck"])

@@ -10,6 +10,10 @@ from chaoskit.suites.elasticity.storms import TROUBLES, storm
 from faults import Scale
 
 
+@pytest.mark.promise(
+    "no bit of the training changes, because the global batch is cut into the same shards at every size",
+    seed=[0, 3],
+)
 @pytest.mark.parametrize("seed", range(len(TROUBLES)))
 def test_a_storm(chaos: Chaos, seed: int) -> None:
     """Whatever is asked for and whatever is lost: the numbers are those of the unbroken run."""
@@ -17,6 +21,7 @@ def test_a_storm(chaos: Chaos, seed: int) -> None:
     assert len(sizes(outcome)) > 3
 
 
+@pytest.mark.promise("Nodes and workers come and go between two steps: no step and no sample is lost")
 def test_resizes_alone_lose_nobody(chaos: Chaos) -> None:
     """Every rank that leaves does so at a step boundary."""
     faults = [fault for fault in storm(7, POLICY, resizes=5, start=4) if isinstance(fault, Scale)]

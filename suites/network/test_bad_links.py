@@ -24,11 +24,17 @@ NARROW = [  # struck beside a job that sends more
 ]
 
 
+@pytest.mark.promise("echoes between the nodes take longer by the delay", fault=FAULTS[0])
+@pytest.mark.promise("some packets between two sides are lost", fault=FAULTS[2])
+@pytest.mark.promise("the kernel counts packets that it sent twice by the rule", fault=FAULTS[3])
+@pytest.mark.promise("packets are counted that were held up while others passed", fault=FAULTS[4])
+@pytest.mark.promise("packets are counted in which a bit was flipped", fault=FAULTS[5])
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_bad_link(chaos: Chaos, fault: Fault) -> None:
     survives(chaos, fault, nodes=3)
 
 
+@pytest.mark.promise("the kernel counts how often it held packets back", fault=NARROW[0])
 @pytest.mark.parametrize("fault", NARROW, ids=str)
 def test_a_narrow_link(chaos: Chaos, fault: Fault) -> None:
     survives(chaos, fault, job="gpt", nodes=4, options={"size": "tiny"})

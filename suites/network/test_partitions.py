@@ -15,6 +15,8 @@ HEAL_S = 2.0  # longer than the lease of a node, with the limits of production a
 STEPS = 200  # they take longer than that
 
 
+@pytest.mark.promise("the kernel counts packets that it dropped by the rule", fault=Cut, phase="reduce")
+@pytest.mark.promise("the kernel counts segments that it answered with a reset", fault=Reset, phase="forward")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset], phase: str) -> None:
@@ -22,6 +24,7 @@ def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset]
     assert given_up(outcome) == {"node lost"}
 
 
+@pytest.mark.promise("leases end without a word, and the workers of the silent nodes are given up", nodes=3)
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_without_a_spare_the_world_is_smaller_until_the_network_heals(chaos: Chaos, nodes: int) -> None:
     cut = Cut(rank=nodes - 1, at_step=AT, heal_after_s=HEAL_S)
@@ -40,6 +43,7 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
     heals(chaos, Cut(rank=1, at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S), steps=STEPS)
 
 
+@pytest.mark.promise("The rendezvous store listens on a port of its own, so that it can be cut alone.", fault=Cut)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
@@ -48,6 +52,7 @@ def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[C
     assert {record["worker"].partition(".")[0] for record in journal(outcome, Event.DETECTED)} <= {"node1", "node2"}
 
 
+@pytest.mark.promise("A fault that leaves no evidence on its target makes the run `unknown`, never passed")
 def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
     """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
     cut = Cut(rank=1, at_step=AT, apart_from="store", heal_after_s=0.3)
@@ -58,6 +63,7 @@ def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
     assert lifted["what"] == str(cut)
 
 
+@pytest.mark.promise("Workers on a node that was left out are lost as `unreachable`", fault=Cut)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """The coordinator reaches both: it has to be told."""
@@ -67,6 +73,7 @@ def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | 
     assert left_out["nodes"] in (["node1"], ["node2"])
 
 
+@pytest.mark.promise("the one that is cut off from most is left out, again and again")
 def test_two_halves_that_both_reach_the_coordinator(chaos: Chaos) -> None:
     outcome = heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from="ranks", heal_after_s=2.0))
     assert given_up(outcome) == {"unreachable"}
@@ -78,12 +85,20 @@ def test_a_bridge(chaos: Chaos) -> None:
     heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from=(3,), heal_after_s=2.0))
 
 
+@pytest.mark.promise(
+    "When it wakes up its agent attaches again, is told to end its workers, and counts as fresh capacity.",
+    side=(2,),
+)
 @pytest.mark.parametrize("side", [(), (2,), (2, 3)])
 def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, side: tuple[int, ...]) -> None:
     outcome = heals(chaos, Cut(rank=1, side=side, at_step=AT, heal_after_s=1.5))
     assert len(journal(outcome, Event.DETECTED)) == 1 + len(side)
 
 
+@pytest.mark.promise(
+    "When none is, it may be the coordinator that is cut off: they are kept until their own leases are over, too.",
+    fault=Cut,
+)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_a_coordinator_that_nobody_reaches_gives_nobody_up(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """It cannot know whether they train on. They do."""
@@ -104,9 +119,11 @@ def test_one_cut_after_another(chaos: Chaos) -> None:
     heals(chaos, *faults, steps=STEPS)
 
 
+@pytest.mark.promise("echoes to the node are lost")
 def test_a_link_that_goes_down(chaos: Chaos) -> None:
     heals(chaos, LinkDown(rank=1, at_step=AT, heal_after_s=HEAL_S), steps=STEPS)
 
 
+@pytest.mark.promise("echoes to the node are lost while the link is down")
 def test_a_link_that_comes_and_goes(chaos: Chaos) -> None:
     heals(chaos, Flap(rank=1, at_step=AT))

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.chaos(substrate="netns")
 THAW_S = 2.0  # longer than the lease of a node, with the limits of production and with relaxed ones
 
 
+@pytest.mark.promise("and the kernel dropped the packets that would tell of it", phase="reduce")
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
     """A spare on another node takes its place; the end of its lease tells of the loss."""
@@ -23,6 +24,10 @@ def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
     assert given_up(outcome) == {"node lost"}
 
 
+@pytest.mark.promise(
+    "one node is gone without a word: its network, its processes, and all that was in their memory",
+    role="all_but_one",
+)
 @pytest.mark.parametrize("role", ["any", "all_but_one"])
 def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
     """The nodes that are left take over the ranks."""
@@ -31,6 +36,7 @@ def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
     assert len({member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}) == 3 - lost
 
 
+@pytest.mark.promise("in a recovery that another fault has caused", during="restore")
 @pytest.mark.parametrize("during", ["regroup", "restore"])
 def test_a_node_is_lost_in_a_recovery(chaos: Chaos, during: str) -> None:
     survives(chaos, Kill(rank=1, at_step=AT), LoseNode(rank=1, during=during), nodes=4, spares=2)
@@ -40,6 +46,7 @@ def test_a_node_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
     survives(chaos, LoseNode(rank=1, at_step=AT), KillCoordinator(rank=0, at_step=AT), nodes=4)
 
 
+@pytest.mark.promise("the new one is fresh capacity, and the world is whole again", phase="forward")
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 def test_a_node_comes_back_empty(chaos: Chaos, phase: str) -> None:
     plan: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 20, "options": {}, "until": {"world": 3}}
@@ -51,6 +58,7 @@ def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
     heals(chaos, *faults, nodes=3, spares=1)
 
 
+@pytest.mark.promise("all at the same time; or its freezer says so", phase="reduce")
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
 def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """Its lease runs out, and what it does after the thaw counts no more."""
@@ -63,6 +71,7 @@ def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos
     assert {record["generation"] for record in zombie} == {1}
 
 
+@pytest.mark.promise("every process of every node of the rack is gone")
 def test_a_rack_is_lost(chaos: Chaos) -> None:
     """Two of four nodes at once."""
     outcome = survives(chaos, Rack(rank=3, at_step=AT), nodes=4, spares=0, rack_nodes=2)

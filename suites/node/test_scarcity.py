@@ -15,22 +15,26 @@ def require(fault: type[Fault]) -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.promise("the kernel counts periods in which it held the node back")
 def test_a_node_with_little_cpu_time_is_waited_for(chaos: Chaos) -> None:
     require(LimitCpu)
     is_left_alone(chaos, LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5))
 
 
+@pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
 def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
     require(LimitMemory)
     outcome = survives(chaos, LimitMemory(rank=1, at_step=AT, lift_after_s=0.5))
     assert outcome.recoveries
 
 
+@pytest.mark.promise("the kernel counts processes and threads that it refused")
 def test_a_node_that_can_start_no_process_has_a_rank_again_later(chaos: Chaos) -> None:
     require(LimitPids)
     heals(chaos, LimitPids(rank=1, at_step=AT), Kill(rank=1, at_step=AT + 2), nodes=3, spares=0)
 
 
+@pytest.mark.promise("the kernel counts so many written bytes that the node used up what it may write")
 def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     require(LimitIo)
     if device_of(chaos.harness.directory) is None:

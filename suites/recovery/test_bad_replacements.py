@@ -11,6 +11,7 @@ from chaoskit.vocabulary import Event
 from faults import CrashLoop, FailLoad, FreezeNode, Kill
 
 
+@pytest.mark.promise("their agent reports that they ended with this exception", times=2)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
     """The replacements of a lost rank cannot load the job; a later one can, and the world is whole again."""
@@ -20,6 +21,7 @@ def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
     assert outcome.steps[-1].world == 2
 
 
+@pytest.mark.promise("the killed workers are gone", world=3)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
     """What is started there dies as soon as it is ready, until the node is well again."""
@@ -27,6 +29,7 @@ def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
     survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=world, spares=1, goal=goal)
 
 
+@pytest.mark.promise("A node that loses worker after worker is given no more of them.")
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     """After three strikes no worker is started there any more; the others take over its share."""
     plan = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, Event.SET_ASIDE)}
@@ -36,6 +39,10 @@ def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     assert len(started) == 3
 
 
+@pytest.mark.promise(
+    "When it wakes up its agent attaches again, is told to end its workers, and counts as fresh capacity.",
+    phase="reduce",
+)
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
 def test_a_node_that_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """It stood still longer than its lease. When it goes on, nothing that it does counts any more."""

@@ -13,6 +13,7 @@ BIT = 23  # the lowest of the exponent: twice or half the value
 WEIGHT = "head.weight"
 
 
+@pytest.mark.promise("the minority is replaced before the step commits", world=4, where="optimizer")
 @pytest.mark.parametrize("where", ["weight", "optimizer"])
 @pytest.mark.parametrize("world", [3, 4])
 def test_a_flipped_bit_of_the_state_convicts_its_rank(chaos: Chaos, world: int, where: str) -> None:
@@ -23,6 +24,10 @@ def test_a_flipped_bit_of_the_state_convicts_its_rank(chaos: Chaos, world: int, 
     assert found == {(victim(outcome, 0), "corrupt")}
 
 
+@pytest.mark.promise(
+    "The one whose state is not what it was after its last commit, or that computes a shard in two ways, "
+    "convicts itself"
+)
 def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) -> None:
     """Two have no majority, but each remembers what it had after the last commit."""
     fault = BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=BIT, where="optimizer")
@@ -30,6 +35,11 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) 
     assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 0)]
 
 
+@pytest.mark.promise(
+    "every rank compares every segment with its maker's checksum before it commits",
+    world=2,
+    phase="backward",
+)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: str) -> None:
@@ -40,6 +50,7 @@ def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: st
     assert journal(outcome, Event.DETECTED) == []
 
 
+@pytest.mark.promise("a second rank computes one shard, too", world=3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None:
     """A second rank computes the shard, too; the bits differ, and the step is computed again before it commits."""
@@ -49,6 +60,7 @@ def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None
     assert {record["verdict"] for record in journal(outcome, Event.CORRUPT)} == {"transient"}
 
 
+@pytest.mark.promise("another rank computes the shard again, and the batch is blamed, not a rank", world=3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, world: int) -> None:
     """Whoever computes the shard finds it bad: the step counts without an update, and says so."""
@@ -57,6 +69,7 @@ def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, world: int) -> N
     assert journal(outcome, Event.DETECTED) == []
 
 
+@pytest.mark.promise("a bad batch is written down as skipped")
 def test_a_bad_batch_and_a_loss_in_the_same_step(chaos: Chaos) -> None:
     """The rank that computed the bad shard is lost; its replacement finds the same."""
     faults = [BadBatch(at_step=AT, shard=1), Kill(rank=1, at_step=AT, phase="reduce")]
@@ -64,6 +77,7 @@ def test_a_bad_batch_and_a_loss_in_the_same_step(chaos: Chaos) -> None:
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
 
 
+@pytest.mark.promise("attribution by recomputing the shard on another rank", where="activation")
 @pytest.mark.parametrize("where", ["weight", "gradient", "activation"])
 def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> None:
     """Another rank computes the shard and finds it finite: the rank is to blame, not the batch."""
@@ -72,6 +86,7 @@ def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> 
     assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == {victim(outcome, 0)}
 
 
+@pytest.mark.promise("A clock that jumps has no consequence for its rank.", seconds=86400.0)
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -> None:
     """A day forward or back on one rank: the recovery from a loss does not ask for the time of day."""
@@ -79,6 +94,7 @@ def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -
     assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 1)]
 
 
+@pytest.mark.promise("the next batch of one rank comes late")
 def test_batches_that_come_late_on_all_ranks(chaos: Chaos) -> None:
     """Slow storage is nobody's fault."""
     is_left_alone(chaos, *[DataStall(rank=rank, at_step=AT + rank, stall_ms=80) for rank in range(3)])

@@ -9,6 +9,7 @@ from chaoskit.suites.recovery.expect import AT, survives, victim
 from faults import Exit, Fault, Hang, Kill, KillNode, NaN, Raise, at_rate
 
 
+@pytest.mark.promise("A loss during a regroup supersedes it.")
 @pytest.mark.parametrize(
     "faults",
     [
@@ -34,18 +35,27 @@ def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -
     survives(chaos, *faults, nodes=world, spares=spares)
 
 
+@pytest.mark.promise("A rank is a number, in whatever process holds it by then")
 def test_the_same_rank_twice(chaos: Chaos) -> None:
     """Its replacement is lost as well, one step later."""
     outcome = survives(chaos, Kill(rank=1, at_step=AT), Exit(rank=1, at_step=AT + 1), nodes=2, spares=2)
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
+@pytest.mark.promise(
+    "so many ranks, drawn from the run's seed when it is planned: one fault each",
+    role=["majority", "all_but_one"],
+)
 @pytest.mark.parametrize("role", ["minority", "majority", "all_but_one"])
 def test_many_at_once(chaos: Chaos, role: str) -> None:
     """Whoever is left has all that is needed."""
     survives(chaos, Kill(rank=role, at_step=AT, phase="reduce"), nodes=4, spares=2, steps=60)
 
 
+@pytest.mark.promise(
+    "`at_rate` repeats one as machines fail, at exponentially distributed distances, the same ones for the same seed",
+    world=3,
+)
 @pytest.mark.parametrize("world", [2, 3])
 def test_losses_at_a_rate(chaos: Chaos, world: int) -> None:
     """A rank is lost every ten steps or so, at random, as machines fail."""

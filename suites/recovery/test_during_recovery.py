@@ -12,6 +12,17 @@ from faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode
 FIRST = Kill(rank=1, at_step=AT)
 
 
+@pytest.mark.promise(
+    "A recovery that is interrupted in any phase and begun again does nothing twice.",
+    fault=[
+        Kill(rank=2, during="detection"),
+        KillAgent(rank=0, during="regroup"),
+        Hang(rank=2, during="regroup"),
+        Raise(rank=1, during="restore"),
+        Exit(rank=1, during="recommit"),
+        Hang(rank=2, during="recommit", how="spin"),
+    ],
+)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -35,6 +46,7 @@ def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
+@pytest.mark.promise("A regroup that was half-way is planned again; a settled one goes on untouched.", world=2)
 @pytest.mark.parametrize("during", ["detection", "regroup", "restore", "recommit"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, during: str) -> None:
@@ -46,6 +58,7 @@ def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, duri
     assert journal(outcome, Event.RESUMED)
 
 
+@pytest.mark.promise("On CPU the whole state lives in one shared-memory arena with a sequence lock.", world=3)
 @pytest.mark.parametrize("world", [3, 4])
 def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
     """The rank from which a newcomer takes its state is lost: what is half read is not used, another one is asked."""
@@ -54,6 +67,7 @@ def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
     assert victim(outcome, 1) not in {member["worker"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
 
 
+@pytest.mark.promise("Faults in the recoveries from other faults add up, and do not multiply.")
 def test_one_loss_in_each_of_three_recoveries(chaos: Chaos) -> None:
     """Each fault waits for the recovery from the one before."""
     faults = [FIRST, Kill(rank=2, during="regroup"), Hang(rank=0, during="recommit", recovery=2)]

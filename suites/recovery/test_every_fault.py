@@ -129,6 +129,38 @@ def _id(value: object) -> str:
     return str(value).replace(" ", "-")
 
 
+@pytest.mark.promise("its parent saw it end by this signal", name="Kill", phase="reduce")
+@pytest.mark.promise("its parent saw it exit with this status, and its rank was lost", name="Exit", phase="optimizer")
+@pytest.mark.promise("the process ended with this exception", name="Raise", phase="backward")
+@pytest.mark.promise("or the process ended with MemoryError", name="MemoryError", phase="forward")
+@pytest.mark.promise(
+    "the control group's count of kills and SIGKILL as seen by its parent",
+    name="OutOfMemory",
+    phase="backward",
+)
+@pytest.mark.promise("the kernel reports it stopped", name="Hang stop", phase="reduce")
+@pytest.mark.promise(
+    "its training thread sleeps while its control thread wants the interpreter lock in vain",
+    name="Hang gil",
+    phase="forward",
+)
+@pytest.mark.promise("it burns CPU without progress", name="Hang spin", phase="optimizer")
+@pytest.mark.promise("`lock`: the rank is given up as hung.", name="Deadlock lock", phase="backward")
+@pytest.mark.promise("non-finite values counted in the same tensor before and after", name="NaN weight", world=3)
+@pytest.mark.promise(
+    "the owner of the segment finds the contribution not finite before the step commits",
+    name="NaN gradient",
+    phase="backward",
+)
+@pytest.mark.promise("a plain all-reduce would spread it in one step", name="NaN activation", world=4)
+@pytest.mark.promise("the agent and every process that it had started are gone", name="KillAgent", phase="forward")
+@pytest.mark.promise("the node's connection ends, and its workers are given up", name="KillNode", phase="reduce")
+@pytest.mark.promise("one node is told to end, and after a grace period made to", name="Preempt", phase="optimizer")
+@pytest.mark.promise(
+    "the kernel reports every process of the node stopped, all at the same time",
+    name="FreezeNode",
+    phase="backward",
+)
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(LOSSES), ids=_id)
 def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
     """Whoever is lost, and whatever it was doing, the step is repeated and all numbers stay the same."""
@@ -141,12 +173,29 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
     assert len(outcome.recoveries) == 1
 
 
+@pytest.mark.promise(
+    "training goes on, and the coordinator comes back from its record",
+    name="KillCoordinator",
+    phase="reduce",
+)
+@pytest.mark.promise("nothing may be decided by the wall clock", name="ClockJump", phase="backward")
+@pytest.mark.promise(
+    "steps take longer, and a rank that is blamed for it is a false alarm",
+    name="Straggle",
+    phase="optimizer",
+)
+@pytest.mark.promise(
+    "one step takes longer, and a rank that is blamed for it is a false alarm",
+    name="DataStall",
+    world=2,
+)
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(NUISANCES), ids=_id)
 def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
     """A dead coordinator, a wrong clock, a slow rank, a late batch: nobody is given up, nobody regroups."""
     is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world)
 
 
+@pytest.mark.promise("the same ranks begin the reduction anew", world=3, phase="reduce")
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_that_skips_a_collective_is_waited_for_by_all(chaos: Chaos, world: int, phase: str) -> None:

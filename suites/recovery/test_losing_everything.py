@@ -10,6 +10,11 @@ from chaoskit.vocabulary import Event
 from faults import Kill, KillCoordinator, KillNode
 
 
+@pytest.mark.promise(
+    "when every rank dies at once: at most the one in flight",
+    spares=0,
+    phase=["reduce", "optimizer"],
+)
 @pytest.mark.parametrize(("world", "phase"), [(2, "forward"), (3, "backward"), (4, "reduce"), (2, "optimizer")])
 @pytest.mark.parametrize("spares", [0, 1])
 def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int) -> None:
@@ -18,12 +23,14 @@ def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int)
     assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
 
 
+@pytest.mark.promise("fresh workers get a plan that names the copies, the newest first")
 def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
     """The second time the copies are those of workers that were restored from copies."""
     faults = [Kill(rank="all", at_step=AT), Kill(rank="all", at_step=AT + 60)]
     survives(chaos, *faults, nodes=3, steps=80, until={"world": 3})
 
 
+@pytest.mark.promise("one node is gone at once: agent, workers, spares, and all that was in their memory", world=3)
 @pytest.mark.parametrize("world", [3, 4])
 def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     """A node that has taken over a second rank is lost with both."""
@@ -38,6 +45,10 @@ def test_two_nodes_at_once(chaos: Chaos) -> None:
     survives(chaos, *faults, nodes=4, steps=60)
 
 
+@pytest.mark.promise(
+    "attach to the next coordinator and say again what the last one may have taken with it",
+    phase="reduce",
+)
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
     """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
@@ -45,6 +56,7 @@ def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -
     survives(chaos, *faults, nodes=3, steps=60)
 
 
+@pytest.mark.promise("Ranks commit steps while there is no coordinator.")
 def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
     """Four deaths, and nobody regroups: training needs no coordinator while nobody is lost."""
     faults = [KillCoordinator(rank=0, at_step=step) for step in (0, 6, 14, 22)]
@@ -52,6 +64,7 @@ def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
     assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3, 4, 5]
 
 
+@pytest.mark.promise("When the coordinator is lost, another one takes over.", after_s=0.2)
 @pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
 def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
     """Wherever the ranks are just then."""

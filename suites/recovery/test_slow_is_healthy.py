@@ -41,6 +41,7 @@ def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
     is_left_alone(chaos, nodes=world)
 
 
+@pytest.mark.promise('Work between steps** that may be slow belongs into `trainer.long_phase("name")`.')
 def test_a_long_evaluation(chaos: Chaos) -> None:
     """One rank evaluates for longer than a phase may take, and has declared it; the others wait."""
     is_left_alone(chaos, job=f"{JOBS}:evaluating", steps=20, options=longer_than_a_phase(chaos), twin=False)
@@ -51,12 +52,16 @@ def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
     is_left_alone(chaos, job=f"{JOBS}:saving", steps=20, options=longer_than_a_phase(chaos), twin=False)
 
 
+@pytest.mark.promise("shown as a long phase, never called a hang; the others wait")
 def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
     """One rank compiles, as torch does when something is new to it."""
     options = longer_than_a_phase(chaos)
     is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=16, options=options, twin=False)
 
 
+@pytest.mark.promise(
+    "A rank that waits, starts, imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
+)
 def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
     """The others wait for it before the first step, and do not begin without it."""
     options = longer_than_a_phase(chaos)
@@ -70,16 +75,19 @@ def test_steps_of_different_length(chaos: Chaos, job: str) -> None:
     is_left_alone(chaos, job=f"{JOBS}:{job}", steps=24, twin=False)
 
 
+@pytest.mark.promise("A rank that is slow within the limit is not given up for it.")
 def test_a_rank_that_is_slow_within_the_limit(chaos: Chaos) -> None:
     """Every phase of one step begins late on one rank, by almost half of the limit."""
     is_left_alone(chaos, Straggle(rank=1, at_step=AT, delay_ms=400 * hang_floor_s(chaos), steps=1))
 
 
+@pytest.mark.promise("or the CPU time of the burning thread")
 def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
     """Another thread of the process takes half of a CPU for itself."""
     is_left_alone(chaos, Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=12))
 
 
+@pytest.mark.promise("the kernel's count of times that it was throttled")
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     """The kernel lets the process run for a part of each tenth of a second only."""
@@ -106,6 +114,7 @@ def crowd(count: int) -> Iterator[None]:
             loop.wait()
 
 
+@pytest.mark.promise("a phase older than 3 recent step times, not counting time without a CPU", world=2)
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_crowded_machine(chaos: Chaos, world: int) -> None:
     """Twice as many processes as cores compete with the ranks: waiting for a CPU is no hang."""

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
 STEPS = 30
 
 
+@pytest.mark.promise(
+    "A rank that waits, starts, imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
+)
 def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
     """Nothing is injected, so nothing may be detected; the tests of hangs show that the same limits find one."""
     outcome = chaos.run("gpt", steps=STEPS)
@@ -23,17 +26,23 @@ def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
     assert outcome.recoveries == []
 
 
+@pytest.mark.promise(
+    "every loss has the same bits as in an unbroken run, at any world size",
+    phase="optimizer",
+)
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
 def test_a_killed_rank_costs_nothing(chaos: Chaos, phase: str) -> None:
     """Whatever the rank was doing when it was killed, no step is lost and every loss stays the same."""
     _costs_nothing(chaos, Kill(rank=2, at_step=12, phase=phase))
 
 
+@pytest.mark.promise("after a fault no healthy process restarts, no step is lost")
 def test_losing_rank_zero_costs_nothing(chaos: Chaos) -> None:
     """No rank is special."""
     _costs_nothing(chaos, Kill(rank=0, at_step=12))
 
 
+@pytest.mark.promise("one rank stops making progress; nothing tells the others", how="gil")
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
     """A rank that lives without moving is found, by whatever it hangs, and replaced."""
@@ -41,12 +50,14 @@ def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
     assert ("stopped" if how == "stop" else "hung") in outcome.recovery.cause
 
 
+@pytest.mark.promise("a hang that nothing announces (interpreter lock held; endless loop)")
 def test_a_hang_on_the_threshold_of_the_reduction_is_found_at_once(chaos: Chaos) -> None:
     """A rank that stops before its first transfer does not pass for one that waits."""
     outcome = _costs_nothing(chaos, Hang(rank=1, at_step=12, phase="reduce", how="spin"))
     assert "hung (forward for" in outcome.recovery.cause
 
 
+@pytest.mark.promise("No step is committed with a loss that is not finite", where="gradient")
 @pytest.mark.parametrize("where", ["gradient", "weight", "activation"])
 def test_a_nan_is_never_committed(chaos: Chaos, where: str) -> None:
     """Non-finite numbers are traced to the rank that made them, before they reach any weight."""
@@ -59,6 +70,7 @@ def test_an_exception_in_one_rank_costs_nothing(chaos: Chaos) -> None:
     _costs_nothing(chaos, Raise(rank=1, at_step=12))
 
 
+@pytest.mark.promise("Each strikes once, however often its step is repeated.")
 def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
     """The second fault finds the run as strong as the first one did."""
     outcome = chaos.run(
@@ -68,6 +80,7 @@ def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("it grows again at a step boundary when a replacement is warm")
 def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
     """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
     options = {"size": "tiny", "schedule_steps": 100}
