@@ -172,7 +172,7 @@ JOBS = [
 ]
 
 
-@pytest.mark.promise("a node without its copies must not count as safe", job=TROUBLED)
+@pytest.mark.promise("a node without its copies must not count as safe", job=STEADY)
 @pytest.mark.parametrize(("job", "plan"), JOBS)
 def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(
     chaos: Chaos, tmp_path: Path, job: str, plan: dict[str, Any]
@@ -213,7 +213,7 @@ def test_a_keeper_ends_with_its_agent(chaos: Chaos, tmp_path: Path) -> None:
 @pytest.mark.promise(
     "where there is no room in it the agent keeps them and goes on (`keeper_line.py`), also when the "
     "keeper stands still",
-    job=TROUBLED,
+    job=STEADY,
 )
 @pytest.mark.parametrize(("job", "plan"), JOBS)
 def test_a_keeper_that_stands_still_costs_no_heartbeat(
