@@ -116,7 +116,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _accepted_skips() -> list[str]:
-    return [entry["reason"] for entry in tomllib.loads(_SKIPS.read_text())["skip"]]
+    return [entry["reason"] for entry in tomllib.loads(_SKIPS.read_text()).get("skip", [])]
 
 
 # -- durations ----------------------------------------------------------------------------------------------------
