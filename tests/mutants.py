@@ -125,7 +125,7 @@ def stages(mutant: Mutant, nightly: bool) -> Iterator[tuple[str, list[str]]]:
     if files := unit_tests(mutant.path):
         yield "unit", [*files, "-m", "not costly and not slow"]
     if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
-        yield "simulation", ["tests/test_simulation.py", "-k", "first_items"]
+        yield "simulation", ["tests/test_simulation.py", "-k", "test_histories and replicated-0"]
     parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
     yield "gate", [*parallel, "--gate", "-m", "not slow", "--ignore", "tests/cluster/timing"]
     if nightly:
