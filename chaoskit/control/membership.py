@@ -133,12 +133,12 @@ class Membership(Renewal):
                 self._idle.discard(node)
                 self._forget_fitness(node)
                 self._revival.lose_node(node, now_s)
-                self._losses += sum(self._costs(worker, now_s) for worker in self._staff([node]))
+                self._losses += self._costs_of_nodes([node], now_s)
                 strikes = self._strike(node, now_s)
                 return [*strikes, *self._lose_nodes([node], "node lost", now_s, doubt=met)]
             case LeftOut(nodes):
                 self._left_out.update(nodes)
-                self._losses += sum(self._costs(worker, now_s) for worker in self._staff(nodes))
+                self._losses += self._costs_of_nodes(nodes, now_s)
                 return self._lose_nodes(nodes, "unreachable", now_s)
             case Unfit(node):
                 self._unfit.add(node)

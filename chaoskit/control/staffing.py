@@ -105,18 +105,21 @@ class Staffing(Roll):
     def _strike(self, node: str, now_s: float) -> list[Action]:
         return [SetAside(node)] if self._strikes.strike(node, now_s) else []
 
-    def _costs(self, worker: str, now_s: float) -> bool:
-        """Return whether the loss of ``worker`` spends a part of the failure budget.
-
-        A start that was decided at this very moment was not ordered yet: of two nodes that are lost together, the
-        first has workers started on the second.
-        """
-        if self._begun_s.get(worker, -math.inf) >= now_s:
-            return False
+    def _costs(self, worker: str) -> bool:
+        """Return whether the loss of ``worker`` spends a part of the failure budget."""
         return worker in self._ready or not self._trained
 
+    def _costs_of_nodes(self, nodes: Collection[str], now_s: float) -> int:
+        """Return the part of the failure budget that the loss of ``nodes`` with their workers spends.
+
+        A start that was decided at this very moment was not ordered yet, and spends nothing: of two nodes that are lost
+        together, the first has workers started on the second.
+        """
+        ordered = (worker for worker in self._staff(nodes) if self._begun_s.get(worker, -math.inf) < now_s)
+        return sum(self._costs(worker) for worker in ordered)
+
     def _count_loss(self, worker: str, now_s: float) -> None:
-        if self._costs(worker, now_s):
+        if self._costs(worker):
             self._losses += 1
             return
         self._failed_starts += 1
