@@ -50,6 +50,7 @@ def assert_left_alone(outcome: Outcome) -> None:
 
 
 def test_a_process_that_ends_is_missed(chaos: Chaos, stopwatch: Stopwatch) -> None:
+    """The kernel wakes what waits for its end: no limit has to pass."""
     outcome = run(chaos, Kill(rank=1, at_step=AT))
     assert lost(outcome)["cause"] == "exited"
     stopwatch.within(0.1, struck(outcome), lost(outcome))
@@ -99,6 +100,7 @@ def test_a_silent_node_is_lost_when_its_lease_ends(chaos: Chaos, stopwatch: Stop
 
 
 def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
+    """With ten beats a node may be silent for 490 ms: the lease is what decides, and not the silence."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=2.0, how=FREEZER), lease_beats=LEASE_BEATS)
     assert lost(outcome)["cause"] == "node lost"
     stopwatch.within(0.6, struck(outcome), lost(outcome))
@@ -106,6 +108,7 @@ def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
 
 
 def test_a_node_that_is_silent_within_its_lease_is_kept(chaos: Chaos) -> None:
+    """The freeze is a third of the lease: the node goes on, and no membership changes."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.15, how=FREEZER), lease_beats=LEASE_BEATS)
     assert_left_alone(outcome)
 
