@@ -8,13 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from support.waiting import wait_until
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.plan import plan_command
@@ -43,6 +43,7 @@ JOBS = Path(__file__).parent / "jobs"
 LOGGED = ["python", str(JOBS / "logged.py")]
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
 WAIT_S = 60.0
+LONG = 150  # steps, of which most are left when a fault strikes, however late its moment is noticed
 START_S = 240.0  # a nursery imports torch
 LAUNCHED_S = 240.0  # torchrun and torch are imported first
 
@@ -80,36 +81,40 @@ def test_an_unbroken_command_passes(chaos: Chaos) -> None:
 
 @pytest.mark.promise("the command ended with status 0 on every node, in time, at the twin's last step")
 def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
-    outcome = run(chaos, plain(), Kill(rank=0, at_step=5))
+    """The log ends in the middle, and the evidence is the status that its parent saw."""
+    outcome = run(chaos, plain(LONG), Kill(rank=0, at_step=5))
     assert outcome.verdict is Verdict.FAILED
     assert check(outcome, "training completed").detail == "the command on node0 was killed by SIGKILL"
     assert re.fullmatch(r"pid \d+ was killed by SIGKILL", check(outcome, "evidence of Kill").detail)
     (fault,) = outcome.faults
     assert fault.moment == "as soon as the log showed step 5"
     assert "where it stood is not known" in fault.evidence[0].observed
-    assert outcome.steps[-1].step < 19
+    assert outcome.steps[-1].step < LONG - 1
 
 
 def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Chaos) -> None:
-    """And a command that ends well before its time has not completed its training."""
-    command = ["sh", "-c", f"RANK=0 {' '.join(LOGGED)} 20 0.02 0; exit 0"]
+    """A command that ends with status 0 before the last step of the unbroken run has not completed its training."""
+    command = ["sh", "-c", f"RANK=0 {' '.join(LOGGED)} {LONG} 0.02 0; exit 0"]
     outcome = run(chaos, command, Kill(rank=0, after_s=0.1))
     assert re.search(r"pid \d+ (is gone|was killed by SIGKILL)", check(outcome, "evidence of Kill").detail)
-    assert re.search(r"the log ends with step \d+, the unbroken run's with step 19", " ".join(outcome.reasons))
+    assert re.search(rf"the log ends with step \d+, the unbroken run's with step {LONG - 1}", " ".join(outcome.reasons))
 
 
 @pytest.mark.promise("at most `max_lost_steps` steps were shown again")
 def test_steps_that_are_shown_again_are_lost(chaos: Chaos, tmp_path: Path) -> None:
-    """A shell that starts its training again; a checkpoint every five steps."""
-    command = ["sh", "-c", f"until RANK=0 {' '.join(LOGGED)} 20 0.02 5; do :; done"]
+    """A shell starts its training again, from a checkpoint of every fifth step: the steps since then are lost."""
+    command = ["sh", "-c", f"until RANK=0 {' '.join(LOGGED)} {LONG} 0.02 5; do :; done"]
     outcome = run(chaos, command, Kill(rank=0, at_step=8))
     assert check(outcome, "committed steps kept").verdict is Verdict.FAILED
-    lost = outcome.lost_steps
-    assert 0 < lost <= 5 + 3  # since the checkpoint, and what was shown until the kill
+    log = (Path(outcome.directory) / "log" / "node0.log").read_text()
+    shown = [int(step) for step in re.findall(r"step (\d+)", log)]
+    ((before, after),) = [(one, then) for one, then in pairwise(shown) if then <= one]
+    assert after % 5 == 0
+    assert outcome.lost_steps == before + 1 - after > 0
     assert outcome.recovery.seconds > 0
     assert "went back from step" in outcome.recovery.cause
     outcome.assert_same_losses_as_twin()
-    allowed = run(chaos, command, Kill(rank=0, at_step=8), max_lost_steps=10)
+    allowed = run(chaos, command, Kill(rank=0, at_step=8), max_lost_steps=LONG)
     assert allowed.verdict is Verdict.PASSED, allowed.reasons
     reports_tell(outcome, tmp_path)
 
@@ -134,16 +139,16 @@ def reports_tell(outcome: Outcome, directory: Path) -> None:
 
 
 def test_a_rank_that_stands_still_is_continued_in_the_end(chaos: Chaos) -> None:
-    outcome = run(chaos, plain(), Hang(rank=0, at_step=5), deadline_s=3.0, twin=False)
+    outcome = run(chaos, plain(LONG), Hang(rank=0, at_step=5), deadline_s=10.0, twin=False)
     assert check(outcome, "evidence of Hang").verdict is Verdict.PASSED
-    assert "deadline of 3 s" in check(outcome, "training completed").detail
+    assert "deadline of 10 s" in check(outcome, "training completed").detail
     assert check(outcome, "recovered").verdict is Verdict.FAILED
 
 
 def test_a_command_that_never_stops_talking_is_ended_in_time(chaos: Chaos) -> None:
+    """Lines without end do not keep the harness from looking at the deadline."""
     outcome = run(chaos, ["sh", "-c", "echo step 1; yes"], twin=False, deadline_s=1.0)
     assert "deadline of 1 s" in check(outcome, "training completed").detail
-    assert outcome.wall_s < WAIT_S
 
 
 @pytest.mark.promise("none has: with the pattern, and a line that it does not match")
@@ -218,14 +223,14 @@ def test_every_node_is_told_its_place(chaos: Chaos) -> None:
 
 @pytest.mark.promise("Nodes that `KillNode` or `Preempt` took away do not count, as long as one is left")
 def test_a_node_that_is_taken_away_need_not_end_well(chaos: Chaos) -> None:
-    outcome = run(chaos, plain(), KillNode(rank=1, at_step=5), nodes=2)
+    outcome = run(chaos, plain(LONG), KillNode(rank=1, at_step=5), nodes=2)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert check(outcome, "training completed").detail == "the command ended with status 0 on 1 of 2 nodes"
     assert check(outcome, "evidence of KillNode").verdict is Verdict.PASSED
 
 
 def test_a_frozen_node_goes_on_later(chaos: Chaos) -> None:
-    outcome = run(chaos, plain(), FreezeNode(rank=0, at_step=3, thaw_after_s=0.3))
+    outcome = run(chaos, plain(LONG), FreezeNode(rank=0, at_step=3, thaw_after_s=0.3))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert outcome.recovery.seconds >= 0.25
     assert "no new step was shown for" in outcome.recovery.cause
@@ -317,29 +322,24 @@ harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-
 """
 
 
-def wait_until(event: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not event():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.01)
-
-
 @pytest.mark.promise("all of that ends with the command, and with the test")
 @pytest.mark.costly
 def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """Also not those that have run away from their parents."""
+    """Processes in a session of their own end, too."""
     pids = tmp_path / "pids"
     script = f"setsid sh -c 'sleep 600 & echo $! $$ >> {pids}; wait' & echo $$ $! >> {pids}; echo step 1; wait"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     harness = subprocess.Popen([sys.executable, "-c", HARNESS, str(tmp_path / "run"), script], env=environment)
     try:
-        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 8, "the command did not start")
+        wait_until(
+            lambda: pids.exists() and len(pids.read_text().split()) == 8, "the command has started", limit_s=START_S
+        )
         started = {int(pid) for pid in pids.read_text().split()}
         assert not any(map(is_ending, started))
     finally:
         harness.kill()
         harness.wait()
-    wait_until(lambda: all(map(is_ending, started)), "processes are left")
+    wait_until(lambda: all(map(is_ending, started)), "the end of all that the command started")
 
 
 def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path) -> None:
