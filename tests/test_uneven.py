@@ -67,6 +67,7 @@ def shares(path: Path, condition: Callable[[list[list[int]]], bool]) -> Flag:
     return Flag(path, is_met)
 
 
+@pytest.mark.promise("a slow rank gets fewer, so it costs its share and not the job", reduction="exact")
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_rank_at_half_speed_gets_half_as_many_shards(chaos: Chaos, tmp_path: Path, reduction: str) -> None:
     """Shards move from it to the others, so that all are done at about the same time; no step is lost."""
@@ -89,6 +90,7 @@ def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_pa
     assert (first, second[1], last) == (even, 2, even)
 
 
+@pytest.mark.promise("After a loss the shares of the living hold")
 def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path: Path) -> None:
     """In the smaller world the slow rank has the smallest share; then the world grows again."""
     flag = losses(tmp_path / "lost")
@@ -99,6 +101,9 @@ def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path
     assert len(loads(outcome)[-1]) == 4
 
 
+@pytest.mark.promise(
+    "Only if a spare is ready on another node: it takes the rank, and the slow node gets no more workers."
+)
 def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Path) -> None:
     """Its successor is on another node; the replacement costs no step."""
     flag = losses(tmp_path / "lost")
@@ -112,6 +117,7 @@ def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Pa
     assert outcome.lost_steps == 0
 
 
+@pytest.mark.promise("the same, most of it in the fetch of batches")
 def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Path) -> None:
     """It is told from slow computation, and costs the rank its share; on another node the input would be as slow."""
     flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
@@ -157,7 +163,6 @@ def half_speed(steps: int) -> Straggle:
     return Straggle(rank=1, at_step=AT, delay_ms=SHARD_S / 2 * 1000, steps=steps)
 
 
-@pytest.mark.promise("a slow rank gets fewer, so it costs its share and not the job", reduction="exact")
 @by_night
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> None:
@@ -180,7 +185,6 @@ def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
     assert loads(outcome)[-1] == [4, 4, 4, 4]
 
 
-@pytest.mark.promise("After a loss the shares of the living hold")
 @by_night
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     """The world shrinks in the middle of it, and grows again."""
@@ -191,9 +195,6 @@ def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     assert len(loads(outcome)[-1]) == 4
 
 
-@pytest.mark.promise(
-    "Only if a spare is ready on another node: it takes the rank, and the slow node gets no more workers."
-)
 @by_night
 def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Chaos) -> None:
     fault = Straggle(rank=1, at_step=AT, delay_ms=60.0, steps=1000)
@@ -206,7 +207,6 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
     assert outcome.false_alarms == 0
 
 
-@pytest.mark.promise("the same, most of it in the fetch of batches")
 @by_night
 def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}
