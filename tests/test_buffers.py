@@ -103,7 +103,7 @@ def test_what_has_arrived_is_shown_without_the_buffers() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(6)))
 def test_the_order_of_computation_changes_no_bit(order: list[int]) -> None:
-    """Whoever computes which shard, and when: the tree alone decides in which order the buffers are added."""
+    """The tree alone decides in which order buffers are added, not which rank computes a shard, and when."""
     one, other = Rank(network(), 6), Rank(network(), 6)
     for _ in range(2):
         one.step()

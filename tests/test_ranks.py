@@ -50,6 +50,18 @@ def test_an_error_of_a_rank_is_the_error_of_its_test() -> None:
         pass
 
 
+def wait_for_ever(line: ranks.Line) -> None:
+    if line.rank == 1:
+        raise ValueError("of this rank")
+    line.receive()
+
+
+def test_an_error_of_a_rank_is_not_waited_for_behind_another_one() -> None:
+    """A rank that fails is reported at once, though one with a lower number waits for it."""
+    with pytest.raises(AssertionError, match="ValueError: of this rank"):
+        ranks.results(2, wait_for_ever)
+
+
 def end_early(line: ranks.Line) -> None:
     line.send("last words")
     os._exit(3)

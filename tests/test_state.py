@@ -573,7 +573,7 @@ def test_a_pulled_state_is_the_peers_and_trains_on_like_it(
 
 
 def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
-    """Whoever has received a state gives it to others as if it were the first."""
+    """A rank that has received a state gives it to others like the one that had it first."""
     first, last = start(seed=1), start(seed=2)
     expected = first.ask("train", 3)
     replica = Replica(*build("AdamW", seed=3))
@@ -710,7 +710,7 @@ def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int
         assert describe(replica) == before
         assert replica.sequence % 2 == 0
     else:
-        assert replica.step == -1, "incomplete, and nobody may take it for a state"
+        assert replica.step == -1, "incomplete: it must not be taken for a state"
         assert replica.sequence % 2 == 1
     pull(replica, second.endpoint, TOKEN, "tcp")
     assert describe(replica) == expected

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,14 @@ class Line:
 
     def __init__(self, rank: int, size: int, connection: Connection) -> None:
         self.rank, self.size = rank, size
-        self._connection = connection
+        self.connection = connection
 
     def send(self, value: Any) -> None:
-        self._connection.send((_SAID, value))
+        self.connection.send((_SAID, value))
 
     def receive(self) -> Any:
         """Return what the test sent. A rank waits for its test without a limit: the test has one."""
-        return self._connection.recv()
+        return self.connection.recv()
 
 
 Body = Callable[..., Any]
@@ -63,7 +63,7 @@ class Rank:
     def __init__(self, number: int, size: int, body: Body, arguments: tuple[Any, ...]) -> None:
         self.number = number
         self.killed = False
-        self._connection, theirs = _context.Pipe()
+        self.connection, theirs = _context.Pipe()
         line = Line(number, size, theirs)
         self._process = _context.Process(target=_run, args=(_Loaded(body), line, arguments), daemon=True)
         self._process.start()
@@ -72,7 +72,7 @@ class Rank:
         self.pid = self._process.pid
 
     def send(self, value: Any) -> None:
-        self._connection.send(value)
+        self.connection.send(value)
 
     def receive(self) -> Any:
         """Return the next value that the rank sent.
@@ -100,9 +100,9 @@ class Rank:
             return values
 
     def _next(self) -> tuple[str, Any]:
-        assert self._connection.poll(LIMIT_S), f"not within {LIMIT_S:g} s: a message of rank {self.number}"
+        assert self.connection.poll(LIMIT_S), f"not within {LIMIT_S:g} s: a message of rank {self.number}"
         try:
-            kind, value = self._connection.recv()
+            kind, value = self.connection.recv()
         except (EOFError, OSError):  # at its end, in the middle of a message or between two
             raise RankEnded(f"rank {self.number} has ended, exit code {self.wait()}") from None
         assert kind != _FAILED, f"rank {self.number} failed:\n{value}"
@@ -131,7 +131,7 @@ class Rank:
         if self._process.exitcode is None:
             self.kill()
             self.wait()
-        self._connection.close()
+        self.connection.close()
         self._process.close()
 
 
@@ -199,10 +199,21 @@ def one(body: Body, *arguments: Any) -> Iterator[Rank]:
 
 
 def results(count: int, body: Body, *arguments: Any) -> list[Any]:
-    """Run ``body`` on ranks; what it returns on each, or the exit code (negative) of one that a signal ended."""
+    """Run ``body`` on ranks; what it returns on each, or the exit code (negative) of one that a signal ended.
+
+    The first error of a rank is that of the test: others may wait for this rank.
+    """
     started = start(count, body, *arguments)
     try:
-        return [_result(rank) for rank in started]
+        pending = {rank.connection: rank for rank in started}
+        found: dict[int, Any] = {}
+        while pending:
+            ready = wait(list(pending), LIMIT_S)
+            assert ready, f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}"
+            for connection in ready:
+                rank = pending.pop(connection)
+                found[rank.number] = _result(rank)
+        return [found[rank.number] for rank in started]
     finally:
         started.destroy()
 
@@ -284,11 +295,11 @@ def _run(body: Body, line: Line, arguments: tuple[Any, ...]) -> None:
         assert server is not None, f"the fork server could not import {_PRELOADED}"
         osprocess.die_with_parent(server.PID)
         assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
-        line._connection.send((_RETURNED, body(line, *arguments)))
+        line.connection.send((_RETURNED, body(line, *arguments)))
         code = 0
     except BaseException:  # noqa: BLE001 - shown by the test
         try:
-            line._connection.send((_FAILED, traceback.format_exc()))
+            line.connection.send((_FAILED, traceback.format_exc()))
         except OSError:  # the test is gone
             traceback.print_exc()
     finally:
