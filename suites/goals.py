@@ -60,15 +60,25 @@ def happened(chaos: Chaos, event: Event, count: int = 1, source: str = "") -> Jo
 
 
 def all_took_effect(chaos: Chaos, faults: int, *sizes: int) -> JournalFlag:
-    """The goal of a run in which so many faults took effect and whose world has had these sizes, in this order."""
-    struck: set[str] = set()
+    """The goal of a run in which so many faults took effect and whose world has had these sizes, in this order.
+
+    The exit status that is the evidence of a kill is read after the run only: such a fault has taken effect as soon as
+    the coordinator gives up the worker that it struck.
+    """
+    struck: dict[str, str] = {}  # worker -> fault
+    effective: set[str] = set()
     left = list(sizes)
 
     def is_last(record: Record) -> bool:
-        if record.event == Event.EVIDENCE:
-            struck.add(record["fault"])
-        elif record.event == Event.COMMIT and left and record["world"] == left[0]:
-            left.pop(0)
-        return len(struck) >= faults and not left
+        match record.event:
+            case Event.INJECTED:
+                struck[record["worker"]] = record["fault"]
+            case Event.DETECTED if record["worker"] in struck:
+                effective.add(struck[record["worker"]])
+            case Event.EVIDENCE:
+                effective.add(record["fault"])
+            case Event.COMMIT if left and record["world"] == left[0]:
+                left.pop(0)
+        return len(effective) >= faults and not left
 
     return JournalFlag(chaos, is_last)
