@@ -22,7 +22,7 @@ from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
 from chaoskit.experiment.properties.membership import strikes, terms
-from chaoskit.experiment.properties.progress import corruption, slow_ranks
+from chaoskit.experiment.properties.progress import corruption, lease, slow_ranks
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
@@ -378,6 +378,18 @@ def trace_of(run: RawRun) -> Trace:
 def lost(worker: str, cause: str, t_ns: int = LOST_NS) -> Record:
     fields = {"worker": worker, "rank": 1, "cause": cause, "detail": ""}
     return Record(t_ns, "coordinator", Event.DETECTED, fields)
+
+
+@pytest.mark.parametrize(("beats", "late"), [(2, False), (20, True)])
+def test_a_hang_before_the_step_time_is_known_may_be_found_later(undo: UndoLog, beats: int, late: bool) -> None:
+    """The coordinator learns how long a step takes by its heartbeats, and has a limit of 10 s until then."""
+    struck_ns, heartbeat_ms, hang = 100 * 10**9, 250, Hang(rank=1, at_step=8, how="spin")
+    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns})
+    commit = {"step": 0, "generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
+    begun = Record(struck_ns - beats * heartbeat_ms * 10**6, "node0.w0", Event.COMMIT, commit)
+    records = [begun, lost("node1.w0", "hung", struck_ns + 15 * 10**9)]
+    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    assert bool(lease(trace_of(run_of(strikes, records, heartbeat_ms=heartbeat_ms)))) == late
 
 
 def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:

@@ -82,7 +82,7 @@ SABOTAGED = {
     "skips a shard": Sabotage(("1S",), "skips_a_shard"),
     "leaves late": Sabotage(("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0}),
     "looks busy for ever": Sabotage(
-        ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 35.0, "nodes": 2}
+        ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 50.0, "nodes": 2}
     ),
     "declares nothing": Sabotage(("3S",), "evaluates"),
     "is slandered": Sabotage(("4S",), "is_slandered", (Straggle(rank=1, at_step=AT - 1, delay_ms=10, steps=2),)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from chaoskit.control.hang import UNKNOWN_STEP_S
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.renewal import HEALING_S
@@ -14,6 +15,7 @@ from chaoskit.vocabulary import Event
 from faults.base import Target
 
 _SETTLED_STEPS = 5  # before so many steps no step time is known, and a hang is found by the start-up limit only
+_SETTLED_BEATS = 5  # nor is it before so many heartbeats, however many steps they tell of
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
 
 
@@ -51,11 +53,20 @@ def lease(trace: Trace) -> Finding:
     for strike in hung:
         target = _target(strike)
         limit_s = trace.hang_limit_s + FOLLOW_S + SLACK_S
-        limit_s += trace.config.startup_s if target.step < _SETTLED_STEPS else 0.0
+        if target.step < _SETTLED_STEPS:
+            limit_s += trace.config.startup_s
+        elif _beats_before(trace, target) < _SETTLED_BEATS:
+            limit_s += UNKNOWN_STEP_S
         lost_ns = trace.lost_ns.get(target.worker)
         if (trace.end_ns if lost_ns is None else lost_ns) - target.injected_ns > limit_s * 1e9:
             found.append(f"{target.worker} did not move, and was not given up within {limit_s:.1f} s")
     return found
+
+
+def _beats_before(trace: Trace, target: Target) -> float:
+    """Heartbeats from the first commit of the run to the moment at which the target was struck."""
+    begun_ns = min((record.t_ns for record in trace.of(Event.COMMIT)), default=target.injected_ns)
+    return (target.injected_ns - begun_ns) / 1e6 / trace.config.heartbeat_ms
 
 
 def slow_ranks(trace: Trace) -> Finding:
