@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_world import make, ranks
+from support import ranks
+from support.ranks import Line
+from test_world import make
 from torch import Tensor, nn, optim
 
 from chaoskit.checkpoint.layout import cover, whole
@@ -174,14 +176,14 @@ def train_plain(kind: type[optim.Optimizer], options: dict[str, Any], max_norm: 
     return [one.detach() for one in model.parameters()]
 
 
-def train_zero(rank: int, directory: Path, kind: Any, options: dict[str, Any], max_norm: float | None) -> Any:
-    world = make(rank, WORLD, directory / "store")
+def train_zero(line: Line, directory: Path, kind: Any, options: dict[str, Any], max_norm: float | None) -> Any:
+    world = make(line.rank, WORLD, directory / "store")
     model = build()
     optimizer = ZeroOptimizer(groups_of(model), kind, mesh=world.mesh({"shard": WORLD}), **options)
     scheduler = optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss_of(model, step, rank).backward()
+        loss_of(model, step, line.rank).backward()
         if max_norm is not None:
             optimizer.clip_grad_norm_(max_norm)
         optimizer.step()
@@ -196,7 +198,7 @@ def train_zero(rank: int, directory: Path, kind: Any, options: dict[str, Any], m
 def test_weights_have_the_bits_of_the_plain_optimizer_on_every_rank(
     tmp_path: Path, kind: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
-    found = ranks(lambda rank, directory: train_zero(rank, directory, kind, options, None), WORLD, tmp_path)
+    found = ranks.results(WORLD, train_zero, tmp_path, kind, options, None)
     expected = [one.tolist() for one in train_plain(kind, options, None)]
     assert [weights for weights, _ in found] == [expected] * WORLD
     if kind is Lion:
@@ -208,7 +210,7 @@ def test_weights_have_the_bits_of_the_plain_optimizer_on_every_rank(
 
 @pytest.mark.costly
 def test_the_norm_is_that_of_the_whole_gradient(tmp_path: Path) -> None:
-    found = ranks(lambda rank, directory: train_zero(rank, directory, optim.SGD, {"lr": 0.1}, 0.05), WORLD, tmp_path)
+    found = ranks.results(WORLD, train_zero, tmp_path, optim.SGD, {"lr": 0.1}, 0.05)
     expected = train_plain(optim.SGD, {"lr": 0.1}, 0.05)
     for weights, _ in found:
         for one, other in zip(weights, expected, strict=True):
@@ -216,9 +218,9 @@ def test_the_norm_is_that_of_the_whole_gradient(tmp_path: Path) -> None:
     assert found[0][0] == found[1][0] == found[2][0]
 
 
-def restored(rank: int, directory: Path, kind: Any, options: dict[str, Any], state: dict[str, Any]) -> Any:
+def restored(line: Line, directory: Path, kind: Any, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """The state of a plain optimizer is taken over, and given back after a step, in whatever form that has it."""
-    world = make(rank, WORLD, directory / "store")
+    world = make(line.rank, WORLD, directory / "store")
     model = build()
     optimizer = ZeroOptimizer(groups_of(model), kind, mesh=world.mesh({"shard": WORLD}), **options)
     optimizer.load_state_dict(state)
@@ -254,15 +256,15 @@ def test_the_state_dict_is_that_of_the_plain_optimizer(
         loss_of(model, step, 1).backward()
         plain.step()
     state = plain.state_dict()
-    found = ranks(lambda rank, directory: restored(rank, directory, kind, options, state), WORLD, tmp_path)
+    found = ranks.results(WORLD, restored, tmp_path, kind, options, state)
     assert found[0] == found[1] == found[2]
     same, after, expected = found[0]
     assert same == _listed(state)
     assert after == expected
 
 
-def misuse(rank: int, directory: Path) -> Any:
-    world = make(rank, 2, directory / "store")
+def misuse(line: Line, directory: Path) -> Any:
+    world = make(line.rank, 2, directory / "store")
     mesh, told = world.mesh({"shard": 2}), []
     model = nn.Linear(4, 4)
     acts = [
@@ -285,4 +287,4 @@ def misuse(rank: int, directory: Path) -> Any:
 @pytest.mark.costly
 def test_mistakes_are_named_before_anybody_waits(tmp_path: Path) -> None:
     expected = ["optimizer", "mesh", "params", "optimizer", "closure", "model"]
-    assert ranks(misuse, 2, tmp_path) == [expected, expected]
+    assert ranks.results(2, misuse, tmp_path) == [expected, expected]
