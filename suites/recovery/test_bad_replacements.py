@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
@@ -32,7 +34,7 @@ def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
 @pytest.mark.promise("A node that loses worker after worker is given no more of them.")
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     """After three strikes no worker is started there any more; the others take over its share."""
-    plan = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, Event.SET_ASIDE)}
+    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, Event.SET_ASIDE)}
     outcome = survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), **plan)
     assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
     started = [record for record in journal(outcome, Event.WORKER_STARTED) if record.source == "node1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -168,7 +169,7 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
     fault = recipe.make(rank, phase)
     if reason := fault.unavailable():
         pytest.skip(reason)
-    plan = {"steps": 24, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
+    plan: dict[str, Any] = {"steps": 24, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
     outcome = survives(chaos, fault, job=recipe.job, nodes=world, **plan)
     assert len(outcome.recoveries) == 1
 
