@@ -10,6 +10,8 @@ from chaoskit.control.deferral import PATIENCE_S, Deferral
 from chaoskit.journal import read_journals
 from chaoskit.messages import Beat
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import happened
+from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event, Phase
 from faults import Kill
 
@@ -53,10 +55,12 @@ def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
 @pytest.mark.promise("Its start waits until every rank has committed in the new generation")
 def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None:
     """On real processes: every rank of the new generation has committed before the next spare is forked."""
-    outcome = chaos.run("jobs/unfaithful.py:faithful", nodes=2, steps=300, faults=[Kill(rank=1, at_step=8)])
+    goal = happened(chaos, Event.WORKER_STARTED, 4)  # two ranks, their spare, and the next one
+    kill = Kill(rank=1, at_step=8)
+    outcome = chaos.run(STEADY, nodes=2, spares=1, steps=20, until=goal.until, watch=goal, faults=[kill])
     records = read_journals(Path(outcome.directory) / "journal")
     injected = next(record for record in records if record.event == Event.INJECTED)
-    started = next(r for r in records if r.event == Event.WORKER_STARTED and r.t_ns > injected.t_ns)
+    (started,) = [r for r in records if r.event == Event.WORKER_STARTED and r.t_ns > injected.t_ns]
     before = [r for r in records if r.event == Event.COMMIT and r.t_ns < started.t_ns and r["generation"] == 2]
     planned = next(r for r in records if r.event == Event.PLAN and r["generation"] == 2)
     assert {record["rank"] for record in before} == {member["rank"] for member in planned["members"]}
