@@ -33,7 +33,7 @@ def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any
     settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 40, "elastic": policy()} | plan
     settings["options"] = {"step_s": 0.03, "full": settings["nodes"]} | settings.get("options", {})
     if goal is not None:
-        settings |= {"until": goal.until, "watch": goal, "deadline_s": 180.0}
+        settings |= {"until": goal.until, "watch": plan.get("watch", goal), "deadline_s": 180.0}
     outcome: Outcome = chaos.run(settings.pop("job", STEADY), faults=faults, **settings)
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps == 0
@@ -61,6 +61,11 @@ def planned(outcome: Outcome) -> list[Record]:
     assert outcome.recoveries == []
     assert not any(plan["abort"] for plan in plans[1:])
     return plans
+
+
+def fault_seen(chaos: Any, number: int) -> JournalFlag:
+    """A flag that is up when the n-th fault has taken effect."""
+    return JournalFlag(chaos, lambda record: record.event == Event.EVIDENCE and record["fault"] == f"fault{number}")
 
 
 def left(outcome: Outcome) -> set[str]:
@@ -206,12 +211,21 @@ def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
 @pytest.mark.slow
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
     """No rank that began is there at the end: the state has gone from rank to rank, and no step was lost."""
+    goal, flags = happened(chaos, Event.NODE_LOST, 3), [fault_seen(chaos, 2 * turn) for turn in range(3)]
     faults: list[Fault] = []
+    gates: dict[str, str] = {}
     for turn in range(3):  # a rank that joins in the place of another one takes its number
-        faults.append(AddNode(at_step=AT + 60 * turn))
-        faults.append(TakeSpot(rank=turn, grace_s=8.0, at_step=AT + 60 * turn + 2))  # over before the next turn
-    plan = {"nodes": 3, "elastic": policy(2, 3), "options": {"step_s": 0.15, "full": 0}, "steps": 140}
-    outcome = run(chaos, *faults, goal=happened(chaos, Event.NODE_LOST, 3), **plan)
+        step = AT + 60 * turn  # the turn before is over
+        faults += [AddNode(at_step=step), TakeSpot(rank=turn, grace_s=8.0, at_step=step + 4)]
+        gates[str(step + 2)] = flags[turn].until["file"]  # there is a node to take the place
+
+    def watch(message: Any) -> None:
+        for flag in (goal, *flags):
+            flag(message)
+
+    plan = {"nodes": 3, "elastic": policy(2, 3), "steps": 140}
+    plan["options"] = {"step_s": 0.15, "full": 0, "gates": gates}
+    outcome = run(chaos, *faults, job="jobs/held.py", goal=goal, watch=watch, **plan)
     planned(outcome)
     first, last = journal(outcome, Event.PLAN)[0], journal(outcome, Event.PLAN)[-1]
     assert {member["worker"] for member in first["members"]}.isdisjoint(member["worker"] for member in last["members"])

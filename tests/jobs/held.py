@@ -1,4 +1,4 @@
-"""A job whose ranks wait, in the first steps of a larger world, until a file is there."""
+"""A job whose ranks wait until a file is there: in the first steps of a larger world, or before chosen steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def train(
     trainer: Any,
     *,
     steps: int,
-    world: int,
-    file: str,
+    world: int = 0,
+    file: str = "",
+    gates: dict[str, str] | None = None,
     step_s: float = 0.0,
     full: int = 0,
     until: dict[str, Any] | None = None,
@@ -28,8 +29,9 @@ def train(
     """Train a small replicated model.
 
     Args:
-        world: of so many ranks, which wait for ``file`` inside the step, before they compute. Each waits
-            ``PATIENCE_S`` at most.
+        world: of so many ranks, which wait for ``file`` inside the step, before they compute; 0: none does. Each wait
+            takes ``PATIENCE_S`` at most. The unbroken run, which has no goal, waits nowhere.
+        gates: step -> file for which each rank waits before it.
         full: steps take 0.1 s while there are fewer ranks.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
@@ -38,6 +40,8 @@ def train(
     trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
     goal = Goal(trainer, steps, until)
     while goal.is_ahead():
+        if until is not None and (gate := (gates or {}).get(str(trainer.step))):
+            _wait_for(trainer, Path(gate))
         with trainer.transaction() as step:
             goal.pace(step_s if trainer.world >= full else 0.1)
             if trainer.took_part and trainer.world == world and until is not None:
