@@ -50,7 +50,7 @@ def loads(outcome: Outcome) -> list[list[int]]:
 
 def measured(chaos: Chaos, *faults: Any, flag: Flag, **plan: Any) -> Outcome:
     """A run of ranks whose times are injected, which goes on until ``flag`` is up."""
-    options = {"slow": "node1", "from_step": AT} | plan.pop("options", {})
+    options = {"slow": [1], "from_step": AT} | plan.pop("options", {})
     goal = flag.until | plan.pop("until", {})
     settings = {"job": "jobs/uneven.py:measured", "steps": 20, "until": goal, "watch": flag} | QUICK_BEATS
     return run(chaos, *faults, options=options, **settings | plan)
@@ -112,8 +112,9 @@ def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Pa
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], "no fault explains the times that are told"
     (lost,) = journal(outcome, Event.DETECTED)
-    assert (lost["worker"], lost["cause"]) == ("node1.0", "slow")
-    assert "node1" not in {member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
+    assert (lost["rank"], lost["cause"]) == (1, "slow")
+    first, last = (journal(outcome, Event.PLAN)[at]["members"] for at in (0, -1))
+    assert first[1]["node"] not in {member["node"] for member in last}
     assert outcome.lost_steps == 0
 
 
@@ -133,7 +134,7 @@ def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Pat
 def test_equal_ranks_keep_equal_shares(chaos: Chaos, tmp_path: Path) -> None:
     """On a machine with fewer CPUs than ranks, too: the times that the ranks tell are all alike."""
     flag = shares(tmp_path / "begun", bool)
-    outcome = measured(chaos, flag=flag, steps=100, options={"slow": ""})
+    outcome = measured(chaos, flag=flag, steps=100, options={"slow": []})
     assert loads(outcome) == [[4, 4, 4, 4]]
 
 
@@ -147,7 +148,7 @@ def test_a_slow_network_is_told_and_no_shard_moves(chaos: Chaos, tmp_path: Path)
         return len(told) == 4 and min(told.values()) > 20
 
     flag = Flag(tmp_path / "slow", is_slow_for_long)
-    options = {"slow": "node", "part": "wait", "factor": 11.0, "from_step": 40}
+    options = {"slow": [0, 1, 2, 3], "part": "wait", "factor": 11.0, "from_step": 40}
     outcome = measured(chaos, flag=flag, options=options, steps=60, slow_limit=2.0)
     assert {record["kind"] for record in journal(outcome, Event.STRAGGLER)} == {"network"}
     assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []
@@ -200,9 +201,9 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
     fault = Straggle(rank=1, at_step=AT, delay_ms=60.0, steps=1000)
     outcome = run(chaos, fault, spares=1, slow_limit=3.0, slow_steps=10, steps=60, balance=False)
     (lost,) = journal(outcome, Event.DETECTED)
-    assert (lost["worker"], lost["cause"]) == ("node1.0", "slow")
-    nodes = [member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]]
-    assert "node1" not in nodes
+    assert (lost["rank"], lost["cause"]) == (1, "slow")
+    first, last = (journal(outcome, Event.PLAN)[at]["members"] for at in (0, -1))
+    assert first[1]["node"] not in {member["node"] for member in last}
     assert outcome.lost_steps == 0
     assert outcome.false_alarms == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,21 +72,21 @@ def measured(
     *,
     steps: int,
     until: dict[str, Any] | None = None,
-    slow: str = "",
+    slow: Sequence[int] = (),
     part: str = "compute",
     factor: float = 2.0,
     from_step: int = 6,
     recovers_after: int = 0,
 ) -> None:
-    """All ranks are as fast as the machine is; the times that they tell say that those of one node are slow.
+    """All ranks are as fast as the machine is; the times that they tell say that some are slow.
 
     A shard takes a second of computation and 0.1 s of input, by these times: so much more than it really takes that
     what the kernel tells of a busy machine is nothing beside it.
 
     Args:
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
-        slow: the node; "node" for all.
-        part: what is slow on it: ``compute``, ``input`` or ``wait``, that is the network.
+        slow: ranks of the first world. A rank that replaces one of them later is as fast as the others.
+        part: what is slow on them: ``compute``, ``input`` or ``wait``, that is the network.
         factor: a shard takes so many times longer there, all in all.
         from_step: from here on.
         recovers_after: steps with fewer shards than at first after which it is slow no more; 0: it stays slow.
@@ -94,13 +94,14 @@ def measured(
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
-    is_slow = bool(slow) and trainer._worker.name.startswith(slow)
     usual = {"compute": 1.0, "input": 0.1, "wait": 0.1}
     late = dict.fromkeys(usual, 0.0) | {part: (factor - 1) * (usual["compute"] + usual["input"])}
     counts: list[int] = []  # shards of this rank, step by step
+    in_first_world: set[int] = set()  # the rank that this worker had there
 
     def parts() -> tuple[float, float, float]:
         eased = sum(count < max(counts) for count in counts) > recovers_after > 0
+        is_slow = not in_first_world.isdisjoint(slow)
         more = late if is_slow and trainer.step >= from_step and not eased else dict.fromkeys(usual, 0.0)
         return usual["compute"] + more["compute"], usual["input"] + more["input"], usual["wait"] + more["wait"]
 
@@ -110,6 +111,7 @@ def measured(
     while goal.is_ahead():
         count = 0
         with trainer.transaction() as step:
+            in_first_world.update({trainer.rank} if trainer._worker.board.generation == 1 else ())
             goal.pace(0.02)
             for shard in step.shards(data, batch_size=48):
                 count += 1
