@@ -2,7 +2,7 @@
 
 Each mutant negates one condition or drops one statement. It is put in place, in this checkout, and tests are run in
 stages until one of them fails: the unit tests that import the mutated module and 500 simulated histories, then the
-gate, then, with ``--nightly``, everything. A mutant that survives all stages is code that no test needs.
+gate, then, with ``--last nightly``, everything. A mutant that survives all stages is code that no test needs.
 
 A JSON file holds the result: for each mutant its place, what was changed, and the stage that caught it. The checkout
 must have no uncommitted changes; each file is put back, also when the run is interrupted.
@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES = ("chaoskit/control", "chaoskit/runtime", "chaoskit/experiment")
+STAGES = ("unit", "simulation", "gate", "nightly")
 _LIMIT_S = 3600.0
 
 
@@ -120,21 +121,23 @@ def unit_tests(path: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file, text in texts if imports.search(text)]
 
 
-def stages(mutant: Mutant, nightly: bool) -> Iterator[tuple[str, list[str]]]:
-    """Name and arguments for pytest of each stage, the cheapest first."""
+def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
+    """Name and arguments for pytest of each stage of ``STAGES`` that the mutant concerns, the cheapest first."""
     if files := unit_tests(mutant.path):
         yield "unit", [*files, "-m", "not costly and not slow"]
     if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
         yield "simulation", ["tests/test_simulation.py", "-k", "test_histories and replicated-0"]
     parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
     yield "gate", [*parallel, "--gate", "-m", "not slow", "--ignore", "tests/cluster/timing"]
-    if nightly:
-        yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
+    yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
 
 
-def caught_by(mutant: Mutant, nightly: bool) -> str | None:
-    """The first stage in which a test fails, or None."""
-    for stage, arguments in stages(mutant, nightly):
+def caught_by(mutant: Mutant, last: str) -> str | None:
+    """The first stage, up to ``last``, in which a test fails, or None."""
+    tried = STAGES[: STAGES.index(last) + 1]
+    for stage, arguments in stages(mutant):
+        if stage not in tried:
+            break
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         ran = subprocess.run(
@@ -150,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40, help="mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="chooses them")
-    parser.add_argument("--nightly", action="store_true", help="run all tests on those that survive the gate")
+    parser.add_argument("--last", choices=STAGES, default="gate", help="stage after which a mutant has survived")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     parser.add_argument("--output", type=Path, default=Path("mutants.json"), help="where the result is written")
     options = parser.parse_args(arguments)
@@ -165,10 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, mutant in enumerate(mutants, 1):
         began_s = time.monotonic()
         with in_place(mutant):
-            stage = caught_by(mutant, options.nightly)
+            stage = caught_by(mutant, options.last)
         took_s = round(time.monotonic() - began_s, 1)
         print(
-            f"{number}/{len(mutants)} {mutant.path}:{mutant.line} {mutant.change}: {stage or 'SURVIVED'} ({took_s} s)"
+            f"{number}/{len(mutants)} {mutant.path}:{mutant.line} {mutant.change}: {stage or 'SURVIVED'} ({took_s} s)",
+            flush=True,
         )
         results.append({**mutant._asdict(), "caught_by": stage, "seconds": took_s})
         options.output.write_text(json.dumps(results, indent=1) + "\n")
