@@ -4,8 +4,8 @@ Each mutant negates one condition or drops one statement. It is put in place, in
 stages until one of them fails: the unit tests that import the mutated module and 500 simulated histories, then the
 gate, then, with ``--last nightly``, everything. A mutant that survives all stages is code that no test needs.
 
-A JSON file holds the result: for each mutant its place, what was changed, and the stage that caught it. The checkout
-must have no uncommitted changes; each file is put back, also when the run is interrupted.
+A JSON file holds the result: for each mutant its place, what was changed, and the stage and test that caught it. The
+checkout must have no uncommitted changes; each file is put back, also when the run is interrupted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -132,7 +133,14 @@ def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
     yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
 
 
-def caught_by(mutant: Mutant, last: str) -> str | None:
+class Catch(NamedTuple):
+    """How a mutant was caught: the stage, and the test that failed, or that the stage did not end."""
+
+    stage: str
+    test: str
+
+
+def caught_by(mutant: Mutant, last: str) -> Catch | None:
     """The first stage, up to ``last``, in which a test fails, or None."""
     tried = STAGES[: STAGES.index(last) + 1]
     for stage, arguments in stages(mutant):
@@ -140,11 +148,15 @@ def caught_by(mutant: Mutant, last: str) -> str | None:
             break
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        ran = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
-        )
+        try:
+            ran = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Catch(stage, f"no end within {_LIMIT_S:g} s")
         if ran.returncode not in (0, 5):  # 5: nothing was selected
-            return stage
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+            return Catch(stage, failed[1] if failed else "pytest did not end well")
     return None
 
 
@@ -164,17 +176,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT, check=False).returncode:
         parser.error("commit or stash your changes first: files of this checkout are changed and put back")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the context puts the file back
     results = []
     for number, mutant in enumerate(mutants, 1):
         began_s = time.monotonic()
         with in_place(mutant):
-            stage = caught_by(mutant, options.last)
+            catch = caught_by(mutant, options.last)
         took_s = round(time.monotonic() - began_s, 1)
-        print(
-            f"{number}/{len(mutants)} {mutant.path}:{mutant.line} {mutant.change}: {stage or 'SURVIVED'} ({took_s} s)",
-            flush=True,
-        )
-        results.append({**mutant._asdict(), "caught_by": stage, "seconds": took_s})
+        told = f"{mutant.path}:{mutant.line} {mutant.change}: {catch.stage if catch else 'SURVIVED'} ({took_s} s)"
+        print(f"{number}/{len(mutants)} {told}", flush=True)
+        results.append({**mutant._asdict(), "caught_by": catch and catch._asdict(), "seconds": took_s})
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     return int(any(result["caught_by"] is None for result in results))
 
