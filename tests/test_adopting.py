@@ -55,6 +55,7 @@ def test_zero(tmp_path: Path) -> None:
     assert output.count("goes on at step 20") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.promise("starts all of them again, and they go on from the last step", victim=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
@@ -88,6 +89,7 @@ def test_data(tmp_path: Path) -> None:
     assert output.endswith("the same batch in another world: True\n")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("every rank out within milliseconds; then a new world can be entered in the same process")
 def test_a_world_that_is_left(tmp_path: Path) -> None:
     """Survivors are thrown out of the collective, not held until a timeout, and go on as two."""

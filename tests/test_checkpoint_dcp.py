@@ -89,6 +89,7 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
         assert ranks(tmp_path, world, act)["digest"] == saved["digest"], (world, act)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`restore` loads the newest snapshot that is whole, on all ranks, or the one before it")
 def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     older, _ = ranks(tmp_path, 2, "save", 1), ranks(tmp_path, 2, "save", 2)

@@ -320,6 +320,7 @@ def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> No
 # -- the other commands -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> None:
     """The demonstration passes, and its outcome can be rendered again."""
     done = workplace.run("demo", "--quick", "--report", "shown", "--json")
@@ -341,6 +342,7 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("The worst run decides the exit code.")
 @pytest.mark.costly
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
@@ -367,6 +369,7 @@ def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.costly
 def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
     """The status of ``chaoskit run`` is that of the tests."""
     (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")

@@ -173,6 +173,8 @@ def named_process(cluster: LocalCluster, station: str) -> Process:
     return process
 
 
+@pytest.mark.costly
+@pytest.mark.promise("Every node is a container, and the coordinator another one.")
 @needs_docker
 def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """Labelled, with a network and a group of its own, and with few rights; its processes have the same pids here."""
@@ -193,6 +195,7 @@ def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalClu
     assert run_in(container, f"open({str(ROOT / 'README.md')!r}, 'a')")
 
 
+@pytest.mark.costly
 @needs_docker
 def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSubstrate, runs: Path) -> None:
     """Containers are used again by the next run, but for one that has ended."""
@@ -219,6 +222,7 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
     assert not container_of(substrate, "node1").cold
 
 
+@pytest.mark.costly
 @needs_docker
 def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) -> None:
     """A world grows into a container that stood ready, in the same network, with the numbers of the unbroken run."""
@@ -247,6 +251,7 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
     assert not container_of(substrate, "node2").cold
 
 
+@pytest.mark.costly
 @needs_docker
 def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubstrate, runs: Path) -> None:
     """A node that is added to a run is a container in its network; there are no more than were planned."""
@@ -269,6 +274,7 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubs
         cluster.end()
 
 
+@pytest.mark.costly
 @needs_docker
 def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerSubstrate, runs: Path) -> None:
     """When a run has ended its link and the rules of a change that was not lifted are gone from its containers."""
@@ -288,6 +294,8 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
 # -- levers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
+@pytest.mark.promise("A lost node is cut off first, and then killed by Docker")
 @needs_docker
 def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     substrate: DockerSubstrate, cluster: LocalCluster
@@ -312,6 +320,8 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     wait_until(lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S)
 
 
+@pytest.mark.costly
+@pytest.mark.promise("A node is frozen by pausing, and limited by updating its container")
 @needs_docker
 def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
@@ -329,6 +339,7 @@ def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, clus
     assert container.is_usable()
 
 
+@pytest.mark.costly
 @needs_docker
 def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
     """A node that is paused can be lost."""
@@ -338,6 +349,7 @@ def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
     assert frozen.thaw()
 
 
+@pytest.mark.costly
 @needs_docker
 def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """Limits of CPU, memory and processes strike, are counted, and end when they are lifted."""
@@ -364,6 +376,7 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCl
     assert container.is_usable()
 
 
+@pytest.mark.costly
 @needs_docker
 def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """When the kernel ends the first process of a container, all of it ends, and the count of the kernel with it."""
@@ -441,6 +454,8 @@ def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Calla
     undo.close()
 
 
+@pytest.mark.costly
+@pytest.mark.promise("When its launcher is killed its nursery ends")
 @needs_docker
 def test_nothing_is_left_of_a_launcher_that_is_killed(
     tmp_path: Path, idle: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

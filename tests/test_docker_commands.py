@@ -32,6 +32,7 @@ def check(outcome: Outcome, name: str) -> Check:
     return next(check for check in outcome.checks if check.name.startswith(name))
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "In a container of `docker` the command finds Python, the run's directories, `working_directory` (in "
     "which it may write)"

@@ -91,6 +91,7 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
     assert refused["node"] == "node1"
 
 
+@pytest.mark.costly
 def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
     result = launch(tmp_path / "run", health="report")
@@ -98,6 +99,7 @@ def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
     assert hosts(result.directory) == {"node0", "node1", "node2"}
 
 
+@pytest.mark.costly
 def test_a_run_that_does_not_look_finds_nothing(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
     result = launch(tmp_path / "run", health="off")
@@ -115,6 +117,7 @@ def test_quarantined_nodes_are_left_alone_and_released_ones_prove_themselves(sta
     assert journal(result.directory, Event.DETECTED) == []
 
 
+@pytest.mark.costly
 def test_a_released_node_that_is_still_broken_stays_on_probation(state: Quarantine, tmp_path: Path) -> None:
     state.add("node1", "its disk")
     state.release("node1", "somebody looked at it")

@@ -173,6 +173,7 @@ def test_a_closed_network_is_gone(switch: Switch) -> None:
     wait_until(lambda: not holders(names), "the end of the namespaces")
 
 
+@pytest.mark.costly
 @needs_networks
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """A launcher that is killed in the middle of a run with a cut leaves no process and no namespace."""
@@ -229,6 +230,8 @@ def opening(paths: Iterable[Path], store: Path) -> str:
     return "\n".join(["set -e", *lines])
 
 
+@pytest.mark.costly
+@pytest.mark.promise("as root or as an ordinary user in a user namespace")
 @needs_networks
 def test_an_ordinary_user_runs_it_in_a_user_namespace() -> None:
     """A user without any rights runs it in a user namespace. What Python needs is made readable for that user."""

@@ -132,6 +132,7 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the first nodes of all racks keep copies of the state before the second of any does")
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
     """After its loss all other workers tear their state: only the copies in the other rack can bring it back."""

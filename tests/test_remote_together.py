@@ -135,6 +135,7 @@ def ask(s3_server: S3Server, proxy: ObjectProxy) -> Iterator[Ask]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.promise("So N replicas take the state from the store once instead of N times.")
 def test_each_byte_is_read_once(ask: Ask, proxy: ObjectProxy, bucket: str) -> None:
     """All ranks together take each byte of a snapshot from the store once, whether they want all of it or shares."""
@@ -158,6 +159,7 @@ def test_all_are_told_what_one_of_them_met(ask: Ask, proxy: ObjectProxy, bucket:
     assert ask(bucket, "share") == [{"step": 2, "right": True, "lost": []}] * RANKS, "no rank is left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.promise("All ranks get the same snapshot, or the same error")
 def test_all_take_the_same_snapshot(ask: Ask, s3_server: S3Server, snapshots: dict[int, Path], bucket: str) -> None:
     """Only one rank reads the damaged chunk; all of them read the older snapshot."""

@@ -85,6 +85,7 @@ def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
     assert record["line"].startswith("step 10 loss "), "three in a row, from step 8 on"
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the journal (`rule_fired`), live views and the outcome (`outcome.rules_fired`) tell of it")
 def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
     """The action ``alert`` writes down that the rule fired, and replaces no rank."""
@@ -140,6 +141,7 @@ def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos:
     assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`stopPattern` ends the watch of that worker for good.")
 def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
     """After a line with the stop pattern a rule watches that rank no more."""
@@ -232,6 +234,7 @@ def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, comma
         chaos.run(**started, rules=bad)
 
 
+@pytest.mark.costly
 def test_a_launch_warns_of_contradictions_and_tells_what_fires(tmp_path: Path) -> None:
     """A launch warns of rules that contradict its settings, and shows the rules that fire."""
     rules = [SLOW | ALERT | {"metricThreshold": 1}, QUIET | {"expectedRecurringFrequencyInSeconds": 90}]

@@ -93,6 +93,7 @@ def launch(workplace: Workplace) -> Iterator[Launch]:
         launched.end()
 
 
+@pytest.mark.costly
 def test_every_way_to_ask(launch: Launch) -> None:
     """One launch is asked in every way: nodes that are missing are started, and no worker is given up."""
     code, said = launch.command("scale", "3")
@@ -130,6 +131,8 @@ def test_every_way_to_ask(launch: Launch) -> None:
     assert launch.records(Event.LEFT)
 
 
+@pytest.mark.costly
+@pytest.mark.promise("SIGTERM to the agent of a node: it is to go")
 def test_a_node_that_is_told_to_end_leaves_first(launch: Launch) -> None:
     """SIGTERM to its agent, as Kubernetes sends it: the agent ends by itself, with status 0, when its rank is out."""
     agent = agent_of(launch, "node1")
@@ -151,6 +154,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> number - 1 & 1)
 
 
+@pytest.mark.costly
 def test_a_notice_is_taken_back_by_command_and_by_signal(launch: Launch) -> None:
     """A notice ends by command and by signal, and the node stays."""
     assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
@@ -178,6 +182,7 @@ def test_a_notice_says_when_or_that_it_is_taken_back(workplace: Workplace, argum
     assert "--cancel" in ended.stderr
 
 
+@pytest.mark.costly
 def test_a_stranger_learns_nothing(launch: Launch) -> None:
     """A request without the token is refused, and the file that holds it is readable by its owner only."""
     door = json.loads((launch.directory / DOOR).read_text())
@@ -194,6 +199,7 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
     assert not launch.records(Event.ASKED)
 
 
+@pytest.mark.costly
 def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
     """A job without an elastic policy keeps its size, and its address is gone when it has ended."""
     arguments = ["launch", "train.py", "--nodes", "1", "--spares", "0", "--report", "run", "--set", "steps=100000"]

@@ -171,6 +171,7 @@ def test_a_node_that_is_replaced_or_stands_still(chaos: Any, fault: Fault) -> No
     run(chaos, fault)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("else the bytes go over TCP, in the clear", fault=LoseNode(rank=2, at_step=AT))
 @pytest.mark.chaos(substrate="netns")
 @pytest.mark.parametrize("fault", [LoseNode(rank=2, at_step=AT), Cut(rank=2, at_step=AT, heal_after_s=1.0)])

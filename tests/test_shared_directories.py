@@ -62,6 +62,7 @@ def gone_pid() -> int:
     return process.pid
 
 
+@pytest.mark.costly
 def test_a_script_that_is_killed_goes_on_from_its_own_memory(root: Path) -> None:
     """Its parent, this process, owns the job, as ``torchrun`` would."""
     lines = []

@@ -299,6 +299,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("how many recovered of those that were tried, with the Wilson score interval")
 @pytest.mark.costly
 def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:

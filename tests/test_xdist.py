@@ -78,6 +78,7 @@ def test_two_workers_make_one_report_and_one_status(
     result.stdout.fnmatch_lines([f"*chaoskit: {len(verdicts)} runs, *report.html*"])
 
 
+@pytest.mark.slow
 def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
     """Two processes never share one, and both work; neither survives its worker."""
     pytester.makeini(RELAXED)

@@ -95,6 +95,7 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
 # -- loss -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the copies are made again; until then the step counts as unprotected", job="fsdp")
 @JOBS
 def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:

@@ -41,6 +41,7 @@ def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     assert all(span.end_s >= found.begun_s + found.seconds - 1e-6 for span in restored)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`outcome.exposures` says for how long pieces lacked copies after a fault")
 def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
     """The node was a partner, too: the piece that it kept for another one is copied elsewhere."""

@@ -59,6 +59,7 @@ def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.promise("uploads are tried again until the store is back; training goes on", mode="refuse")
 @pytest.mark.parametrize("mode", sorted({*MODES} - {"stall"}))  # a request is given up after half a minute
 def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(

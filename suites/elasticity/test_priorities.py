@@ -11,6 +11,7 @@ from chaoskit.vocabulary import Event
 from faults import Demand, Kill, KillCoordinator
 
 
+@pytest.mark.slow
 @pytest.mark.promise("a world is formed without the nodes that the other job was promised", nodes=1)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_nodes_are_lent_and_come_back(chaos: Chaos, nodes: int) -> None:
@@ -39,6 +40,7 @@ def test_two_jobs_ask_one_after_the_other(chaos: Chaos) -> None:
     nobody_is_lost(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Nothing of that is lost with a coordinator")
 def test_a_rank_and_the_coordinator_are_lost_while_nodes_are_lent(chaos: Chaos) -> None:
     demand = Demand(nodes=1, grace_s=5.0, return_after_s=2.0, at_step=10)

@@ -33,6 +33,7 @@ def test_a_trace(chaos: Chaos, name: str) -> None:
     nobody_is_lost(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("None of these formats knows a notice before the loss.")
 def test_a_trace_without_notices(chaos: Chaos) -> None:
     """None of the published traces knows a notice: without one, each node that goes is a loss."""

@@ -10,6 +10,7 @@ from chaoskit.suites.elasticity.storms import TROUBLES, storm
 from faults import Scale
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "no bit of the training changes, because the global batch is cut into the same shards at every size",
     seed=[0, 3],

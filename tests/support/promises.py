@@ -3,7 +3,8 @@
 A test states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``. Where
 only some of its cases hold it, their parameters name them: ``promise("...", world=[2, 3], phase="reduce")``. All of
 these must be equal; a list stands for any of its values. ``pytest.param(..., marks=pytest.mark.promise("..."))`` marks
-one case, too. The sentence stands in the README or in docs/; the gate runs every such case.
+one case, too. The sentence stands in the README or in docs/; the gate runs every such case, but those of tests that are
+marked ``slow``: they run at night.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 _GENERATED = ROOT / "docs" / "promises.md"
 _HEAD = """# Promises and their tests
 
-Sentences of the README and the documentation, and the tests in the gate that hold them. Written by
-`python tests/support/promises.py`.
+Sentences of the README and the documentation, and the tests that hold them: in the gate, or where it says so, at night.
+Written by `python tests/support/promises.py`.
 """
 
 
@@ -29,10 +30,12 @@ class Promise(NamedTuple):
     Attributes:
         text: the quoted sentence.
         test: file and function, as ``tests/test_x.py::test_y``.
+        at_night: the test is left out of the gate.
     """
 
     text: str
     test: str
+    at_night: bool
 
 
 def marked() -> list[Promise]:
@@ -55,9 +58,10 @@ def _marked_in(path: Path) -> Iterator[Promise]:
     }
     for function in body:
         if isinstance(function, ast.FunctionDef):
+            at_night = "pytest.mark.slow" in map(ast.unparse, function.decorator_list)
             for decorator in function.decorator_list:
                 for text in _quoted(decorator, lists):
-                    yield Promise(text, f"{path.relative_to(ROOT)}::{function.name}")
+                    yield Promise(text, f"{path.relative_to(ROOT)}::{function.name}", at_night)
 
 
 def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[str]:
@@ -90,15 +94,16 @@ def page() -> str:
     """The page of all promises, by document."""
     tests: dict[str, list[str]] = defaultdict(list)
     for promise in marked():
-        if promise.test not in tests[promise.text]:
-            tests[promise.text].append(promise.test)
+        cell = f"`{promise.test}`" + (", at night" if promise.at_night else "")
+        if cell not in tests[promise.text]:
+            tests[promise.text].append(cell)
     by_place: dict[str, list[str]] = defaultdict(list)
     for text in tests:
         by_place[(places(text) or ["nowhere"])[0]].append(text)
     lines = [_HEAD]
     for place, texts in sorted(by_place.items()):
         lines += [f"## {place}", "", "| promise | tests |", "|---|---|"]
-        lines += [f"| {_cell(text)} | {'<br>'.join(f'`{test}`' for test in tests[text])} |" for text in texts]
+        lines += [f"| {_cell(text)} | {'<br>'.join(tests[text])} |" for text in texts]
         lines.append("")
     return "\n".join(lines)
 
