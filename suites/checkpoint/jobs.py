@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.names import STAGING, snapshot_name
 from chaoskit.journal import read_journals
 from chaoskit.vocabulary import Event
 
@@ -21,9 +22,11 @@ _DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
 def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, Any] | None = None) -> None:
     """Train; at one step until a fault of the disk has ended, at a later one until a snapshot of it is whole.
 
+    In between it waits before each save until the one before is over: a node lets a save go while it writes another.
+
     Args:
-        until: ``healed_at``, ``stored_at``: these steps; ``directory``: of the disk tier. None, as of the unbroken run,
-            which has no disk tier: the job never waits.
+        until: ``healed_at``, ``stored_at``: these steps; ``every_steps``: from save to save; ``directory``: of the disk
+            tier. None, as of the unbroken run, which has no disk tier: the job never waits.
     """
 
     torch.manual_seed(trainer.seed)
@@ -41,6 +44,10 @@ def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, A
 def _wait(trainer: Any, until: dict[str, Any]) -> None:
     while trainer.step == until["healed_at"] and not _is_healed(trainer):
         time.sleep(0.02)
+    if until["healed_at"] < trainer.step < until["stored_at"] and (trainer.step + 1) % until["every_steps"] == 0:
+        last = trainer.step + 1 - until["every_steps"]
+        while not _is_over(trainer, Path(until["directory"]), last):
+            time.sleep(0.02)
     while trainer.step == until["stored_at"] and not _is_stored(Path(until["directory"]), trainer.step):
         time.sleep(0.02)
 
@@ -83,6 +90,17 @@ def _wait_for_copies(trainer: Any) -> None:
 def _is_healed(trainer: Any) -> bool:
     journals = Path(trainer.disk).parent.parent / "journal"
     return any(record.event == Event.LIFTED for record in read_journals(journals))
+
+
+def _is_over(trainer: Any, directory: Path, step: int) -> bool:
+    """Whether the save of ``step`` was made or has failed, and no node writes it any more."""
+    journals = Path(trainer.disk).parent.parent / "journal"
+    told = any(
+        record.event in (Event.SAVED, Event.SAVE_FAILED) and record["step"] == step
+        for record in read_journals(journals)
+    )
+    name = snapshot_name(step, generation=0).partition(".")[0]
+    return told and not any((directory / STAGING).glob(f"{name}.*"))
 
 
 def _is_stored(directory: Path, step: int) -> bool:

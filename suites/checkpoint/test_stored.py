@@ -77,7 +77,7 @@ def test_a_disk_that_fails_a_save_ends_no_training(
     if reason := kind.unavailable():
         pytest.skip(reason)
     stored = DiskTier(tmp_path / "stored")
-    waits = {"healed_at": 60, "stored_at": 95, "directory": str(stored.root)}
+    waits = {"healed_at": 60, "stored_at": 95, "every_steps": 5, "directory": str(stored.root)}
     more: dict[str, Any] = {"delay_ms": 20.0} if kind is SlowDisk else {}
     outcome = chaos.run(
         f"{Path(__file__).with_name('jobs.py')}:stored",
