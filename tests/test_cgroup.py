@@ -36,13 +36,14 @@ sys.stdin.read()
 # A launcher in the middle of a run whose rank 1, or its node, is held back for a very long time.
 RUNNING = """
 import sys
+from pathlib import Path
 from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.local import LocalSubstrate
 from faults import *
 
 fault = eval(sys.argv[2])
-Harness(LocalSubstrate()).run(
+Harness(LocalSubstrate(), Path(sys.argv[3])).run(
     sys.argv[1], nodes=2, spares=0, steps=10**6, options={"step_s": 0.01}, faults=[fault], twin=False,
     **DETECTION["relaxed"],
 )
@@ -206,7 +207,7 @@ def test_the_group_of_a_killed_launcher_is_removed(
 def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path, fault: str) -> None:
     job = f"{Path(__file__).parent}/jobs/troubled.py:plain"
     environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path))
-    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault], env=environment)
+    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault, str(tmp_path / "runs")], env=environment)
     try:
         wait_until(lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault")
         assert launcher.poll() is None
