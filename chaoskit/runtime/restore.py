@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from chaoskit.messages import Endpoint, Snapshot, SourceFailed
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.generations import Generation
 from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
@@ -34,8 +35,8 @@ class Source:
         return self.snapshot.checksum if self.snapshot is not None else ""
 
 
-def sources(formation: Formation) -> list[Source]:
-    """Everybody who has the step that this formation trains next; each rank begins with another one."""
+def sources(formation: Generation) -> list[Source]:
+    """Everything that has the step that this generation trains next; each rank begins with another one. Pure."""
     plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
     ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
     if ahead:
@@ -53,7 +54,7 @@ def sources(formation: Formation) -> list[Source]:
     return found[turn:] + found[:turn]
 
 
-def _has_one_reader(formation: Formation) -> bool:
+def _has_one_reader(formation: Generation) -> bool:
     """Whether the state comes from the remote tier, so that rank 0 reads it, and the others take it from there."""
     if any(standing.step == formation.goal_step for standing in formation.standings or ()):
         return False

@@ -37,6 +37,7 @@ from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import accuse
 from chaoskit.runtime.peer import PeerLost
@@ -52,8 +53,6 @@ from chaoskit.runtime.shardwork import Shard
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.runtime.world import World
 from chaoskit.vocabulary import Event, Phase
-
-_PLAN_S = 10.0  # a broken collective is explained by a plan much sooner; without a coordinator it may take this long
 
 
 class Reentry(BaseException):
@@ -237,7 +236,7 @@ class ShardedTrainer(BaseTrainer):
         try:
             restorer.restore(state, number, count)
         except NoCopy as error:
-            if not worker.regrouper.wait_newer(formation, _PLAN_S):
+            if not worker.regrouper.wait_newer(formation, ENTRY_S):
                 raise PeerLost(str(error)) from error
             raise GenerationSuperseded(str(error)) from error
         for snapshot in restorer.read:
@@ -474,9 +473,7 @@ class ShardedTrainer(BaseTrainer):
             worker.journal.write(Event.QUIESCED, generation=generation, rank=self.rank, error=detail)
             worker.send(GroupBroken(worker.name, generation, detail))
         worker.regrouper.give_up(formation)
-        # the next plan may wait for a replacement, which has to start
-        limit_s = _PLAN_S + max(self.config.replacement_s, self.config.startup_s)
-        if not worker.regrouper.wait_newer(formation, None if over else limit_s):
+        if not worker.regrouper.wait_newer(formation, entry_limit_s(over, self.config)):
             raise error
         return not over
 

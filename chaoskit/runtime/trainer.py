@@ -28,6 +28,7 @@ from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.following import Following
 from chaoskit.runtime.from_store import pull_stored
+from chaoskit.runtime.generations import Move, healing_limit_s
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
@@ -44,8 +45,6 @@ from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.stopwatch import Lap, Stopwatch
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
-
-_PLAN_S = 2.0  # the loss of a rank leads to a plan much sooner
 
 
 class TrainingOver(BaseException):
@@ -240,13 +239,14 @@ class Trainer(BaseTrainer):
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
-            if formation.goal_step > self.step:
+            if (move := formation.first_move(self.step)) is Move.HEAL:
                 behind = True
                 if not self._heal(formation):
                     continue
-            if formation.target.done:
+                move = formation.first_move(self.step)
+            if move is Move.END:
                 raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
-            if self.step < 0:
+            if move is Move.FAIL:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             board.enter(Phase.OUTSIDE)  # in the user's code, if there is a hook
@@ -290,8 +290,7 @@ class Trainer(BaseTrainer):
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
             return True
         self._worker.board.enter(Phase.REGROUP)  # nothing is copied any more: it waits
-        # one that broke on the way, without a coordinator, has a newer one as soon as there is a coordinator again
-        if not self._worker.regrouper.wait_newer(formation, None if formation.broken else _PLAN_S):
+        if not self._worker.regrouper.wait_newer(formation, healing_limit_s(formation)):
             raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 

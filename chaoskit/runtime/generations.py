@@ -1,0 +1,218 @@
+"""What a worker decides about the generations of its world: which it begins, and what it needs to train in one.
+
+Without threads, sockets or a clock: :class:`chaoskit.runtime.regroup.Regrouper` carries the decisions out, and the
+simulated workers of the tests do so, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from chaoskit.config import RunConfig
+from chaoskit.messages import Member, Plan
+
+_STANDING = struct.Struct("!q?")
+#: The loss of a rank leads to a plan much sooner.
+_HEALING_S = 2.0
+#: A broken collective is explained by a plan much sooner; without a coordinator it may take this long.
+ENTRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a member was when the generation was formed: steps committed, and whether its training is over."""
+
+    rank: int
+    step: int
+    done: bool
+
+    def encode(self) -> bytes:
+        return _STANDING.pack(self.step, self.done)
+
+    @classmethod
+    def decode(cls, rank: int, value: bytes) -> Standing:
+        return cls(rank, *_STANDING.unpack(value))
+
+
+class Move(Enum):
+    """What a rank does first in a generation."""
+
+    HEAL = auto()  # take the state from a source that has it
+    END = auto()  # the others have taken the last step
+    FAIL = auto()  # no member has the state
+    TRAIN = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """A membership as this worker lives it. ``standings`` are None until they are known.
+
+    ``me``: in a membership that this worker has left, its place in the one before.
+    """
+
+    plan: Plan
+    me: Member
+    standings: tuple[Standing, ...] | None = None
+    broken: bool = False
+
+    @property
+    def target(self) -> Standing:
+        """The furthest member: all others must have its step, and it is at its end if one that has the step is."""
+        assert self.standings is not None
+        return max(self.standings, key=lambda standing: (standing.step, standing.done))
+
+    @property
+    def goal_step(self) -> int:
+        """The step that every member must have: of the furthest one, or of the newest copy where no member has it."""
+        return max(self.target.step, *(snapshot.step for snapshot in self.plan.restore), -1)
+
+    def learn(self, values: Sequence[bytes]) -> None:
+        """Take note of what the members say of themselves, by rank: encoded standings."""
+        self.standings = tuple(Standing.decode(rank, value) for rank, value in enumerate(values))
+
+    def first_move(self, step: int) -> Move:
+        """What a member that has ``step`` does; -1 for one without a state."""
+        if self.goal_step > step:
+            return Move.HEAL
+        if self.target.done:
+            return Move.END
+        return Move.TRAIN if step >= 0 else Move.FAIL
+
+
+#: What else belongs to a generation differs between a real worker and a simulated one.
+AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[AnyGeneration]):
+    """``begun`` takes the place of ``left``, which is broken. A worker that is to go forms no group."""
+
+    left: AnyGeneration | None
+    begun: AnyGeneration
+    takes_part: bool
+
+
+class Course(Generic[AnyGeneration]):
+    """The way of a worker from one generation to the next.
+
+    Args:
+        worker: its name.
+        make: a new generation, from a plan and the place of this worker in it.
+
+    Attributes:
+        current: the newest generation that was begun.
+        step: committed steps of this worker, -1 without a state.
+        done: whether its training is over.
+    """
+
+    def __init__(self, worker: str, make: Callable[[Plan, Member], AnyGeneration]) -> None:
+        self._worker, self._make = worker, make
+        self.current: AnyGeneration | None = None
+        self._waiting: Plan | None = None  # the newest plan that waits for a step boundary
+        self._advancing = False  # the step is just changing
+        self.step = 0
+        self.done = False
+
+    # -- plans --------------------------------------------------------------------------------------------------
+
+    def offer(self, plan: Plan) -> Change[AnyGeneration] | None:
+        """Take note of a plan. One that aborts is begun at once, another one at the next step boundary."""
+        current = self.current
+        if current is not None and plan.generation <= current.plan.generation:
+            return None
+        if plan.abort or current is None or current.broken:
+            return self._begin(plan)
+        if self._waiting is None or plan.generation > self._waiting.generation:
+            self._waiting = plan
+        return None
+
+    @property
+    def vote(self) -> int:
+        """Generation of the plan that waits for a step boundary, or of the current one."""
+        newest = self._waiting or (self.current.plan if self.current is not None else None)
+        return newest.generation if newest is not None else 0
+
+    def move_on(self, lowest_vote: int) -> Change[AnyGeneration] | None:
+        """At a step boundary that all ranks share: begin the waiting plan, if all of them know it."""
+        if self._waiting is None or self._waiting.generation > lowest_vote:
+            return None
+        return self._begin(self._waiting)
+
+    def give_up(self, generation: AnyGeneration) -> Change[AnyGeneration] | None:
+        """There will be no step boundary in ``generation`` any more: a waiting plan is begun at once."""
+        generation.broken = True
+        if self._waiting is None or self.current is not generation:
+            return None
+        return self._begin(self._waiting)
+
+    def _begin(self, plan: Plan) -> Change[AnyGeneration]:
+        me, left = plan.member(self._worker), self.current
+        place = me or (left.me if left is not None else None)
+        assert place is not None, "a plan without this worker ends it before it comes here"
+        if left is not None:
+            left.broken = True
+        self.current, self._waiting = self._make(plan, place), None
+        return Change(left, self.current, me is not None)
+
+    # -- the current generation ---------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> AnyGeneration | None:
+        """The newest generation, if the steps of its members are known."""
+        current = self.current
+        return current if current is not None and current.standings is not None else None
+
+    @property
+    def left(self) -> AnyGeneration | None:
+        """The newest generation, if this worker is to go: it waits for its end, or for a newer one with it."""
+        current = self.current
+        return current if current is not None and self._worker in current.plan.leavers else None
+
+    def is_over(self, generation: AnyGeneration) -> bool:
+        """Whether it broke, or there is a newer one."""
+        return generation.broken or self.current is not generation
+
+    # -- the step that others are told --------------------------------------------------------------------------
+
+    def hold_report(self, generation: AnyGeneration) -> bool:
+        """Tell no newer generation of the step, as it is going to change. False: ``generation`` is over already."""
+        if self.is_over(generation):
+            return False
+        self._advancing = True
+        return True
+
+    def release_report(self) -> None:
+        """The step stands."""
+        self._advancing = False
+
+    def may_report(self, generation: AnyGeneration) -> bool:
+        """Whether :meth:`report` can be called."""
+        return not self._advancing or generation.broken
+
+    def report(self, generation: AnyGeneration) -> Standing | None:
+        """What the members of ``generation`` are told of this worker; None if they need not be told any more."""
+        return None if generation.broken else Standing(generation.me.rank, self.step, self.done)
+
+
+# -- limits: how long a rank that cannot go on waits for a newer generation; None for any time ------------------------
+
+
+def healing_limit_s(generation: Generation) -> float | None:
+    """Of a rank that no source has given the state.
+
+    A generation that broke without a coordinator has a newer one as soon as there is a coordinator again.
+    """
+    return None if generation.broken else _HEALING_S
+
+
+def entry_limit_s(explained: bool, config: RunConfig) -> float | None:
+    """Of a rank whose entry into a sharded job failed; the next plan may wait for a replacement, which has to start.
+
+    Args:
+        explained: by the end of the generation or of the lease: then the failure is not this rank's own.
+    """
+    return None if explained else ENTRY_S + max(config.replacement_s, config.startup_s)
