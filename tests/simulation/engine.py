@@ -147,8 +147,11 @@ class Strand:
                 return
 
 
-def until(process: Process, condition: Callable[[], bool], timeout_s: float) -> Generator[Wish, None, bool]:
-    """Wait for ``condition``; False if that took longer than ``timeout_s``."""
+def until(process: Process, condition: Callable[[], bool], timeout_s: float | None) -> Generator[Wish, None, bool]:
+    """Wait for ``condition``; False if that took longer than ``timeout_s``. None: it may take any time."""
+    if timeout_s is None:
+        yield condition
+        return True
     deadline_s = process.engine.now_s + timeout_s
     process.after(timeout_s + 1e-9, process.notify)
     yield lambda: condition() or process.engine.now_s >= deadline_s

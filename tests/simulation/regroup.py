@@ -1,4 +1,4 @@
-"""How a simulated worker moves from one generation to the next: the rules of ``runtime/regroup.py``."""
+"""How a simulated worker moves from one generation to the next: the real :class:`Course`, over a simulated network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chaoskit.messages import STANDING, Exchange, Exchanged, Formed, GroupBroken, Member, Plan
+from chaoskit.messages import STANDING, Exchange, Exchanged, Formed, GroupBroken, Plan
 from chaoskit.messages import Superseded as SupersededReply
-from chaoskit.runtime.regroup import Standing
+from chaoskit.runtime.generations import Change, Course, Generation
 from simulation.engine import Wish, Work
 from simulation.mesh import Mesh
 from simulation.network import CLIENT, Line
@@ -27,58 +27,35 @@ class Broken(Exception):
 
 
 @dataclass(eq=False)
-class Formation:
+class Formation(Generation):
     """``regroup.Formation``."""
 
-    plan: Plan
-    me: Member
-    standings: tuple[Standing, ...] | None = None
     mesh: Mesh | None = None
-    broken: bool = False
     line: Line | None = None
-
-    @property
-    def target(self) -> Standing:
-        assert self.standings is not None
-        return max(self.standings, key=lambda standing: standing.step)
 
 
 class Regrouper:
-    """``regroup.Regrouper``, method by method; the worker stands for the lock and its condition."""
+    """``regroup.Regrouper`` without its decisions; the worker stands for the lock and its condition."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.current: Formation | None = None
-        self._soft: Plan | None = None
-        self._advancing = False
-        self.step = 0
-        self.done = False
+        self.course = Course(worker.name, Formation)
 
     # -- control thread -------------------------------------------------------------------------------------------
 
     def offer(self, plan: Plan) -> None:
-        if self.current is not None and plan.generation <= self.current.plan.generation:
-            return
-        if plan.abort or self.current is None or self.current.broken:
-            self._begin(plan)
-        elif self._soft is None or plan.generation > self._soft.generation:
-            self._soft = plan
-            self._worker.notify()
+        self._carry_out(self.course.offer(plan))
 
-    def _begin(self, plan: Plan) -> None:
-        me, previous = plan.member(self._worker.name), self.current
-        last = me or (previous.me if previous is not None else None)
-        assert last is not None
-        self.current = Formation(plan, last)
-        self._soft = None
-        if previous is not None:
-            previous.broken = True
-            if previous.line is not None:
-                previous.line.close(CLIENT)
-            if previous.mesh is not None:
-                previous.mesh.leave(previous.me.rank)
-        if me is not None:
-            self._worker.begin(self._form(self.current))
+    def _carry_out(self, change: Change[Formation] | None) -> None:
+        if change is None:
+            return
+        if (left := change.left) is not None:
+            if left.line is not None:
+                left.line.close(CLIENT)
+            if left.mesh is not None:
+                left.mesh.leave(left.me.rank)
+        if change.takes_part:
+            self._worker.begin(self._form(change.begun))
         self._worker.notify()
 
     # -- forming threads ------------------------------------------------------------------------------------------
@@ -99,15 +76,15 @@ class Regrouper:
         line = worker.world.connect(worker)
         if line is None:
             raise Broken("no coordinator to meet the others at")
-        yield lambda: not self._advancing or formation.broken
-        if formation.broken:
+        yield lambda: self.course.may_report(formation)
+        standing = self.course.report(formation)
+        if standing is None:
             line.close(CLIENT)
             return
         formation.line = line
-        standing = Standing(rank, self.step, self.done)
         replies = _Replies(worker, line)
         values = yield from replies.exchange(formation, STANDING, standing.encode())
-        formation.standings = tuple(Standing.decode(other, value) for other, value in enumerate(values))
+        formation.learn(values)
         worker.world.laws.met(formation)
         worker.notify()
         yield from replies.exchange(formation, "store addresses", b"")
@@ -127,36 +104,23 @@ class Regrouper:
 
     # -- main thread ----------------------------------------------------------------------------------------------
 
-    def membership_now(self) -> Formation | None:
-        current = self.current
-        return current if current is not None and current.standings is not None else None
-
     def is_over(self, formation: Formation) -> bool:
-        return formation.broken or self.current is not formation
+        return self.course.is_over(formation)
 
-    @property
-    def vote(self) -> int:
-        newest = self._soft or (self.current.plan if self.current else None)
-        return newest.generation if newest else 0
-
-    def move_on(self, generation: int) -> None:
-        if self._soft is not None and self._soft.generation <= generation:
-            self._begin(self._soft)
+    def move_on(self, lowest_vote: int) -> None:
+        self._carry_out(self.course.move_on(lowest_vote))
 
     def give_up(self, formation: Formation) -> None:
-        formation.broken = True
-        if self._soft is not None and self.current is formation:
-            self._begin(self._soft)
+        self._carry_out(self.course.give_up(formation))
 
     @contextmanager
     def advance(self, formation: Formation) -> Iterator[None]:
-        if self.is_over(formation):
+        if not self.course.hold_report(formation):
             raise Superseded
-        self._advancing = True
         try:
             yield
         finally:
-            self._advancing = False
+            self.course.release_report()
             self._worker.notify()
 
 

@@ -66,10 +66,10 @@ class ShardedWorker(Worker):
         regrouper = self.regrouper
         while True:
             self.enter(Phase.REGROUP)
-            yield lambda: regrouper.membership_now() not in (None, self._last)
-            formation = self._last = regrouper.membership_now()
+            yield lambda: regrouper.course.known not in (None, self._last)
+            formation = self._last = regrouper.course.known
             assert formation is not None
-            regrouper.done = self.over = False
+            regrouper.course.done = self.over = False
             try:
                 yield from self._enter(formation)
             except Superseded:
@@ -82,9 +82,9 @@ class ShardedWorker(Worker):
                 self.fail(f"{type(error).__name__}: {error}")
                 return
             self.enter(Phase.DONE)
-            self.over = regrouper.done = True
+            self.over = regrouper.course.done = True
             self.send(self._done(formation))
-            yield lambda formation=formation: regrouper.current is not formation
+            yield lambda formation=formation: regrouper.course.current is not formation
 
     def _done(self, formation: Formation) -> WorkerDone:
         return WorkerDone(self.name, self.step, format(self.state, "x"), formation.plan.generation)
@@ -96,9 +96,9 @@ class ShardedWorker(Worker):
             self.send(GroupBroken(self.name, formation.plan.generation, detail))
         regrouper.give_up(formation)
         if over:
-            yield lambda: regrouper.current is not formation
+            yield lambda: regrouper.course.current is not formation
             return True
-        return (yield from until(self, lambda: regrouper.current is not formation, PLAN_S))
+        return (yield from until(self, lambda: regrouper.course.current is not formation, PLAN_S))
 
     def _enter(self, formation: Formation) -> Generator[Wish, None, None]:
         """The user's function, from the beginning to the end."""
@@ -129,7 +129,7 @@ class ShardedWorker(Worker):
             try:
                 yield from self._restore(formation, plan.restore)
             except NoCopy:
-                newer = yield from until(self, lambda: self.regrouper.current is not formation, PLAN_S)
+                newer = yield from until(self, lambda: self.regrouper.course.current is not formation, PLAN_S)
                 if newer:
                     raise Superseded from None
                 raise
@@ -140,7 +140,7 @@ class ShardedWorker(Worker):
             self.enter(Phase.REDUCE)
             yield from self._meet(formation, RESTORED)  # others may still read what this rank is going to overwrite
         with self.regrouper.advance(formation):
-            self.regrouper.step = self.step
+            self.regrouper.course.step = self.step
         self.board.step = self.step
         self.agent.kept.hold(self)
         self.world.laws.took_over(self, formation)
@@ -235,7 +235,7 @@ class ShardedWorker(Worker):
             yield self.engine.uniform(0.0005, 0.005)
             self.state = advance(self.state, sums)
             self.step += 1
-            self.regrouper.step = self.step
+            self.regrouper.course.step = self.step
         self.world.laws.committed(self, formation)
         self._state_generation = formation.plan.generation
         self._begin_copy(formation)

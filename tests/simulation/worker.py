@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
+from chaoskit.runtime.generations import Move, healing_limit_s
+from chaoskit.runtime.restore import sources
 from chaoskit.vocabulary import Phase
 from simulation.engine import Process, Strand, Wish, Work, until
 from simulation.mesh import Contribution
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 GENESIS = 1
-#: ``trainer._PLAN_S``
-PLAN_S = 2.0
 #: ``peer._SILENT_S``
 SILENT_S = 1.0
 
@@ -138,7 +138,7 @@ class Worker(Process):
             self.fail(f"PeerLost: {error}")
             return
         self.enter(Phase.DONE)
-        self.over = self.regrouper.done = True
+        self.over = self.regrouper.course.done = True
         self.send(WorkerDone(self.name, self.step, format(self.state, "x")))
 
     def enter(self, phase: Phase) -> None:
@@ -172,24 +172,24 @@ class Worker(Process):
 
     def _settle(self) -> Generator[Wish, None, None]:
         """``Trainer._settle``: stand in the newest generation, at its step."""
-        regrouper, board = self.regrouper, self.board
+        course, board = self.regrouper.course, self.board
         while True:
-            formation = regrouper.membership_now()
+            formation = course.known
             if formation is None:
                 self.enter(Phase.REGROUP)
-                yield lambda: regrouper.membership_now() is not None
+                yield lambda: course.known is not None
                 continue
             if formation is self._formation:
                 return
             board.generation, board.rank = formation.plan.generation, formation.me.rank
-            target = formation.target
-            if target.step > self.step:
+            if (move := formation.first_move(self.step)) is Move.HEAL:
                 healed = yield from self._heal(formation)
                 if not healed:
                     continue
-            if target.done:
+                move = formation.first_move(self.step)
+            if move is Move.END:
                 raise TrainingOver
-            if self.step < 0:
+            if move is Move.FAIL:
                 self.world.laws.torn = True
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._formation = formation
@@ -207,12 +207,9 @@ class Worker(Process):
     def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
         """``Trainer._heal``: take the state of a member that is ahead."""
         self.enter(Phase.RESTORE)
-        standings, target = formation.standings or (), formation.target.step
-        ahead = [standing.rank for standing in standings if standing.step == target]
-        for attempt in range(len(ahead)):
-            healer = formation.plan.members[ahead[(formation.me.rank + attempt) % len(ahead)]]
+        for source in sources(formation):
             try:
-                yield from self._pull(formation, healer.worker)
+                yield from self._pull(formation, source.name)
             except Superseded:
                 break
             except PeerLost:
@@ -220,12 +217,10 @@ class Worker(Process):
             self.board.step = self.step
             return True
         self.enter(Phase.REGROUP)
-        if formation.broken:
-            yield lambda: self.regrouper.current is not formation
-            return False
-        newer = yield from until(self, lambda: self.regrouper.current is not formation, PLAN_S)
+        limit_s = healing_limit_s(formation)
+        newer = yield from until(self, lambda: self.regrouper.course.current is not formation, limit_s)
         if not newer:
-            raise PeerLost(f"the state of step {target} could not be read from anybody who has it")
+            raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
         return False
 
     def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:
@@ -248,7 +243,7 @@ class Worker(Process):
                 self.step, self.state = healer.step, healer.state
                 self.world.laws.healed(self, formation)
             finally:
-                regrouper.step = self.step
+                regrouper.course.step = self.step
 
     def _attempt(self) -> Generator[Wish, None, bool]:
         """``Trainer._attempt``: reduce and commit once; False: the generation is over."""
@@ -264,7 +259,7 @@ class Worker(Process):
             if isinstance(error, Broken):
                 self.send(GroupBroken(self.name, formation.plan.generation, str(error)))
             regrouper.give_up(formation)
-            yield lambda: regrouper.current is not formation
+            yield lambda: regrouper.course.current is not formation
             return False
         return True
 
@@ -276,7 +271,7 @@ class Worker(Process):
         if rank in mesh.broken:
             raise Broken("a connection of the group ended")
         mine = {shard: self._work[shard] for shard in formation.me.shards}
-        one = mesh.contribute(rank, self.step, Contribution(self.state, mine, regrouper.vote))
+        one = mesh.contribute(rank, self.step, Contribution(self.state, mine, regrouper.course.vote))
         yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
         if rank not in one.done:
             if regrouper.is_over(formation):
@@ -298,7 +293,7 @@ class Worker(Process):
             yield self.engine.uniform(0.0005, 0.005)
             self.state = advance(self.state, sums)
             self.step += 1
-            self.regrouper.step = self.step
+            self.regrouper.course.step = self.step
         self.world.laws.committed(self, formation)
         self.board.step, self._work = self.step, {}
         self.board.commits += 1
