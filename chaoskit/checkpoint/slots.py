@@ -1,4 +1,4 @@
-"""Slots: the reused pieces of shared memory that snapshots are written to, and the rule which one is next.
+"""Slots: the reused pieces of shared memory that snapshots are written to, locked while they are written or read.
 
 A slot is an :class:`ArenaImage` whose header bears its seal, so another process that maps it can read and trust it when
 its writer is gone. Its writer locks it exclusively, whoever reads it shares a lock: these are locks of open files
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
+from chaoskit.checkpoint.rotation import Content, kept, outlived, writable
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.checkpoint.stored import StoredCopy
 from chaoskit.errors import ChaoskitError
@@ -27,8 +28,9 @@ class Busy(ChaoskitError):
 class Slots:
     """``count`` slots of equal capacity.
 
-    Which one is written next: never the one with the protected step; where none is protected, or no slot holds that
-    step, never the newest complete one. Of the others the oldest. With two slots there is one choice at most.
+    Which one is written next says :mod:`chaoskit.checkpoint.rotation`: never the one with the protected step; where
+    none is protected, or no slot holds that step, never the newest complete one. Of the others the oldest. With two
+    slots there is one choice at most.
 
     Args:
         paths: files on a memory file system, one a slot, which outlive their processes; "" for unnamed memory.
@@ -115,21 +117,21 @@ class Slots:
             Busy: if there is none.
         """
         with self._lock:
-            complete = [image for image in self._images if image.checksum and image.fd not in self._taken]
-            protected = [image for image in complete if image.step == protected_step]
-            keep = max(protected or complete, key=_recency, default=None)
-            reasons = []
-            for image in sorted(self._images, key=lambda image: (image in complete, *_recency(image))):
-                if image.fd in self._taken:
-                    reasons.append("one is not complete yet")
-                elif image is keep:
-                    reasons.append(f"step {image.step} must be kept")
-                elif not _lock(image.fd):
-                    reasons.append(f"step {image.step} is being read")
-                else:
+            contents = self._contents()
+            for index in writable(contents, protected_step):
+                image = self._images[index]
+                if _lock(image.fd):
                     self._taken.add(image.fd)
                     return image
+            keep = kept(contents, protected_step)
+        reasons = [_why_not(content, kept=index == keep) for index, content in enumerate(contents)]
         raise Busy("no slot is free: " + ", ".join(reasons))
+
+    def _contents(self) -> list[Content]:
+        return [
+            Content(image.step, image.generation, bool(image.checksum), image.fd in self._taken)
+            for image in self._images
+        ]
 
     def give_back(self, image: ArenaImage) -> None:
         """It is complete, or will not be."""
@@ -140,9 +142,8 @@ class Slots:
     def forget_after(self, step: int) -> None:
         """Training went back to ``step``: what was committed later never happened."""
         with self._lock:
-            for image in self._images:
-                if image.step > step and image.fd not in self._taken:
-                    image.spoil()
+            for index in outlived(self._contents(), step):
+                self._images[index].spoil()
 
 
 class Adopted:
@@ -173,8 +174,11 @@ def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
     return [str(directory / f"{piece}.{number}") for number in range(count)]
 
 
-def _recency(image: ArenaImage) -> tuple[int, int]:
-    return image.generation, image.step
+def _why_not(content: Content, *, kept: bool) -> str:
+    """Why a slot is not overwritten now."""
+    if content.taken:
+        return "one is not complete yet"
+    return f"step {content.step} must be kept" if kept else f"step {content.step} is being read"
 
 
 def _lock(fd: int) -> bool:
