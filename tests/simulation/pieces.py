@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chaoskit.checkpoint.placement import Node, Piece, Placement, place
+from chaoskit.checkpoint.rotation import Content, outlived, writable
 from chaoskit.messages import Endpoint, Plan, Recall, Sealed, Snapshot
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class Copy:
     def age(self) -> Age:
         return self.step, self.generation
 
+    @property
+    def content(self) -> Content:
+        """As the rule of slots sees it. One that is not sealed is being written: those that broke off are dropped."""
+        return Content(self.step, self.generation, complete=self.sealed, taken=not self.sealed)
+
 
 class Slots:
     """Two of them, under the rule of the real ones."""
@@ -47,23 +53,18 @@ class Slots:
 
     def complete(self) -> list[Copy]:
         """The newest first."""
-        return sorted((copy for copy in self.copies if copy and copy.sealed), key=lambda copy: copy.age, reverse=True)
+        found = [copy for copy in self.copies if copy and copy.sealed]
+        return sorted(found, key=lambda copy: copy.content.recency, reverse=True)
+
+    def _contents(self) -> list[Content]:
+        return [copy.content if copy else Content() for copy in self.copies]
 
     def put(self, copy: Copy, protected: int) -> bool:
-        """Begin to write ``copy`` over what is needed least; False if both are needed."""
-        complete = self.complete()
-        marked = [one for one in complete if one.step == protected]
-        keep = max(marked or complete, key=lambda one: (one.generation, one.step), default=None)
-        free = [index for index, one in enumerate(self.copies) if one is not keep or one is None]
-        if not free:
-            return False
-
-        def need(index: int) -> tuple[bool, Age]:
-            one = self.copies[index]
-            return (one in complete, (one.generation, one.step)) if one else (False, (-1, -1))
-
-        self.copies[min(free, key=need)] = copy
-        return True
+        """Begin to write ``copy`` over what is needed least; False if there is no such slot."""
+        free = writable(self._contents(), protected)
+        if free:
+            self.copies[free[0]] = copy
+        return bool(free)
 
     def drop(self, copy: Copy) -> None:
         """It was not completed."""
@@ -71,7 +72,8 @@ class Slots:
 
     def forget_after(self, step: int) -> None:
         """What was committed later never happened."""
-        self.copies = [None if one and one.step > step else one for one in self.copies]
+        for index in outlived(self._contents(), step):
+            self.copies[index] = None
 
 
 class PieceKeeper:
