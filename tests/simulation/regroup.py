@@ -26,6 +26,10 @@ class Broken(Exception):
     """A group, or the way to it, broke: ``RuntimeError`` and ``ConnectionError`` in the real one."""
 
 
+class LeaseOver(Broken):
+    """As in ``commit.py``."""
+
+
 @dataclass(eq=False)
 class Formation(Generation):
     """``regroup.Formation``."""

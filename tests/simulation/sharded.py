@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Snapshot, SourceFailed, WorkerDone, WorkerReady
 from chaoskit.runtime.ballot import whole_step
+from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.vocabulary import Phase
 from simulation.engine import Wish, Work, until
 from simulation.mesh import Contribution, Round
 from simulation.pieces import Copy, Slots
-from simulation.regroup import Broken, Formation, Superseded
+from simulation.regroup import Broken, Formation, LeaseOver, Superseded
 from simulation.worker import GENESIS, Worker, advance, gradient
 
 if TYPE_CHECKING:
     from simulation.node import Agent
     from simulation.world import World
 
-#: ``sharded_trainer._PLAN_S``
-PLAN_S = 10.0
 #: ``copies._ACK_WAIT_S``
 ACK_WAIT_S = 0.05
 #: ``peer._SILENT_S``
@@ -73,10 +72,9 @@ class ShardedWorker(Worker):
             try:
                 yield from self._enter(formation)
             except Superseded:
-                yield from self._give_up(formation, None)
                 continue
             except (Broken, NoCopy) as error:
-                newer = yield from self._give_up(formation, str(error))
+                newer = yield from self._give_up(formation, error)
                 if newer:
                     continue
                 self.fail(f"{type(error).__name__}: {error}")
@@ -89,16 +87,16 @@ class ShardedWorker(Worker):
     def _done(self, formation: Formation) -> WorkerDone:
         return WorkerDone(self.name, self.step, format(self.state, "x"), formation.plan.generation)
 
-    def _give_up(self, formation: Formation, detail: str | None) -> Generator[Wish, None, bool]:
+    def _give_up(self, formation: Formation, error: Exception) -> Generator[Wish, None, bool]:
+        """``ShardedTrainer.give_up``: whether a newer generation explains the error."""
+        regrouper, over = self.regrouper, isinstance(error, LeaseOver) or formation.broken
+        if not over and not isinstance(error, Broken):
+            return False
         self.enter(Phase.REGROUP)
-        regrouper, over = self.regrouper, detail is None or formation.broken
-        if detail is not None:
-            self.send(GroupBroken(self.name, formation.plan.generation, detail))
+        self.send(GroupBroken(self.name, formation.plan.generation, str(error)))
         regrouper.give_up(formation)
-        if over:
-            yield lambda: regrouper.course.current is not formation
-            return True
-        return (yield from until(self, lambda: regrouper.course.current is not formation, PLAN_S))
+        limit_s = entry_limit_s(over, self.world.config)
+        return (yield from until(self, lambda: regrouper.course.current is not formation, limit_s))
 
     def _enter(self, formation: Formation) -> Generator[Wish, None, None]:
         """The user's function, from the beginning to the end."""
@@ -129,7 +127,7 @@ class ShardedWorker(Worker):
             try:
                 yield from self._restore(formation, plan.restore)
             except NoCopy:
-                newer = yield from until(self, lambda: self.regrouper.course.current is not formation, PLAN_S)
+                newer = yield from until(self, lambda: self.regrouper.course.current is not formation, ENTRY_S)
                 if newer:
                     raise Superseded from None
                 raise
@@ -230,7 +228,7 @@ class ShardedWorker(Worker):
         yield lambda: self._copying is None
         if self.engine.now_s > self.agent.lease_until_s:
             self.world.laws.excused_nodes.add(self.agent.node)
-            raise Broken("the lease of this node has run out")
+            raise LeaseOver("the lease of this node has run out")
         with self.regrouper.advance(formation):
             yield self.engine.uniform(0.0005, 0.005)
             self.state = advance(self.state, sums)

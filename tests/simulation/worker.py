@@ -17,7 +17,7 @@ from chaoskit.runtime.restore import sources
 from chaoskit.vocabulary import Phase
 from simulation.engine import Process, Strand, Wish, Work, until
 from simulation.mesh import Contribution
-from simulation.regroup import Broken, Formation, Regrouper, Superseded
+from simulation.regroup import Broken, Formation, LeaseOver, Regrouper, Superseded
 
 if TYPE_CHECKING:
     from simulation.node import Agent
@@ -288,7 +288,7 @@ class Worker(Process):
         self.enter(Phase.OPTIMIZER)
         if self.engine.now_s > self.agent.lease_until_s:
             self.world.laws.excused_nodes.add(self.agent.node)
-            raise Broken("the lease of this node has run out")
+            raise LeaseOver("the lease of this node has run out")
         with self.regrouper.advance(formation):
             yield self.engine.uniform(0.0005, 0.005)
             self.state = advance(self.state, sums)
