@@ -62,13 +62,17 @@ class ShardedWorker(Worker):
             return
         fingerprint = self.world.fingerprint_of(self)
         self.send(WorkerReady(self.name, self.agent.node, Endpoint("host", "", 0, 0, 0), fingerprint))
-        regrouper = self.regrouper
+        course = self.regrouper.course
         while True:
             self.enter(Phase.REGROUP)
-            yield lambda: regrouper.course.known not in (None, self._last)
-            formation = self._last = regrouper.course.known
+            yield lambda: course.known is not None
+            formation = course.known
             assert formation is not None
-            regrouper.course.done = self.over = False
+            if formation is self._last:
+                yield lambda formation=formation: course.current is not formation
+                continue
+            self._last = formation
+            course.done = self.over = False
             try:
                 yield from self._enter(formation)
             except Superseded:
@@ -80,9 +84,9 @@ class ShardedWorker(Worker):
                 self.fail(f"{type(error).__name__}: {error}")
                 return
             self.enter(Phase.DONE)
-            self.over = regrouper.course.done = True
+            self.over = course.done = True
             self.send(self._done(formation))
-            yield lambda formation=formation: regrouper.course.current is not formation
+            yield lambda formation=formation: course.current is not formation
 
     def _done(self, formation: Formation) -> WorkerDone:
         return WorkerDone(self.name, self.step, format(self.state, "x"), formation.plan.generation)
