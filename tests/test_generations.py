@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
-from chaoskit.runtime.generations import Change, Course, Generation, Move, Standing, entry_limit_s, healing_limit_s
+from chaoskit.runtime.generations import (
+    Change,
+    Course,
+    Generation,
+    Move,
+    Standing,
+    entry_limit_s,
+    healing_limit_s,
+    may_appeal,
+)
 from chaoskit.runtime.restore import sources
 
 ME = "node0.0"
@@ -268,6 +277,14 @@ def test_healing_waits_for_any_time_in_a_broken_generation_only() -> None:
     assert healing_limit_s(generation)
     generation.broken = True
     assert healing_limit_s(generation) is None
+
+
+def test_a_rank_with_a_state_asks_for_another_plan_before_it_gives_up() -> None:
+    """A rank that has a state asks for another plan, as its state may be the last; not for ever, and not without one."""
+    assert may_appeal(0, 1)
+    assert may_appeal(6, 3)
+    assert not may_appeal(6, 4)
+    assert not may_appeal(-1, 1)
 
 
 def test_an_entry_that_failed_waits_longer_than_a_replacement_takes_to_start() -> None:

@@ -18,6 +18,8 @@ from chaoskit.messages import Member, Plan
 _STANDING = struct.Struct("!q?")
 #: The loss of a rank leads to a plan much sooner.
 _HEALING_S = 2.0
+#: Generations in a row in which a rank that has a state asks for another plan, before it gives itself up.
+_APPEALS_MAX = 3
 #: A broken collective is explained by a plan much sooner; without a coordinator it may take this long.
 ENTRY_S = 10.0
 
@@ -207,6 +209,19 @@ def healing_limit_s(generation: Generation) -> float | None:
     A generation that broke without a coordinator has a newer one as soon as there is a coordinator again.
     """
     return None if generation.broken else _HEALING_S
+
+
+def may_appeal(step: int, failures: int) -> bool:
+    """Whether a rank that no source has given the state waits for another plan, for any time, instead of its own end.
+
+    It does where it has a state of its own: that may be the last one, if the members ahead are lost, and a new process
+    would have none. Without a coordinator, or where the world needs a replacement first, no plan follows in time.
+
+    Args:
+        step: that it has, -1 for none.
+        failures: generations in a row in which no source has given it the state, with this one.
+    """
+    return step >= 0 and failures <= _APPEALS_MAX
 
 
 def entry_limit_s(explained: bool, config: RunConfig) -> float | None:

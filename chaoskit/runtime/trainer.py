@@ -28,7 +28,7 @@ from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.following import Following
 from chaoskit.runtime.from_store import pull_stored
-from chaoskit.runtime.generations import Move, healing_limit_s
+from chaoskit.runtime.generations import Move, healing_limit_s, may_appeal
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
@@ -70,6 +70,7 @@ class Trainer(BaseTrainer):
         self._began_ns = 0  # of the rehearsal
         self._joined = False  # whether the reducer uses the formation's group
         self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
+        self._unhealed = 0  # generations in a row in which no source has given it the state
         self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
 
     # -- what users call ----------------------------------------------------------------------------------------
@@ -288,10 +289,16 @@ class Trainer(BaseTrainer):
         """Take the state of a member that is ahead, or a sealed copy; False if a newer formation came first."""
         self._worker.board.enter(Phase.RESTORE)
         if restore(self._worker, formation, lambda source: self._pull(formation, source)):
+            self._unhealed = 0
             return True
         self._worker.board.enter(Phase.REGROUP)  # nothing is copied any more: it waits
-        if not self._worker.regrouper.wait_newer(formation, healing_limit_s(formation)):
-            raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
+        if self._worker.regrouper.wait_newer(formation, healing_limit_s(formation)):
+            return False
+        self._unhealed += 1
+        error = PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
+        if not may_appeal(self.step, self._unhealed):
+            raise error
+        self._leave(formation, error)
         return False
 
     def _pull(self, formation: Formation, source: Source) -> Pulled:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
-from chaoskit.runtime.generations import Move, healing_limit_s
+from chaoskit.runtime.generations import Move, healing_limit_s, may_appeal
 from chaoskit.runtime.restore import sources
 from chaoskit.vocabulary import Phase
 from simulation.engine import Process, Strand, Wish, Work, until
@@ -71,6 +71,7 @@ class Worker(Process):
         self._work: dict[int, int] = {}
         self._count = 0  # shards of the batch of which that is
         self._formation: Formation | None = None
+        self._unhealed = 0
         world.laws.started(self)
         self.ends.append(lambda: agent.notice_end(self))
         self._main: Strand = self.begin(self.main())
@@ -215,13 +216,27 @@ class Worker(Process):
             except PeerLost:
                 continue
             self.board.step = self.step
+            self._unhealed = 0
             return True
         self.enter(Phase.REGROUP)
-        limit_s = healing_limit_s(formation)
-        newer = yield from until(self, lambda: self.regrouper.course.current is not formation, limit_s)
-        if not newer:
-            raise PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
+        course, limit_s = self.regrouper.course, healing_limit_s(formation)
+        newer = yield from until(self, lambda: course.current is not formation, limit_s)
+        if newer:
+            return False
+        self._unhealed += 1
+        error = f"the state of step {formation.goal_step} could not be read from anybody who has it"
+        if not may_appeal(self.step, self._unhealed):
+            raise PeerLost(error)
+        yield from self._leave(formation, error)
         return False
+
+    def _leave(self, formation: Formation, error: str) -> Generator[Wish, None, None]:
+        """``Trainer._leave``: out of a generation, and on with the plan that explains its end."""
+        self.enter(Phase.REGROUP)
+        if error:
+            self.send(GroupBroken(self.name, formation.plan.generation, error))
+        self.regrouper.give_up(formation)
+        yield lambda: self.regrouper.course.current is not formation
 
     def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:
         """``Trainer._pull``: while the state is copied, no newer generation hears of a step."""
@@ -255,11 +270,7 @@ class Worker(Process):
             sums = yield from self._reduce(formation)
             yield from self._commit(formation, sums)
         except (Superseded, Broken) as error:
-            self.enter(Phase.REGROUP)
-            if isinstance(error, Broken):
-                self.send(GroupBroken(self.name, formation.plan.generation, str(error)))
-            regrouper.give_up(formation)
-            yield lambda: regrouper.course.current is not formation
+            yield from self._leave(formation, str(error) if isinstance(error, Broken) else "")
             return False
         return True
 

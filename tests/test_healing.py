@@ -1,0 +1,108 @@
+"""A rank that no source has given the newer state does not give up the state that it has."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.network import HOST, refusing
+from support.waiting import LIMIT_S, wait_until
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though not in __all__
+from torch.utils.data import TensorDataset
+
+from chaoskit.config import RunConfig, resolve_job
+from chaoskit.journal import Journal
+from chaoskit.messages import Endpoint, GroupBroken, Member, Message, Plan
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.callbacks import Callbacks
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.generations import Standing
+from chaoskit.runtime.group import Group
+from chaoskit.runtime.hooks import Hooks
+from chaoskit.runtime.regroup import Regrouper
+from chaoskit.runtime.trainer import Trainer
+
+NOWHERE = Endpoint("", "", 0, 0, -1)
+
+
+class Rendezvous:
+    """The store of a coordinator at which rank 1 says that it has one step, and then is lost."""
+
+    def exchange(self, generation: int, name: str, rank: int, value: bytes) -> tuple[bytes, ...]:
+        return (value, Standing(1, 1, False).encode()) if generation == 1 else (value,)
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def train(trainer: Trainer, raised: list[BaseException]) -> None:
+    """The job: one step, after the rehearsal."""
+    data = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+    model = nn.Linear(2, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        while trainer.step < 1:
+            with trainer.transaction() as step:
+                for shard in step.shards(data, batch_size=1):
+                    inputs, targets = shard.batch
+                    step.backward(nn.functional.mse_loss(model(inputs), targets))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+        raised.append(error)
+
+
+def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path: Path) -> None:
+    """The only member that has the newer state is lost, and no plan follows for long: the rank waits, and trains on.
+
+    It was raised before that the state could not be read. That ended the rank, and with it the last state there was.
+    """
+    said: list[Message] = []
+    raised: list[BaseException] = []
+    ended = threading.Event()
+    journal, board = Journal(tmp_path, "node0.0"), Board.create()
+
+    def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
+        if len(plan.members) > 1:
+            ended.wait()  # rank 1 does not come to its group any more
+        return Group(HashStore(), 0, 1, torch.device("cpu"), address=HOST, timeout_s=LIMIT_S)
+
+    regrouper = Regrouper(
+        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+    )
+    worker = WorkerContext(
+        "node0.0",
+        RunConfig(job=resolve_job("gpt"), nodes=1, shards=1),
+        journal,
+        board,
+        hooks=Hooks("node0.0", (), said.append, board, journal),
+        regrouper=regrouper,
+        callbacks=Callbacks(journal),
+        send=said.append,
+        share=lambda replica: NOWHERE,
+        ready=lambda endpoint: None,
+        token="",
+        host=HOST,
+        disk=tmp_path,
+    )
+    trainer = Trainer(worker)
+    me = Member(0, "node0.0", "node0", NOWHERE, (0,))
+    with refusing() as held:  # of a rank that has ended
+        endpoint = Endpoint("another host", HOST, held.getsockname()[1], 0, -1)
+        regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", endpoint, ())), abort=True))
+        thread = threading.Thread(target=train, args=(trainer, raised), daemon=True)
+        thread.start()
+        wait_until(lambda: raised or any(isinstance(one, GroupBroken) for one in said), "the rank to give up")
+    assert not raised
+    assert trainer.step == 0
+    regrouper.offer(Plan(2, (me,), abort=True))
+    thread.join(LIMIT_S)
+    ended.set()
+    assert not thread.is_alive()
+    assert not raised
+    assert trainer.step == 1
+    journal.close()
