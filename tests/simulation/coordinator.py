@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.control import events
-from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send
+from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import Refused
@@ -73,7 +73,9 @@ class Coordinator(Process):
         self.term, self._holder = self.record.take_over()
         super().__init__(world.engine, f"coordinator {self.term}")
         self.began_s = self.awake_since_s = self.engine.now_s
-        self.plane = ControlPlane(world.config, tuple(self.record.entries), self.engine.now_s)
+        self._seams = world.seams
+        config = self._seams.coordinator(world.config)
+        self.plane = ControlPlane(config, tuple(self.record.entries), self.engine.now_s)
         #: The last generation of the coordinators before.
         self.inherited = self.plane.membership.generation
         self.over = False
@@ -81,7 +83,7 @@ class Coordinator(Process):
         self.acts_left: int | None = None
         self._agents: dict[str, Line] = {}
         self.after(TICK_S, self._tick)
-        self.carry_out(self.plane.retell())
+        self._do("retell", self.plane.retell())
 
     def thaw(self) -> None:
         self.awake_since_s = self.engine.now_s
@@ -112,7 +114,8 @@ class Coordinator(Process):
         if hello.term > term:
             self.term = self.record.outbid(hello.term)
         try:
-            outputs = self.plane.attach(hello, self.engine.now_s, term=term)
+            (heard,) = self._seams.hears(self.plane, hello)
+            outputs = self.plane.attach(heard, self.engine.now_s, term=term)
         except Refused:
             line.close(SERVER)
             return
@@ -124,28 +127,29 @@ class Coordinator(Process):
         self.engine.note(f"{self.name} <- {node} attaches with {hello.workers}, ended {hello.ended}")
         line.send(SERVER, self.term)  # stands for Welcome
         line.bind(SERVER, lambda message: self._hear(node, line, message), lambda: self._lose(node, line))
-        self.carry_out(outputs)
+        self._do("attach", outputs)
 
     def _hear(self, node: str, line: Line, message: Any) -> None:
-        if self._agents.get(node) is line and self._holds():
-            self.carry_out(self.plane.hear(message, self.engine.now_s))
+        if self._agents.get(node) is line:
+            self.hear(message)
 
     def _lose(self, node: str, line: Line) -> None:
         if self._agents.get(node) is line:
             dead = not line.client_alive()
-            self.carry_out(self.plane.detach(node, "the agent's connection ended", self.engine.now_s, dead=dead))
+            self._do("detach", self.plane.detach(node, "the agent's connection ended", self.engine.now_s, dead=dead))
 
     def _ask(self, line: Line, request: Any) -> None:
-        self.carry_out(self.plane.ask(line, request))
+        self._do("ask", self.plane.ask(line, request))
 
     def stop_run(self, reason: str) -> None:
         """An observer ends the job."""
         self.hear(messages.EndJob(False, reason))
 
     def hear(self, message: messages.Message) -> None:
-        """An observer says something."""
+        """A node or an observer says something."""
         if self._holds():
-            self.carry_out(self.plane.hear(message, self.engine.now_s))
+            for heard in self._seams.hears(self.plane, message):
+                self._do("hear", self.plane.hear(heard, self.engine.now_s))
 
     def rebalance(self, fast: int) -> None:
         """``ControlPlane._look_at_workload``: of the ranks, the one that ``fast`` picks is to have most shards."""
@@ -162,7 +166,7 @@ class Coordinator(Process):
     def _tick(self) -> None:
         if not self._holds():
             return
-        self.carry_out(self.plane.tick(self.engine.now_s, {}))
+        self._do("tick", self.plane.tick(self.engine.now_s, {}))
         self.after(TICK_S, self._tick)
 
     def _holds(self) -> bool:
@@ -178,6 +182,9 @@ class Coordinator(Process):
             if self.acts_left < 0:
                 self.kill()
         return not self.alive
+
+    def _do(self, what: str, outputs: list[Output]) -> None:
+        self.carry_out(self._seams.does(what, outputs))
 
     def carry_out(self, outputs: list[Any]) -> None:
         """``_carry_out``."""

@@ -8,6 +8,7 @@ from chaoskit.messages import EndJob
 from simulation.faults import Faults
 from simulation.laws import Violation
 from simulation.resizes import Resizes
+from simulation.seams import SOUND, Seams
 from simulation.size_law import SETTLING_S
 from simulation.world import World
 
@@ -44,9 +45,12 @@ class History:
     trace: tuple[str, ...] = ()
 
 
-def run(seed: int, *, trace: bool = False, sharded: bool = False) -> History:
-    """The history of ``seed``; with a ``trace`` of all that happened, a line each; of a ``sharded`` job."""
-    world = World(seed, sharded=sharded)
+def run(seed: int, *, trace: bool = False, sharded: bool = False, seams: Seams = SOUND) -> History:
+    """The history of ``seed``; with a ``trace`` of all that happened, a line each; of a ``sharded`` job.
+
+    ``seams``: where it is made wrong.
+    """
+    world = World(seed, sharded=sharded, seams=seams)
     if trace:
         world.engine.trace = []
     faults = Faults(world)

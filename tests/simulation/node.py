@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
-from chaoskit.control.facts import Facts
 from chaoskit.control.lease import REPORT_SHARE, Leases
 from chaoskit.messages import (
     AgentHello,
@@ -56,7 +55,7 @@ class Agent(Process):
     def __init__(self, world: World, node: str, incarnation: int) -> None:
         super().__init__(world.engine, f"agent {node}#{incarnation}")
         self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
-        self.facts = Facts()
+        self.facts = world.seams.facts()
         self.charges: dict[str, Charge] = {}
         self.kept = PieceKeeper(self)  # in a sharded job
         self.generation = 0
@@ -65,7 +64,7 @@ class Agent(Process):
         self.quiet_since_s = 0.0  # since when it hears its coordinator without a break
         self._line: Line | None = None
         self._attempt = 0
-        config = world.config
+        self._config = config = world.seams.node(world.config)
         self._leases = Leases(config.heartbeat_ms / 1000, PATIENCE * config.lease_beats)
         self._seeks = True  # a coordinator
         self._acknowledged_s = world.engine.now_s
@@ -79,11 +78,6 @@ class Agent(Process):
         """PR_SET_PDEATHSIG: no worker outlives its agent."""
         for charge in self.charges.values():
             charge.process.kill()
-
-    @property
-    def outage_s(self) -> float:
-        """The length of its lease."""
-        return self.world.config.coordinator_outage_s
 
     # -- uplink ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +153,8 @@ class Agent(Process):
     def _seek(self) -> None:
         if not self._seeks:
             self._seeks = True
-            self._give_up_s = max(self._acknowledged_s + self.outage_s, self.engine.now_s + RETURN_S)
+            outage_s = self._config.coordinator_outage_s
+            self._give_up_s = max(self._acknowledged_s + outage_s, self.engine.now_s + RETURN_S)
             if self._line is not None:  # it is silent: what it says late is not read any more
                 self._line.bind(CLIENT, lambda message: None, lambda: None)
             self._attach()
@@ -267,8 +262,8 @@ class Agent(Process):
             self.kept.went_on(max((beat.step for beat in beats), default=0))
         if self._leases.expired(self.engine.now_s):
             self._seek()
-        self.lease_until_s = self._acknowledged_s + self.outage_s
-        self.after(self.world.config.heartbeat_ms / 1000 * REPORT_SHARE, self._beat)
+        self.lease_until_s = self._acknowledged_s + self._config.coordinator_outage_s
+        self.after(self._config.heartbeat_ms / 1000 * REPORT_SHARE, self._beat)
 
     def _read_board(self, worker: Worker) -> Beat:
         board = worker.board

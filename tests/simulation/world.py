@@ -15,6 +15,7 @@ from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
 from simulation.node import Agent
 from simulation.resizes import follow_for, policy_for
+from simulation.seams import SOUND, Seams
 from simulation.sharded import ShardedWorker
 from simulation.sharded_laws import ShardedLaws
 from simulation.worker import Worker
@@ -34,8 +35,8 @@ class World:
         names: node -> the number of its next worker.
     """
 
-    def __init__(self, seed: int, *, sharded: bool = False) -> None:
-        self.engine, self.sharded = Engine(seed), sharded
+    def __init__(self, seed: int, *, sharded: bool = False, seams: Seams = SOUND) -> None:
+        self.engine, self.sharded, self.seams = Engine(seed), sharded, seams
         random = self.engine.random
         nodes = random.randint(2, 4)
         self.config = RunConfig(

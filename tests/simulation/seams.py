@@ -1,0 +1,47 @@
+"""Where a history can be made wrong: a planted mistake replaces one of these, and the machines stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from chaoskit.config import RunConfig
+from chaoskit.control.facts import Facts
+from chaoskit.control.outputs import Output
+from chaoskit.control.plane import ControlPlane
+
+
+def _as_said(plane: ControlPlane, message: Any) -> Iterable[Any]:
+    return [message]
+
+
+def _as_decided(what: str, outputs: list[Output]) -> list[Output]:
+    return outputs
+
+
+def _as_set(config: RunConfig) -> RunConfig:
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seams:
+    """What a history is made of.
+
+    Attributes:
+        hears: what a plane is told in place of a message; of a hello, one or :class:`~chaoskit.errors.Refused`.
+        does: what a coordinator does in place of what its plane decided when its method of this name was called.
+        coordinator: the settings by which coordinators go, from those of the run.
+        node: the settings by which agents go.
+        facts: makes the memory that an agent has of its workers.
+    """
+
+    hears: Callable[[ControlPlane, Any], Iterable[Any]] = _as_said
+    does: Callable[[str, list[Output]], list[Output]] = _as_decided
+    coordinator: Callable[[RunConfig], RunConfig] = _as_set
+    node: Callable[[RunConfig], RunConfig] = _as_set
+    facts: Callable[[], Facts] = Facts
+
+
+#: Of a history without a mistake.
+SOUND = Seams()
