@@ -38,9 +38,8 @@ from chaoskit.control.events import (
     WorkerLost,
     WorkerReady,
 )
+from chaoskit.control.limits import LIMITS
 from chaoskit.control.membership import STARTS_MAX, Membership
-from chaoskit.control.renewal import HEALING_S
-from chaoskit.control.revival import GATHER_S, RECALL_S
 from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S, PROOF_S
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
@@ -503,7 +502,7 @@ def test_a_node_that_is_lost_may_have_known_that_the_first_generation_settled() 
     assert cluster.machine.keepers == {"a"}, "a joiner has the state once it says so"
     cluster.lose_node("a")
     assert cluster.answer("c") == []
-    cluster.now_s += 1.01 * HEALING_S
+    cluster.now_s += 1.01 * LIMITS.healing_s
     (finish,) = cluster.tell(Tick())
     assert isinstance(finish, Finish)
     assert finish.reason.startswith("every replica was lost")
@@ -574,7 +573,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
     cluster.become_ready()
     cluster.answer("a")
     assert len(cluster.plans) == 3
-    cluster.now_s += 1.01 * RECALL_S
+    cluster.now_s += 1.01 * LIMITS.recall_s
     cluster.tell(Tick())
     assert [one.node for one in cluster.plans[-1].restore] == ["a"]
 
@@ -590,7 +589,7 @@ def test_a_spare_begins_alone_and_replacements_are_gathered() -> None:
     cluster.answer()
     cluster.become_ready("a.1")
     assert len(cluster.plans) == 3
-    cluster.now_s += 1.01 * GATHER_S
+    cluster.now_s += 1.01 * LIMITS.gather_s
     cluster.tell(Tick())
     assert cluster.members() == ["a.1"]
 
@@ -640,7 +639,7 @@ def test_when_every_copy_fails_the_job_is_lost() -> None:
     del cluster.kept["a"]
     cluster.tell(SourceFailed(snapshot("a", 3), False))
     assert not cluster.finish
-    cluster.now_s += 1.01 * HEALING_S
+    cluster.now_s += 1.01 * LIMITS.healing_s
     cluster.tell(Tick())
     assert cluster.finish
     assert cluster.finish.reason.startswith("every replica was lost")
@@ -678,7 +677,7 @@ def test_a_joiner_holds_state_only_once_it_is_healed(healed: bool) -> None:
     cluster.kept = {}
     cluster.lose("a.0")
     cluster.answer()
-    cluster.now_s += 1.01 * HEALING_S
+    cluster.now_s += 1.01 * LIMITS.healing_s
     cluster.tell(Tick())
     assert bool(cluster.finish) is not healed
 
@@ -689,7 +688,7 @@ def test_a_joiner_that_is_about_to_have_the_state_is_waited_for() -> None:
     cluster.build()
     assert not any(isinstance(action, Publish) for action in cluster.lose("a.0"))
     cluster.answer()
-    cluster.now_s += 0.99 * HEALING_S
+    cluster.now_s += 0.99 * LIMITS.healing_s
     assert not any(isinstance(action, (Publish, Finish)) for action in cluster.tell(Tick()))
     cluster.holders.add("a.1")
     assert isinstance(cluster.tell(Healed("a.1"))[0], Publish)

@@ -29,11 +29,11 @@ from chaoskit.control.events import (
     WorkerLost,
     WorkerReady,
 )
+from chaoskit.control.limits import LIMITS
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
-from chaoskit.control.renewal import HEALING_S
-from chaoskit.control.revival import ATTEMPTS_MAX, FRESH_S, REACH_S, RECALL_S, RETRY_MAX_S, RETRY_S
+from chaoskit.control.revival import ATTEMPTS_MAX
 from chaoskit.messages import AgentHello, Endpoint, Plan, Snapshot
 
 NODES = "abc"
@@ -177,7 +177,7 @@ def test_what_was_answered_long_ago_is_asked_again() -> None:
     job = Job()
     job.tell(WorkerLost("b.0"))
     job.answer_all(7)
-    job.wait(10 * FRESH_S)
+    job.wait(10 * LIMITS.fresh_s)
     job.become_ready()
     assert len(job.plans) == 1, "it went back to what was stored before the wait"
     job.answer_all(9)
@@ -204,14 +204,14 @@ def test_without_all_pieces_the_job_is_lost_after_a_while() -> None:
         job.wait(0.1)
     assert job.finish
     assert "every replica was lost" in job.finish.reason
-    assert HEALING_S < job.now_s < 2 * HEALING_S
+    assert LIMITS.healing_s < job.now_s < 2 * LIMITS.healing_s
 
 
 def test_a_node_that_comes_back_with_the_last_piece_is_in_time() -> None:
     job = Job(replacement_s=0.0)
     job.tell(NodeLost("b"))
     job.answer(a=[piece("a", 0, 7)], c=[piece("c", 2, 7)])
-    job.wait(HEALING_S / 2)
+    job.wait(LIMITS.healing_s / 2)
     job.tell(NodeJoined("b", "again"))
     job.become_ready()
     job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
@@ -297,14 +297,14 @@ def test_a_copy_that_is_gone_again_and_again_is_given_up_for_an_older_one() -> N
     job = restoring()
     kept = {n: [piece(n, i, 6), piece(n, i, 7), piece(n, (i - 1) % 3, 7)] for i, n in enumerate(NODES)}
     plans = 0
-    while job.now_s < 4 * REACH_S and job.restored == 7:
+    while job.now_s < 4 * LIMITS.reach_s and job.restored == 7:
         if len(job.plans) > plans:
             plans = len(job.plans)
             job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
         job.answer(**kept)
         job.wait(0.05)
     assert job.restored == 6
-    assert REACH_S < job.now_s < 4 * REACH_S
+    assert LIMITS.reach_s < job.now_s < 4 * LIMITS.reach_s
 
 
 def test_nobody_goes_back_to_old_copies_before_all_have_answered() -> None:
@@ -336,8 +336,9 @@ def test_copies_out_of_reach_are_tried_again_later_and_later() -> None:
     tried_s = attempts(job, 10.0)
     pauses_s = [after - before for before, after in pairwise(tried_s)]
     soon = [0.0] * (ATTEMPTS_MAX - 1)
-    assert pauses_s == pytest.approx([*soon, RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S], abs=0.3)
-    job.wait(RETRY_MAX_S)
+    later = [LIMITS.retry_s * factor for factor in (1, 2, 4, 8)]
+    assert pauses_s == pytest.approx([*soon, *later], abs=0.3)
+    job.wait(LIMITS.retry_max_s)
     job.answer_all(7)
     assert not job.finish, "every copy is there"
     job.settle()
@@ -360,7 +361,7 @@ def test_a_corrupt_copy_is_never_tried_again() -> None:
         job.wait(0.1)
     assert len(job.plans) == 2
     assert job.finish
-    assert job.now_s < 2 * HEALING_S
+    assert job.now_s < 2 * LIMITS.healing_s
 
 
 def test_a_node_that_was_only_silent_may_come_back_with_the_last_piece() -> None:
@@ -397,7 +398,7 @@ def test_who_comes_back_may_have_trained_on_with_the_others_until_it_answers() -
     number = job.machine.question
     job.tell(NodeJoined("b", started=1))
     job.become_ready()
-    job.wait(2 * FRESH_S)
+    job.wait(2 * LIMITS.fresh_s)
     job.tell(Sealed("b", (piece("b", 1, 9), piece("b", 0, 9)), number, 9))
     assert len(job.plans) == 1, "it went back to what was told before"
     job.answer_all(9)
@@ -429,7 +430,7 @@ def test_a_node_that_owes_an_answer_is_waited_for_so_long() -> None:
     number = job.machine.question
     kept = tuple(piece("a", n, 7) for n in range(3))
     job.tell(Sealed("a", kept, number))
-    job.wait(RECALL_S - 0.1)
+    job.wait(LIMITS.recall_s - 0.1)
     assert len(job.plans) == 1
     job.wait(0.2)
     assert job.restored == 7

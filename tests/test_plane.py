@@ -18,7 +18,7 @@ from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
 from chaoskit.control.deferral import PATIENCE_S
 from chaoskit.control.generations import BROKEN_GRACE_S
-from chaoskit.control.inheritance import FORMING_GRACE_S
+from chaoskit.control.limits import LIMITS
 from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import ControlPlane
@@ -497,7 +497,7 @@ def test_a_regroup_that_was_left_half_way_is_repeated() -> None:
     heir = bench.successor()
     sent = heir.attach(back("a"), back("b", generation=0))
     assert plans(sent) == [1], "who has missed the plan is told"
-    assert plans(heir.wait(0.01) + heir.wait(FORMING_GRACE_S)) == [2]
+    assert plans(heir.wait(0.01) + heir.wait(LIMITS.forming_s)) == [2]
 
 
 def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> None:
@@ -509,7 +509,7 @@ def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> Non
     heir.attach(back("a"), back("b"))
     heir.wait(0.01)
     heir.hear(*(Formed(worker, 1) for worker in WORKERS))
-    assert plans(heir.wait(FORMING_GRACE_S)) == []
+    assert plans(heir.wait(LIMITS.forming_s)) == []
 
 
 def test_a_group_that_a_busy_machine_is_slow_to_build_is_not_planned_again() -> None:
@@ -523,7 +523,7 @@ def test_a_group_that_a_busy_machine_is_slow_to_build_is_not_planned_again() -> 
     heir.hear(Formed(WORKERS[0], 1))
     assert plans(heir.wait(0.6)) == []
     heir.hear(*(Formed(worker, 1) for worker in WORKERS))
-    assert plans(heir.wait(FORMING_GRACE_S)) == []
+    assert plans(heir.wait(LIMITS.forming_s)) == []
 
 
 def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
@@ -534,7 +534,7 @@ def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
     heir.attach(back("a", generation=0), back("b", generation=0))
     assert plans(heir.hear(*map(ready, WORKERS))) == [1]
     heir.hear(*(Formed(worker, 1) for worker in WORKERS))
-    assert plans(heir.wait(0.01) + heir.wait(FORMING_GRACE_S)) == []
+    assert plans(heir.wait(0.01) + heir.wait(LIMITS.forming_s)) == []
 
 
 def test_a_node_that_does_not_come_back_is_lost() -> None:

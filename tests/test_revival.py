@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.control.revival import RECALL_S, Revival
+from chaoskit.control.limits import LIMITS
+from chaoskit.control.revival import Revival
 
 
 def test_the_time_without_copies_counts_from_the_end_of_the_questions_whoever_looked() -> None:
@@ -16,7 +17,7 @@ def test_the_time_without_copies_counts_from_the_end_of_the_questions_whoever_lo
     for tick_s in (10.6, 12.1, 13.0):  # "b" is silent
         watched.begin(["a", "b"], tick_s)
         watched.bare_s(tick_s)
-    assert watched.bare_s(15.0) == replayed.bare_s(15.0) == pytest.approx(15.0 - (10.0 + RECALL_S))
+    assert watched.bare_s(15.0) == replayed.bare_s(15.0) == pytest.approx(15.0 - (10.0 + LIMITS.recall_s))
 
 
 def test_the_time_without_copies_counts_from_the_last_answer() -> None:

@@ -27,8 +27,9 @@ from simulation.seams import Seams
 from simulation.tally import Tally
 
 from chaoskit.config import RunConfig
-from chaoskit.control import contact, elasticity, events, renewal, results, revival, succession
+from chaoskit.control import contact, elasticity, events, results, revival, succession
 from chaoskit.control.facts import Facts
+from chaoskit.control.limits import Limits
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import End, Output, Remember, Send
 from chaoskit.control.plane import ControlPlane
@@ -42,6 +43,7 @@ from chaoskit.messages import (
     Healed,
     LinksTested,
     Message,
+    Sealed,
     StopWorker,
     WorkerLost,
 )
@@ -261,10 +263,13 @@ def forgets_losses_too_early() -> Seams:
     return Seams(facts=Forgetful)
 
 
-def stops_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def stops_half_way() -> Seams:
     """A regroup that the last coordinator began is not taken up by the next."""
-    monkeypatch.setattr(ControlPlane, "_resume", lambda self, now_s: [])
-    monkeypatch.setattr(ControlPlane, "_note_broken", lambda self, generation, detail, now_s: None)
+
+    def hears(plane: ControlPlane, message: Any) -> list[Any]:
+        return [] if isinstance(message, GroupBroken) else [message]
+
+    return Seams(hears=hears, limits=Limits(forming_s=math.inf))
 
 
 def goes_on_after_the_end() -> Seams:
@@ -433,11 +438,11 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     lets_no_node_in_twice: "is well and was given up|not over|given up at|the state is there",
     resizes_in_memory_only: "was published after|without need|record was not lost|was started twice",
     oversleeps: "is room for",
+    stops_half_way: "not over|is well and was given up",
 }
 PATCHES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     loses_a_shard: "generation",
     compares_those_who_left: "silent corruption",
-    stops_half_way: "not over|is well and was given up",
     gives_up_whoever_is_silent: "is well and was given up|the state is there|goes on unseen",
     leaves_leavers_behind: "goes back to step|others need it",
     sends_members_away_at_once: "was sent away",
@@ -520,43 +525,52 @@ def grows_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Membership, "_decide", decide)
 
 
-def gives_up_what_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def gives_up_what_is_out_of_reach() -> Seams:
     """A copy that could not be read twice is never tried again, though its node still tells of it."""
-    monkeypatch.setattr(revival, "RETRY_S", math.inf)
-    monkeypatch.setattr(revival, "RETRY_MAX_S", math.inf)
-    monkeypatch.setattr(revival.Revival, "awaits_reach", False)
+    return Seams(limits=Limits(retry_s=math.inf, retry_max_s=math.inf))
 
 
-def puts_old_answers_beside_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def puts_old_answers_beside_new_ones() -> Seams:
     """What others told before a node came back counts beside what that node tells."""
-    monkeypatch.setattr(
-        revival.Revival, "outdated", property(lambda self: False, lambda self, value: None), raising=False
-    )
+    return Seams(limits=Limits(apart_s=math.inf))
 
 
-def gives_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job is called lost while a node owes an answer."""
-    monkeypatch.setattr(revival, "RECALL_S", 0.0)
-    monkeypatch.setattr(renewal, "HEALING_S", 0.0)
-    monkeypatch.setattr(revival.Revival, "has_heard", lambda self, nodes: True)
+def gives_up_too_soon() -> Seams:
+    """A job is called lost while a node owes an answer: with the first one, all have answered."""
+
+    def hears(plane: ControlPlane, message: Any) -> list[Any]:
+        if not isinstance(message, Sealed):
+            return [message]
+        owing = [node for node in plane.membership.nodes if node != message.node and plane.membership.asks(node)]
+        return [*(Sealed(node, (), message.number) for node in owing), message]
+
+    return Seams(hears=hears, limits=Limits(recall_s=0.0, healing_s=0.0))
 
 
-SHARDED_MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
+    gives_up_what_is_out_of_reach: "the state is there|is stored",
+    puts_old_answers_beside_new_ones: "is stored",
+    gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
+}
+SHARDED_PATCHES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     mixes_cuts: "cut in two ways|do not make up",
     offers_partial_sets: "makes one state|not over|given up|all of|begins with|nobody took over|without need",
     restores_the_oldest: "all of .* is stored",
     never_forgets_answers: "all of .* is stored|the state is there|not over|given up",
     grows_without_copies: "begins anew|is stored",
-    gives_up_what_is_out_of_reach: "the state is there|is stored",
-    puts_old_answers_beside_new_ones: "is stored",
-    gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
 }
 
 
 @pytest.mark.parametrize("mistake", SHARDED_MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_mistake_with_pieces_is_noticed(
+def test_a_mistake_with_pieces_is_noticed(mistake: Callable[[], Seams]) -> None:
+    """The same, of a sharded job."""
+    check_noticed(mistake, SHARDED_MISTAKES[mistake], sharded=True)
+
+
+@pytest.mark.parametrize("mistake", SHARDED_PATCHES, ids=lambda mistake: mistake.__name__)
+def test_a_patched_mistake_with_pieces_is_noticed(
     monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """The same, of a sharded job."""
+    """The same, of mistakes that the machines have no seam for."""
     mistake(monkeypatch)
-    check_noticed(Seams, SHARDED_MISTAKES[mistake], sharded=True)
+    check_noticed(Seams, SHARDED_PATCHES[mistake], sharded=True)

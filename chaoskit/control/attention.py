@@ -13,6 +13,7 @@ from chaoskit.control.clocks import Clocks
 from chaoskit.control.contact import Contact
 from chaoskit.control.fitness import ITSELF, Fitness
 from chaoskit.control.generations import Generations
+from chaoskit.control.limits import Limits
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
 from chaoskit.control.newcomers import Newcomers
@@ -31,8 +32,8 @@ _LINKS, _CLOCK = "links", "clock"  # looks at a node
 class Attention(Generations):
     """Decisions about whoever holds up the others."""
 
-    def __init__(self, config: RunConfig, now_s: float) -> None:
-        super().__init__(config, now_s)
+    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
+        super().__init__(config, now_s, limits)
         self._workload = Workload(config)
         self._link_speeds = LinkSpeeds()
         self._links = Links()

@@ -11,6 +11,7 @@ from chaoskit.control.attendance import Attendance
 from chaoskit.control.deferral import Deferral
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.facts import Facts
+from chaoskit.control.limits import Limits
 from chaoskit.control.losses import lost_workers
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import End, Note, Output, Remember, Send, Show
@@ -25,9 +26,9 @@ from chaoskit.vocabulary import Event
 class Decisions:
     """The membership, and what its actions mean for everybody else."""
 
-    def __init__(self, config: RunConfig, now_s: float) -> None:
-        self._config = config
-        self._membership = Membership(config)
+    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
+        self._config, self._limits = config, limits
+        self._membership = Membership(config, limits=limits)
         self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
         self._reasons = Reasons()
         self._watch = Watch(config)

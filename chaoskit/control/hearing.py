@@ -9,6 +9,7 @@ from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.inheritance import Inheritance
+from chaoskit.control.limits import Limits
 from chaoskit.control.losses import difference
 from chaoskit.control.outputs import Note, Output, Remember, Send, Show
 from chaoskit.control.repeats import Repeats
@@ -53,8 +54,8 @@ from chaoskit.vocabulary import Event
 class Hearing(Inheritance):
     """Decisions, by what others say."""
 
-    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float) -> None:
-        super().__init__(config, memory, now_s)
+    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float, limits: Limits) -> None:
+        super().__init__(config, memory, now_s, limits)
         self._repeats = Repeats(limit=config.nodes)
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
 

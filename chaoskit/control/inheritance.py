@@ -10,13 +10,10 @@ from collections.abc import Sequence
 
 from chaoskit.config import RunConfig
 from chaoskit.control import events
+from chaoskit.control.limits import Limits
 from chaoskit.control.nodes import REATTACH_S, Nodes
 from chaoskit.control.outputs import Output, Remember
 from chaoskit.messages import EndJob
-
-#: So long the members of a generation that a coordinator left unsettled may say that it is formed. A rendezvous that
-#: ended with the coordinator is told by who was in it: this is for what is never told, and a busy machine needs time.
-FORMING_GRACE_S = 1.0
 
 
 class Inheritance(Nodes):
@@ -26,8 +23,8 @@ class Inheritance(Nodes):
         memory: what they have remembered, in order.
     """
 
-    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float) -> None:
-        super().__init__(config, now_s)
+    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float, limits: Limits) -> None:
+        super().__init__(config, now_s, limits)
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
         self._ruled: events.Ruled | None = None  # the last one: of the losses that it decided some may not be written
@@ -106,7 +103,7 @@ class Inheritance(Nodes):
         if not (self._resuming and self._attendance.attached.issuperset(self._membership.nodes)):
             return []
         self._resuming = False
-        self._inherited_until_s = now_s + FORMING_GRACE_S
+        self._inherited_until_s = now_s + self._limits.forming_s
         return self._carry_out_ruling(self._ruled, now_s) if self._ruled is not None else []
 
     def _stall_inherited(self, now_s: float) -> list[Output]:

@@ -18,6 +18,7 @@ from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.hearing import Hearing
+from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import End, Output, Remember, Send
 from chaoskit.control.rendezvous import Client
@@ -29,10 +30,18 @@ class ControlPlane(Hearing):
 
     Args:
         memory: what the coordinators before this one have remembered, in order.
+        limits: how long it waits for others.
     """
 
-    def __init__(self, config: RunConfig, memory: Sequence[Remember] = (), now_s: float = 0.0) -> None:
-        super().__init__(config, memory, now_s)
+    def __init__(
+        self,
+        config: RunConfig,
+        memory: Sequence[Remember] = (),
+        now_s: float = 0.0,
+        *,
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(config, memory, now_s, limits)
 
     @property
     def membership(self) -> Membership:

@@ -10,11 +10,7 @@ the state is lost, and every generation but the first begins with sealed copies 
 from __future__ import annotations
 
 from chaoskit.control.events import Action, Finish, Publish, Recall
-from chaoskit.control.revival import GATHER_S
 from chaoskit.control.succession import Succession
-
-#: Once nobody is left who holds the state, a member that is taking it over has this long to say that it does.
-HEALING_S = 2.0
 
 
 class Renewal(Succession):
@@ -68,7 +64,7 @@ class Renewal(Succession):
             return revival.is_due(now_s)
         if revival.snapshots:
             return not self._awaits_workers(now_s)
-        return self._growing or revival.bare_s(now_s) < HEALING_S
+        return self._growing or revival.bare_s(now_s) < self._limits.healing_s
 
     def _has_answers(self, now_s: float) -> bool:
         """Whether enough is known to decide. Members of a world that grows train on: what they have is what counts."""
@@ -98,7 +94,7 @@ class Renewal(Succession):
                 return None
             if any(now_s < until_s for until_s in self._silent.values()):
                 return None
-            if self.members and revival.bare_s(now_s) < HEALING_S:
+            if self.members and revival.bare_s(now_s) < self._limits.healing_s:
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
         if self._is_fruitless(now_s):
@@ -131,7 +127,8 @@ class Renewal(Succession):
         patience_s = self._config.replacement_s if self._config.job.sharded else 0.0
         if self._resumes and not self._plan:
             patience_s = self._config.startup_s / 2  # all of them start just now
-        return missing > 0 and (self._revival.waited_s(now_s) < patience_s or now_s < self._ready_s + GATHER_S)
+        gathers = now_s < self._ready_s + self._limits.gather_s
+        return missing > 0 and (self._revival.waited_s(now_s) < patience_s or gathers)
 
     def _is_restoring(self) -> bool:
         """Whether the members of the last plan can still begin with the copies that it names, or anew."""

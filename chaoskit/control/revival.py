@@ -11,21 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
-#: The nodes have this long to say what they can offer; sealing takes the time to read the state once.
-RECALL_S = 2.0
-#: Training may go on while the nodes answer. An answer that is older than this is not acted upon: they are asked again.
-FRESH_S = 0.1
-#: A world that begins with copies waits this long for the next worker to become ready.
-GATHER_S = 0.25
 #: So often a copy that cannot be read is taken for one that is overwritten; then older ones are better.
 ATTEMPTS_MAX = 2
-#: If it is still offered, it was out of reach: it is tried again after so long, and ever later.
-RETRY_S = 0.5
-RETRY_MAX_S = 15.0
-#: Attempts that fail for longer than this make older copies better.
-REACH_S = 5.0
 _ANYWHERE = Endpoint("", "", 0, 0, -1)
 
 
@@ -40,15 +30,14 @@ class _Failures:
     def add(self, now_s: float) -> _Failures:
         return _Failures(self.count + 1, min(self.first_s, now_s), now_s)
 
-    @property
-    def is_lasting(self) -> bool:
-        return self.last_s - self.first_s > REACH_S
+    def is_lasting(self, limits: Limits) -> bool:
+        return self.last_s - self.first_s > limits.reach_s
 
-    def again_s(self) -> float:
+    def again_s(self, limits: Limits) -> float:
         """When it is worth another attempt."""
         if self.count < ATTEMPTS_MAX:
             return self.last_s
-        return self.last_s + min(RETRY_MAX_S, RETRY_S * 2.0 ** (self.count - ATTEMPTS_MAX))
+        return self.last_s + min(limits.retry_max_s, limits.retry_s * 2.0 ** (self.count - ATTEMPTS_MAX))
 
 
 class Revival:
@@ -59,7 +48,8 @@ class Revival:
             shows. What those nodes told is too old to be put beside its answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._since_s = math.inf
         self._moved_s = math.inf  # when a node last answered or was lost, or a copy failed: ticks are not remembered
         self._restoring_s = math.inf  # since the first plan that names copies
@@ -98,13 +88,14 @@ class Revival:
         if not self._resting:
             return False
         known = self.snapshots
-        hopeful = [one for one in self._resting if not known or not self._failed[_identity(one)].is_lasting]
+        failed = {one: self._failed[_identity(one)] for one in self._resting}
+        hopeful = [one for one in self._resting if not known or not failed[one].is_lasting(self._limits)]
         found = _complete([*self._snapshots, *hopeful])
         return bool(found) and (not known or found[0].age > known[0].age)
 
     def is_due(self, now_s: float) -> bool:
         """Whether some copy that could not be read is worth another attempt."""
-        return any(now_s >= self._failed[_identity(snapshot)].again_s() for snapshot in self._resting)
+        return any(now_s >= self._failed[_identity(snapshot)].again_s(self._limits) for snapshot in self._resting)
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
@@ -159,7 +150,7 @@ class Revival:
             self._moved_s = now_s
         reached = max([committed, *(snapshot.step for snapshot in snapshots)])
         trained_on = node in self._late or reached > self._reached
-        self.outdated |= trained_on and now_s > min(self._answers_s) + FRESH_S
+        self.outdated |= trained_on and now_s > min(self._answers_s) + self._limits.apart_s
         self._reached = max(self._reached, reached)
         self._late.discard(node)
         self._committed = max(self._committed, committed)
@@ -167,7 +158,7 @@ class Revival:
         for snapshot in snapshots:
             known = _identity(snapshot)
             if known not in self._corrupt:
-                rests = now_s < self._failed.get(known, _Failures()).again_s()
+                rests = now_s < self._failed.get(known, _Failures()).again_s(self._limits)
                 (self._resting if rests else self._snapshots).append(snapshot)
 
     def _forget(self, node: str) -> None:
@@ -210,12 +201,12 @@ class Revival:
 
     def is_asking(self, now_s: float) -> bool:
         """Whether an answer is worth waiting for: it may be newer than what is known."""
-        return now_s - self._asked_s < RECALL_S and self.owed
+        return now_s - self._asked_s < self._limits.recall_s and self.owed
 
     def is_stale(self, now_s: float) -> bool:
         """Whether the nodes may have newer copies by now than those that they told of."""
-        told_s = self._asked_s + RECALL_S if self.owed else max(self._answers_s, default=-math.inf)
-        return self.active and now_s > max(told_s, self._asked_s) + FRESH_S
+        told_s = self._asked_s + self._limits.recall_s if self.owed else max(self._answers_s, default=-math.inf)
+        return self.active and now_s > max(told_s, self._asked_s) + self._limits.fresh_s
 
     @property
     def _answers_s(self) -> list[float]:
@@ -230,7 +221,7 @@ class Revival:
         """For how long there has been nothing to restore, and no answer to wait for; 0 while there is."""
         if self.snapshots or self.is_asking(now_s):
             return 0.0
-        asked_s = self._since_s + RECALL_S if self.owed else self._since_s
+        asked_s = self._since_s + self._limits.recall_s if self.owed else self._since_s
         return now_s - max(self._moved_s, asked_s)
 
     def serves(self, plan: Plan) -> bool:

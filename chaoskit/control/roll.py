@@ -10,6 +10,7 @@ import math
 
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order
+from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.revival import Revival
 from chaoskit.control.strikes import Strikes
 from chaoskit.messages import Endpoint, Plan
@@ -18,8 +19,8 @@ from chaoskit.messages import Endpoint, Plan
 class Roll:
     """Nodes, the workers that live on them, and which of these have a rank, are spare, or have the state."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+    def __init__(self, config: RunConfig, *, limits: Limits = LIMITS) -> None:
+        self._config, self._limits = config, limits
         self._size = config.nodes  # of the full world
         self._idle: set[str] = set()  # nodes that are to have no workers
         self._swap_by_s: float | None = None  # until then who goes may stay for who is started in its place
@@ -58,7 +59,7 @@ class Roll:
         self._resumes = False
         self._failed_starts = 0  # in a row
         self._start_after_s = -math.inf  # a clock may read anything, also less than 0
-        self._revival = Revival()
+        self._revival = Revival(limits)
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
         self._deadline_s = math.inf

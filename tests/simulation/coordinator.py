@@ -75,7 +75,8 @@ class Coordinator(Process):
         self.began_s = self.awake_since_s = self.engine.now_s
         self._seams = world.seams
         config = self._seams.coordinator(world.config)
-        self.plane = ControlPlane(config, tuple(self.record.entries), self.engine.now_s)
+        memory, limits = tuple(self.record.entries), self._seams.limits
+        self.plane = ControlPlane(config, memory, self.engine.now_s, limits=limits)
         #: The last generation of the coordinators before.
         self.inherited = self.plane.membership.generation
         self.over = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.control.facts import Facts
+from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.outputs import Output
 from chaoskit.control.plane import ControlPlane
 
@@ -33,6 +34,7 @@ class Seams:
         does: what a coordinator does in place of what its plane decided when its method of this name was called.
         coordinator: the settings by which coordinators go, from those of the run.
         node: the settings by which agents go.
+        limits: how long a plane waits for others.
         facts: makes the memory that an agent has of its workers.
     """
 
@@ -40,6 +42,7 @@ class Seams:
     does: Callable[[str, list[Output]], list[Output]] = _as_decided
     coordinator: Callable[[RunConfig], RunConfig] = _as_set
     node: Callable[[RunConfig], RunConfig] = _as_set
+    limits: Limits = LIMITS
     facts: Callable[[], Facts] = Facts
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from chaoskit.control.hang import UNKNOWN_STEP_S
+from chaoskit.control.limits import LIMITS
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.nodes import REATTACH_S
-from chaoskit.control.renewal import HEALING_S
-from chaoskit.control.revival import GATHER_S, RECALL_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
 from chaoskit.experiment.strike import Strike
 from chaoskit.vocabulary import Event
@@ -166,7 +165,8 @@ def recovery_limit_s(trace: Trace) -> float:
     """The limits that a recovery may run into, one after the other."""
     config = trace.config
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
-    return trace.hang_limit_s + lease_s + FOLLOW_S + REATTACH_S + HEALING_S + RECALL_S + GATHER_S + SLACK_S
+    restore_s = LIMITS.healing_s + LIMITS.recall_s + LIMITS.gather_s
+    return trace.hang_limit_s + lease_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
 
 
 def cost(trace: Trace) -> Finding:
