@@ -12,11 +12,12 @@ planted mistake some history breaks a law: a simulation that finds nothing other
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,14 +28,14 @@ from simulation.seams import Seams
 from simulation.tally import Tally
 
 from chaoskit.config import RunConfig
-from chaoskit.control import contact, elasticity, events, results, revival, succession
+from chaoskit.control import events
 from chaoskit.control.facts import Facts
 from chaoskit.control.limits import Limits
-from chaoskit.control.membership import Membership
+from chaoskit.control.next_world import Candidates
 from chaoskit.control.outputs import End, Output, Remember, Send
 from chaoskit.control.plane import ControlPlane
+from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.elastic import events as happenings
-from chaoskit.elastic.events import Evict
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     AgentHello,
@@ -43,7 +44,9 @@ from chaoskit.messages import (
     Healed,
     LinksTested,
     Message,
+    Plan,
     Sealed,
+    Snapshot,
     StopWorker,
     WorkerLost,
 )
@@ -224,15 +227,14 @@ def takes_joiners_for_holders() -> Seams:
     return Seams(hears=hears)
 
 
-def loses_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a loss, the last shard belongs to nobody."""
-    genuine = succession.reassign
+def loses_a_shard() -> Seams:
+    """After a loss, the last shard belongs to no worker."""
 
-    def reassign(previous: Any, members: Any, shard_count: int, shares: Any) -> Any:
-        shards = genuine(previous, members, shard_count, shares)
+    def assign(previous: Any, members: Any, shard_count: int, shares: Any) -> dict[str, tuple[int, ...]]:
+        shards = POLICIES.assign(previous, members, shard_count, shares)
         return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
 
-    monkeypatch.setattr(succession, "reassign", reassign)
+    return Seams(policies=Policies(assign=assign))
 
 
 def keeps_the_batch() -> Seams:
@@ -240,10 +242,9 @@ def keeps_the_batch() -> Seams:
     return Seams(coordinator=settings(follow=None))
 
 
-def compares_those_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who left after the last step is to have ended with what the others ended with, whose batch was another."""
-    genuine = results.Results.note
-    monkeypatch.setattr(results.Results, "note", lambda self, worker, digest, among: genuine(self, worker, digest))
+def compares_those_that_left() -> Seams:
+    """A worker that left after the last step is to have ended with what the others have, whose batch was another."""
+    return Seams(policies=Policies(compared=lambda config, members: None))
 
 
 def counts_names_anew() -> Seams:
@@ -282,11 +283,9 @@ def goes_on_after_the_end() -> Seams:
     return Seams(does=does)
 
 
-def gives_up_whoever_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def gives_up_all_that_is_silent() -> Seams:
     """That it may be cut off itself does not occur to the coordinator."""
-    monkeypatch.setattr(
-        contact.Contact, "lost", lambda self, keepers, now_s: [(n, d) for n, (_, d) in self._silent.items()]
-    )
+    return Seams(policies=Policies(may_give_up=lambda free, until_s, now_s: True))
 
 
 def has_leases_without_end() -> Seams:
@@ -321,29 +320,31 @@ def lets_no_node_in_twice() -> Seams:
     return Seams(hears=hears)
 
 
-def leaves_leavers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def leaves_leavers_behind() -> Seams:
     """Where a rank is lost while others leave, those are not taken along, though they may have gone furthest."""
-    genuine = Membership._next_world
-    monkeypatch.setattr(Membership, "_next_world", lambda self, *, abort: genuine(self, abort=False))
+
+    def next_world(known: Candidates) -> list[str]:
+        return POLICIES.next_world(dataclasses.replace(known, abort=False))
+
+    return Seams(policies=Policies(next_world=next_world))
 
 
-def sends_members_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is on a node that is to idle is ended in the middle of a step."""
+def sends_members_away_at_once() -> Seams:
+    """A member on a node that is to idle is ended in the middle of a step."""
 
-    def vacate(self: Membership, now_s: float) -> Any:
-        return self._lose([worker for worker, node in self._hosts.items() if node in self._idle], "left", now_s)
+    def leaving_at_once(hosts: Any, idle: Any, crew: Any) -> list[str]:
+        return POLICIES.leaving_at_once(hosts, idle, ())
 
-    monkeypatch.setattr(Membership, "_vacate", vacate)
+    return Seams(policies=Policies(leaving_at_once=leaving_at_once))
 
 
-def drains_the_last_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All who have the state leave, and others are to go on without it."""
-    genuine = Membership._next_world
+def drains_the_last_holder() -> Seams:
+    """All that have the state leave, and others are to go on without it."""
 
-    def next_world(self: Membership, *, abort: bool) -> list[str]:
-        return [worker for worker in genuine(self, abort=abort) if abort or self._hosts[worker] not in self._idle]
+    def next_world(known: Candidates) -> list[str]:
+        return POLICIES.next_world(dataclasses.replace(known, holders=frozenset()))
 
-    monkeypatch.setattr(Membership, "_next_world", next_world)
+    return Seams(policies=Policies(next_world=next_world))
 
 
 def resizes_in_memory_only() -> Seams:
@@ -351,41 +352,37 @@ def resizes_in_memory_only() -> Seams:
     return Seams(does=unremembered(events.Resized))
 
 
-def evicts_the_last_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that does not leave in time is given up, whoever else has the state."""
-
-    def evict(self: ControlPlane, decision: Evict, now_s: float) -> Any:
-        event = events.Evicted(decision.node, decision.reason)
-        gone = self.membership.workers_on(decision.node)
-        return [*self._tell_loss(event, now_s), *self._advance(event, now_s)] if gone else []
-
-    monkeypatch.setattr(ControlPlane, "_evict", evict)
+def evicts_the_last_holder() -> Seams:
+    """A node that does not leave in time is given up, whatever other node has the state."""
+    return Seams(policies=Policies(may_evict=lambda node, keepers: True))
 
 
-def keeps_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_what_was_given_back() -> Seams:
     """Nodes that a job of higher priority has had are never used again."""
-    genuine = elasticity.Elasticity._translate
 
-    def translate(self: Any, event: Any, membership: Membership) -> Any:
-        return [one for one in genuine(self, event, membership) if not isinstance(one, happenings.Returned)]
+    def happenings_of(event: Any, nodes: Any, unfit: Any) -> list[happenings.Event]:
+        found = POLICIES.happenings_of(event, nodes, unfit)
+        return [one for one in found if not isinstance(one, happenings.Returned)]
 
-    monkeypatch.setattr(elasticity.Elasticity, "_translate", translate)
+    return Seams(policies=Policies(happenings_of=happenings_of))
 
 
 def oversleeps() -> Seams:
     """What the policy waits for, such as the end of a snooze, never comes."""
-    never = dict.fromkeys(("scaling_timeout_s", "faulty_scale_down_timeout_s", "snooze_after_scale_up_s"), ENDLESS)
+    waits = ("scaling_timeout_s", "faulty_scale_down_timeout_s", "snooze_after_scale_up_s")
 
     def coordinator(config: RunConfig) -> RunConfig:
-        elastic = config.elastic and msgspec.structs.replace(config.elastic, **never)
-        return msgspec.structs.replace(config, elastic=elastic)
+        if config.elastic is None:
+            return config
+        endless = {name: ENDLESS for name in waits if getattr(config.elastic, name)}
+        return msgspec.structs.replace(config, elastic=msgspec.structs.replace(config.elastic, **endless))
 
     return Seams(coordinator=coordinator)
 
 
-def counts_the_time_that_starts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def counts_the_time_that_starts_are_held() -> Seams:
     """A start that was held back until others had recovered is late before it begins."""
-    monkeypatch.setattr(ControlPlane, "_ordered_s", property(lambda self: {}, lambda self, value: None), raising=False)
+    return Seams(policies=Policies(overdue=lambda started, ordered_s, limit_s, now_s: list(started)))
 
 
 def without(kind: type) -> Callable[[str, list[Output]], list[Output]]:
@@ -439,11 +436,9 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     resizes_in_memory_only: "was published after|without need|record was not lost|was started twice",
     oversleeps: "is room for",
     stops_half_way: "not over|is well and was given up",
-}
-PATCHES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     loses_a_shard: "generation",
-    compares_those_who_left: "silent corruption",
-    gives_up_whoever_is_silent: "is well and was given up|the state is there|goes on unseen",
+    compares_those_that_left: "silent corruption",
+    gives_up_all_that_is_silent: "is well and was given up|the state is there|goes on unseen",
     leaves_leavers_behind: "goes back to step|others need it",
     sends_members_away_at_once: "was sent away",
     drains_the_last_holder: "the state is there|goes back|every replica",
@@ -459,70 +454,70 @@ def test_a_mistake_is_noticed(mistake: Callable[[], Seams]) -> None:
     check_noticed(mistake, MISTAKES[mistake])
 
 
-@pytest.mark.parametrize("mistake", PATCHES, ids=lambda mistake: mistake.__name__)
-def test_a_patched_mistake_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    """The same, of mistakes that the machines have no seam for."""
-    mistake(monkeypatch)
-    check_noticed(Seams, PATCHES[mistake])
-
-
 # -- mistakes in what is special about sharded jobs ---------------------------------------------------------------
 
 
-def mixes_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def mixes_cuts() -> Seams:
     """Pieces of worlds of two sizes are offered together."""
-    monkeypatch.setattr(revival.Revival, "snapshots", property(lambda self: _complete(self._snapshots)))
+
+    def restorable(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+        found: dict[Any, set[int]] = {}
+        for one in snapshots:
+            found.setdefault((one.age, one.pieces), set()).add(one.piece)
+        return newest_first(one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces)
+
+    return Seams(policies=Policies(restorable=restorable))
 
 
-def offers_partial_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def offers_partial_sets() -> Seams:
     """A state counts as stored when one piece of it is."""
-
-    def snapshots(self: revival.Revival) -> tuple[Any, ...]:
-        return tuple(sorted(self._snapshots, key=lambda one: one.age, reverse=True))
-
-    monkeypatch.setattr(revival.Revival, "snapshots", property(snapshots))
+    return Seams(policies=Policies(restorable=newest_first))
 
 
-def _complete(snapshots: Any) -> tuple[Any, ...]:
-    found: dict[Any, set[Any]] = {}
-    for one in snapshots:
-        found.setdefault((one.age, one.pieces), set()).add(one.piece)
-    whole = [one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces]
-    return tuple(sorted(whole, key=lambda one: one.age, reverse=True))
+def newest_first(snapshots: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
+    return tuple(sorted(snapshots, key=lambda one: one.age, reverse=True))
 
 
-def restores_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def restores_the_oldest() -> Seams:
     """The oldest complete state is taken."""
-    genuine = revival.Revival.snapshots.fget  # type: ignore[attr-defined]
 
-    def snapshots(self: revival.Revival) -> tuple[Any, ...]:
-        found = genuine(self)
+    def restorable(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+        found = POLICIES.restorable(snapshots)
         return tuple(one for one in found if one.age == found[-1].age)
 
-    monkeypatch.setattr(revival.Revival, "snapshots", property(snapshots))
+    return Seams(policies=Policies(restorable=restorable))
 
 
-def never_forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_forgets_answers() -> Seams:
     """What was stored at one loss is restored at the next."""
+    told: dict[str, Sealed] = {}  # node -> its first answer
 
-    def end(self: revival.Revival) -> None:
-        self._since_s = self._moved_s = self._restoring_s = math.inf
+    def hears(plane: ControlPlane, message: Any) -> list[Any]:
+        if not isinstance(message, Sealed):
+            return [message]
+        return [msgspec.structs.replace(told.setdefault(message.node, message), number=message.number)]
 
-    monkeypatch.setattr(revival.Revival, "end", end)
-    monkeypatch.setattr(revival.Revival, "ask_again", lambda self: None)
+    return Seams(hears=hears)
 
 
-def grows_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def grows_without_copies() -> Seams:
     """A world that grows begins anew."""
-    genuine = Membership._decide
+    worlds: dict[int, frozenset[str]] = {}  # generation -> its members
 
-    def decide(self: Membership, now_s: float) -> Any:
-        decision = genuine(self, now_s)
-        return decision or (self._regroup(abort=False) if self._plan and self._may_grow() else None)
+    def begun(plan: Plan) -> Plan:
+        before = [worlds[number] for number in sorted(worlds) if number < plan.generation]
+        members = worlds[plan.generation] = frozenset(member.worker for member in plan.members)
+        return msgspec.structs.replace(plan, restore=()) if before and before[-1] < members else plan
 
-    monkeypatch.setattr(Membership, "_decide", decide)
+    def does(what: str, outputs: list[Output]) -> list[Output]:
+        return [
+            Send(output.node, begun(output.message))
+            if isinstance(output, Send) and isinstance(output.message, Plan)
+            else output
+            for output in outputs
+        ]
+
+    return Seams(does=does)
 
 
 def gives_up_what_is_out_of_reach() -> Seams:
@@ -551,8 +546,6 @@ SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
     gives_up_what_is_out_of_reach: "the state is there|is stored",
     puts_old_answers_beside_new_ones: "is stored",
     gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
-}
-SHARDED_PATCHES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     mixes_cuts: "cut in two ways|do not make up",
     offers_partial_sets: "makes one state|not over|given up|all of|begins with|nobody took over|without need",
     restores_the_oldest: "all of .* is stored",
@@ -565,12 +558,3 @@ SHARDED_PATCHES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 def test_a_mistake_with_pieces_is_noticed(mistake: Callable[[], Seams]) -> None:
     """The same, of a sharded job."""
     check_noticed(mistake, SHARDED_MISTAKES[mistake], sharded=True)
-
-
-@pytest.mark.parametrize("mistake", SHARDED_PATCHES, ids=lambda mistake: mistake.__name__)
-def test_a_patched_mistake_with_pieces_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    """The same, of mistakes that the machines have no seam for."""
-    mistake(monkeypatch)
-    check_noticed(Seams, SHARDED_PATCHES[mistake], sharded=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from chaoskit import messages
@@ -18,6 +16,7 @@ from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
 from chaoskit.control.newcomers import Newcomers
 from chaoskit.control.outputs import Note, Output, Show
+from chaoskit.control.policies import Policies
 from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.health.finding import of_node
@@ -32,8 +31,8 @@ _LINKS, _CLOCK = "links", "clock"  # looks at a node
 class Attention(Generations):
     """Decisions about whoever holds up the others."""
 
-    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
-        super().__init__(config, now_s, limits)
+    def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
+        super().__init__(config, now_s, policies, limits)
         self._workload = Workload(config)
         self._link_speeds = LinkSpeeds()
         self._links = Links()
@@ -41,7 +40,9 @@ class Attention(Generations):
         self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
         self._rulings = Rulings(config.nodes, config.strike_window_s)
-        self._contact = Contact(config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s)
+        self._contact = Contact(
+            config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s, policies.may_give_up
+        )
         self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
 
     def _lose_worker(self, lost: events.WorkerLost, now_s: float) -> list[Output]:
@@ -198,12 +199,11 @@ class Attention(Generations):
     def _give_up_late(self, now_s: float) -> list[Output]:
         """Workers that were started, and are not ready in time."""
         outputs: list[Output] = []
-        for worker in self._membership.overdue(now_s - self._lag_s):
-            ordered_s = self._ordered_s.get(worker, -math.inf)
-            if worker in self._deferral.held or now_s - ordered_s <= self._config.startup_s:
-                continue  # it was held back
+        held, startup_s = self._deferral.held, self._config.startup_s
+        started = [worker for worker in self._membership.overdue(now_s - self._lag_s) if worker not in held]
+        for worker in self._policies.overdue(started, self._ordered_s, startup_s, now_s):
             if not self._contact.steady(self._hosts[worker], now_s):
                 continue  # perhaps it is ready, and cannot say so
-            detail = f"not ready within startup_s={self._config.startup_s:g}"
+            detail = f"not ready within startup_s={startup_s:g}"
             outputs += self._stop_and_lose(worker, "hung", detail, now_s)
         return outputs

@@ -9,7 +9,7 @@ when their own leases have run out, too, and they have ended by themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from chaoskit.control.lease import Leases
 
@@ -23,15 +23,33 @@ RETURN_S = 1.0
 _FENCE_MARGIN = 1.02
 
 
+def may_give_up(free: bool, until_s: float, now_s: float) -> bool:
+    """Whether a silent node may be given up.
+
+    Args:
+        free: the others can commit nothing that it takes part in, or there is nothing to keep.
+        until_s: when its own lease runs out, and its workers end by themselves.
+    """
+    return free or now_s > until_s
+
+
 class Contact:
     """Keeps the leases of the nodes, and remembers those that have run out.
 
     Args:
         interval_s: of the nodes' reports. beats: missed reports after which a lease has run out.
         fence_s: a node that hears nothing of us for so long ends its workers.
+        may_give_up: whether a silent node may be given up.
     """
 
-    def __init__(self, interval_s: float, beats: int, fence_s: float) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        beats: int,
+        fence_s: float,
+        may_give_up: Callable[[bool, float, float], bool] = may_give_up,
+    ) -> None:
+        self._may_give_up = may_give_up
         self._leases = Leases(interval_s, beats)
         self._contact_s = interval_s * _CONTACT_BEATS
         self._detail = f"silent for {beats} beats"
@@ -97,7 +115,7 @@ class Contact:
         return [
             (node, detail)
             for node, (since_s, detail) in self._silent.items()
-            if free or now_s > since_s + self._fence_s
+            if self._may_give_up(free, since_s + self._fence_s, now_s)
         ]
 
     def _is_kept(self, keepers: Collection[str], now_s: float) -> bool:

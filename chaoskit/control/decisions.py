@@ -15,6 +15,7 @@ from chaoskit.control.limits import Limits
 from chaoskit.control.losses import lost_workers
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import End, Note, Output, Remember, Send, Show
+from chaoskit.control.policies import Policies
 from chaoskit.control.reasons import Reasons
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.control.results import Results
@@ -26,10 +27,12 @@ from chaoskit.vocabulary import Event
 class Decisions:
     """The membership, and what its actions mean for everybody else."""
 
-    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
-        self._config, self._limits = config, limits
-        self._membership = Membership(config, limits=limits)
-        self._elasticity = Elasticity(config.elastic) if config.elastic is not None else None
+    def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
+        self._config, self._policies, self._limits = config, policies, limits
+        self._membership = Membership(config, policies=policies, limits=limits)
+        self._elasticity: Elasticity | None = None
+        if config.elastic is not None:
+            self._elasticity = Elasticity(config.elastic, policies.happenings_of)
         self._reasons = Reasons()
         self._watch = Watch(config)
         self._deferral: Deferral[str] = Deferral()

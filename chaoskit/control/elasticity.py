@@ -7,8 +7,10 @@ has: so whatever was lost on the way, as with a coordinator, is wanted again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 
 from chaoskit.control import events
+from chaoskit.control.happenings import happenings_of
 from chaoskit.control.membership import Membership
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.events import Answer, Decision, Evict, Resize
@@ -17,10 +19,20 @@ from chaoskit.elastic.settings import ElasticPolicy
 
 
 class Elasticity:
-    """The policy's world begins once the first ranks train; what happens before is taken in then."""
+    """The policy's world begins once the first ranks train; what happens before is taken in then.
 
-    def __init__(self, policy: ElasticPolicy) -> None:
-        self._policy = policy
+    Args:
+        happenings_of: what the policy is told of an event, by the live nodes and those that are not fit.
+    """
+
+    def __init__(
+        self,
+        policy: ElasticPolicy,
+        happenings_of: Callable[
+            [events.AnyEvent, Collection[str], Collection[str]], list[happenings.Event]
+        ] = happenings_of,
+    ) -> None:
+        self._policy, self._happenings_of = policy, happenings_of
         self._world: World | None = None
         self._nodes: dict[str, None] = {}  # that there were when the world began
         self._early: list[happenings.Event] = []
@@ -52,7 +64,7 @@ class Elasticity:
         if self._world is None and isinstance(event, events.Settled):
             return self._begin(now_s)
         decisions: list[Decision] = []
-        for happening in self._translate(event, membership):
+        for happening in self._happenings_of(event, membership.nodes, membership.unfit):
             decisions += self._tell(happening, now_s)
         for node in sorted(self._leaving):
             if not membership.workers_on(node):
@@ -77,20 +89,6 @@ class Elasticity:
         for happening in self._early:
             decisions += self._tell(happening, now_s)
         return decisions
-
-    def _translate(self, event: events.AnyEvent, membership: Membership) -> list[happenings.Event]:
-        match event:
-            case events.NodeJoined(node) | events.Fit(node) if node not in membership.unfit:
-                return [happenings.Arrived(node)] if node in membership.nodes else []
-            case events.NodeLost(node) | events.Unfit(node):
-                return [happenings.Lost(node)]
-            case events.LeftOut(nodes):
-                return [happenings.Lost(node) for node in nodes]
-            case events.Returned(nodes):
-                return [happenings.Arrived(node) for node in nodes]
-            case events.Elastic(what):
-                return [what]
-        return []
 
     def _tell(self, happening: happenings.Event, now_s: float) -> list[Decision]:
         if self._world is None:

@@ -9,6 +9,7 @@ from chaoskit.control import events
 from chaoskit.control.limits import Limits
 from chaoskit.control.links import SUSPICION_S
 from chaoskit.control.outputs import Note, Output
+from chaoskit.control.policies import Policies
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.sizing import Sizing
 from chaoskit.messages import Plan
@@ -22,8 +23,8 @@ BROKEN_GRACE_S = 0.15
 class Generations(Sizing):
     """Decisions, and whether those who are to follow a plan can."""
 
-    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
-        super().__init__(config, now_s, limits)
+    def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
+        super().__init__(config, now_s, policies, limits)
         self._stalls = Repeats(limit=STALLS_MAX)
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._formed: set[str] = set()

@@ -12,6 +12,7 @@ from chaoskit.control.inheritance import Inheritance
 from chaoskit.control.limits import Limits
 from chaoskit.control.losses import difference
 from chaoskit.control.outputs import Note, Output, Remember, Send, Show
+from chaoskit.control.policies import Policies
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.timetable import Timetable
 from chaoskit.errors import Refused
@@ -54,8 +55,10 @@ from chaoskit.vocabulary import Event
 class Hearing(Inheritance):
     """Decisions, by what others say."""
 
-    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float, limits: Limits) -> None:
-        super().__init__(config, memory, now_s, limits)
+    def __init__(
+        self, config: RunConfig, memory: Sequence[Remember], now_s: float, policies: Policies, limits: Limits
+    ) -> None:
+        super().__init__(config, memory, now_s, policies, limits)
         self._repeats = Repeats(limit=config.nodes)
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
 
@@ -86,8 +89,7 @@ class Hearing(Inheritance):
             case WorkerDone(worker, step, digest, generation):
                 if self._is_of_the_past(generation):
                     return shown
-                # who left before all had a step took it with another batch than those who go on
-                among = self._membership.members if self._config.follow is not None else None
+                among = self._policies.compared(self._config, self._membership.members)
                 problem = self._results.note(worker, digest, among)
                 event = events.JobFailed(problem) if problem else events.WorkerDone(worker, step)
                 return self._advance(event, now_s) + shown

@@ -13,6 +13,7 @@ from chaoskit.control import events
 from chaoskit.control.limits import Limits
 from chaoskit.control.nodes import REATTACH_S, Nodes
 from chaoskit.control.outputs import Output, Remember
+from chaoskit.control.policies import Policies
 from chaoskit.messages import EndJob
 
 
@@ -23,8 +24,10 @@ class Inheritance(Nodes):
         memory: what they have remembered, in order.
     """
 
-    def __init__(self, config: RunConfig, memory: Sequence[Remember], now_s: float, limits: Limits) -> None:
-        super().__init__(config, now_s, limits)
+    def __init__(
+        self, config: RunConfig, memory: Sequence[Remember], now_s: float, policies: Policies, limits: Limits
+    ) -> None:
+        super().__init__(config, now_s, policies, limits)
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
         self._ruled: events.Ruled | None = None  # the last one: of the losses that it decided some may not be written

@@ -12,6 +12,7 @@ from chaoskit.control.attention import Attention
 from chaoskit.control.limits import Limits
 from chaoskit.control.losses import news
 from chaoskit.control.outputs import Disconnect, Note, Output, Send
+from chaoskit.control.policies import Policies
 from chaoskit.messages import AgentHello, Arm, Recall, StartWorker, StopWorker, Trigger
 from chaoskit.vocabulary import Event
 
@@ -24,8 +25,8 @@ ATTACH_S = 2.0
 class Nodes(Attention):
     """Decisions about nodes, by how they are connected."""
 
-    def __init__(self, config: RunConfig, now_s: float, limits: Limits) -> None:
-        super().__init__(config, now_s, limits)
+    def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
+        super().__init__(config, now_s, policies, limits)
         self._joined: dict[str, events.NodeJoined] = {}  # by node: which agent it was when it came
         self._armed: dict[str, list[Trigger]] = {}  # by node, for workers that are started later; as many as faults
         self._met = False  # the members of a plan have, or may have at the coordinator before: only then they can train

@@ -21,6 +21,7 @@ from chaoskit.control.hearing import Hearing
 from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import End, Output, Remember, Send
+from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.control.rendezvous import Client
 from chaoskit.messages import Store
 
@@ -30,6 +31,7 @@ class ControlPlane(Hearing):
 
     Args:
         memory: what the coordinators before this one have remembered, in order.
+        policies: what it decides by.
         limits: how long it waits for others.
     """
 
@@ -39,9 +41,10 @@ class ControlPlane(Hearing):
         memory: Sequence[Remember] = (),
         now_s: float = 0.0,
         *,
+        policies: Policies = POLICIES,
         limits: Limits = LIMITS,
     ) -> None:
-        super().__init__(config, memory, now_s, limits)
+        super().__init__(config, memory, now_s, policies, limits)
 
     @property
     def membership(self) -> Membership:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+from chaoskit.config import RunConfig
+
+
+def compared(config: RunConfig, members: Sequence[str]) -> Collection[str] | None:
+    """The workers that must end with the same weights; None: all.
+
+    Where the batch follows the world, a worker that left before all had a step took it with another batch than those
+    that go on.
+    """
+    return members if config.follow is not None else None
 
 
 class Results:

@@ -6,7 +6,7 @@ A pure part of :mod:`chaoskit.control.renewal`. It is idle while a live worker h
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -40,16 +40,38 @@ class _Failures:
         return self.last_s + min(limits.retry_max_s, limits.retry_s * 2.0 ** (self.count - ATTEMPTS_MAX))
 
 
+def complete(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+    """Those of ages of which every piece is there, the newest first.
+
+    Worlds of different sizes cut the same state differently. What comes from two cuts need not make up a state, so
+    there is one of each age.
+    """
+    found: dict[tuple[tuple[int, int], int], set[int]] = {}
+    for snapshot in snapshots:
+        found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
+    cuts = dict(sorted(cut for cut, there in found.items() if len(there) == cut[1]))
+    once: dict[object, Snapshot] = {}
+    for snapshot in snapshots:
+        once.setdefault(snapshot.path or snapshot, snapshot)  # all nodes see what is stored
+    whole = [one for one in once.values() if cuts.get(one.age) == one.pieces]
+    return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
+
+
 class Revival:
     """Collects sealed copies from the nodes, from the loss of the last holder until there is one again.
+
+    Args:
+        restorable: which of the copies that are known a world can begin with, the newest first.
 
     Attributes:
         outdated: the ranks trained on after some nodes had answered, as a node that came back or was slow to answer
             shows. What those nodes told is too old to be put beside its answer.
     """
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(
+        self, limits: Limits = LIMITS, restorable: Callable[[Sequence[Snapshot]], tuple[Snapshot, ...]] = complete
+    ) -> None:
+        self._limits, self._restorable = limits, restorable
         self._since_s = math.inf
         self._moved_s = math.inf  # when a node last answered or was lost, or a copy failed: ticks are not remembered
         self._restoring_s = math.inf  # since the first plan that names copies
@@ -80,7 +102,7 @@ class Revival:
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """What can be restored, the newest first. Of a state in pieces: if every piece is there."""
-        return _complete(self._snapshots)
+        return self._restorable(self._snapshots)
 
     @property
     def awaits_reach(self) -> bool:
@@ -90,7 +112,7 @@ class Revival:
         known = self.snapshots
         failed = {one: self._failed[_identity(one)] for one in self._resting}
         hopeful = [one for one in self._resting if not known or not failed[one].is_lasting(self._limits)]
-        found = _complete([*self._snapshots, *hopeful])
+        found = self._restorable([*self._snapshots, *hopeful])
         return bool(found) and (not known or found[0].age > known[0].age)
 
     def is_due(self, now_s: float) -> bool:
@@ -229,23 +251,6 @@ class Revival:
         newest = [snapshot for snapshot in plan.restore if snapshot.age == plan.restore[0].age]
         left = {snapshot.piece for snapshot in newest if snapshot in self._snapshots}
         return left == {snapshot.piece for snapshot in newest}
-
-
-def _complete(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Those of ages of which every piece is there, the newest first.
-
-    Worlds of different sizes cut the same state differently. What comes from two cuts need not make up a state, so
-    there is one of each age.
-    """
-    found: dict[tuple[tuple[int, int], int], set[int]] = {}
-    for snapshot in snapshots:
-        found.setdefault((snapshot.age, snapshot.pieces), set()).add(snapshot.piece)
-    cuts = dict(sorted(cut for cut, there in found.items() if len(there) == cut[1]))
-    once: dict[object, Snapshot] = {}
-    for snapshot in snapshots:
-        once.setdefault(snapshot.path or snapshot, snapshot)  # all nodes see what is stored
-    whole = [one for one in once.values() if cuts.get(one.age) == one.pieces]
-    return tuple(sorted(whole, key=lambda snapshot: snapshot.age, reverse=True))
 
 
 def _identity(snapshot: Snapshot) -> Snapshot:

@@ -11,6 +11,7 @@ import math
 from chaoskit.config import RunConfig
 from chaoskit.control.assignment import name_order
 from chaoskit.control.limits import LIMITS, Limits
+from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.control.revival import Revival
 from chaoskit.control.strikes import Strikes
 from chaoskit.messages import Endpoint, Plan
@@ -19,8 +20,8 @@ from chaoskit.messages import Endpoint, Plan
 class Roll:
     """Nodes, the workers that live on them, and which of these have a rank, are spare, or have the state."""
 
-    def __init__(self, config: RunConfig, *, limits: Limits = LIMITS) -> None:
-        self._config, self._limits = config, limits
+    def __init__(self, config: RunConfig, *, policies: Policies = POLICIES, limits: Limits = LIMITS) -> None:
+        self._config, self._policies, self._limits = config, policies, limits
         self._size = config.nodes  # of the full world
         self._idle: set[str] = set()  # nodes that are to have no workers
         self._swap_by_s: float | None = None  # until then who goes may stay for who is started in its place
@@ -59,7 +60,7 @@ class Roll:
         self._resumes = False
         self._failed_starts = 0  # in a row
         self._start_after_s = -math.inf  # a clock may read anything, also less than 0
-        self._revival = Revival(limits)
+        self._revival = Revival(limits, policies.restorable)
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
         self._deadline_s = math.inf

@@ -80,7 +80,7 @@ class Sizing(Decisions):
     def _evict(self, decision: Evict, now_s: float) -> list[Output]:
         if not (workers := self._membership.workers_on(decision.node)):
             return []
-        if self._membership.keepers <= {decision.node}:  # nobody could go on without it
+        if not self._policies.may_evict(decision.node, self._membership.keepers):
             return []
         event = events.Evicted(decision.node, decision.reason)
         told = [Note(Event.EVICTED, msgspec.structs.asdict(event)), *self._tell_loss(event, now_s)]

@@ -95,8 +95,8 @@ class Staffing(Roll):
 
         Members of a sharded job cannot: what they hold is restored from its copies.
         """
-        sharded, crew = self._config.job.sharded, set(self.crew)
-        leaving = [worker for worker, node in self._hosts.items() if node in self._idle and worker not in crew]
+        sharded = self._config.job.sharded
+        leaving = self._policies.leaving_at_once(self._hosts, self._idle, set(self.crew))
         leaving += self._going if sharded else []
         if sharded:
             self._doubt(leaving)

@@ -6,8 +6,9 @@ have met without it.
 
 from __future__ import annotations
 
-from chaoskit.control.assignment import fit, name_order, reassign, seat
+from chaoskit.control.assignment import fit, name_order
 from chaoskit.control.events import Publish
+from chaoskit.control.next_world import Candidates, willing
 from chaoskit.control.staffing import Staffing
 from chaoskit.messages import Member, Plan, Snapshot
 
@@ -48,7 +49,7 @@ class Succession(Staffing):
             return False
         room = self._size - (len(self.crew) - len(going))
         coming = any(self._hosts[worker] not in self._idle for worker in self._begun_s)
-        return coming and len(self._willing(room)) < room
+        return coming and len(willing(self._usable_spares, self._strikes.trusted(self._nodes), room)) < room
 
     def _may_move(self) -> bool:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
@@ -74,41 +75,27 @@ class Succession(Staffing):
         return sorted(chosen, key=lambda worker: order[worker])
 
     def _next_world(self, *, abort: bool) -> list[str]:
-        """Who has a rank in the next generation.
+        """The workers that have a rank in the next generation, by rank."""
+        known = Candidates(
+            abort=abort,
+            seats=[(member.worker, member.node) for member in self._base.members] if self._base else [],
+            hosts=self._hosts,
+            crew=self.crew,
+            going=self._going,
+            holders=self._holders,
+            spares=self._usable_spares,
+            starting={node for worker, node in self._hosts.items() if worker not in self._ready} - self._idle,
+            trusted=self._strikes.trusted(self._nodes),
+            size=self._size,
+            size_max=self._config.world_max,
+            apart=self._config.elastic is not None,
+        )
+        return self._policies.next_world(known)
 
-        Where a rank was lost, those who are to leave go along once more: they may have gone furthest. Else one of them
-        stays if nobody else has the state, until somebody has taken it over.
-        """
-        crew, going = self.crew, self._going
-        kept = [worker for worker in crew if worker not in going]
-        if abort:
-            kept, needed = [*crew], going
-        elif self._holders.isdisjoint(kept):
-            needed = [worker for worker in going if worker in self._holders][:1]
-            kept += needed
-        else:
-            needed = []
-        room = min(self._size + len(needed), self._config.world_max) - len(kept)
-        spares = self._willing(room)
-        spares = spares if abort else self._apart(spares, kept, room)
-        seats = [(member.worker, member.node) for member in self._base.members] if self._base else []
-        members = {worker: self._hosts[worker] for worker in kept}
-        return seat(seats, members, spares, len(kept) + max(0, room))
-
-    def _willing(self, wanted: int) -> dict[str, str]:
-        """Spare -> its node; those on nodes that are set aside only where there are not enough others."""
-        spares = {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
-        trusted = self._strikes.trusted(self._nodes)
-        good = {worker: node for worker, node in spares.items() if node in trusted}
-        return good if len(good) >= wanted else spares
-
-    def _apart(self, spares: dict[str, str], kept: list[str], wanted: int) -> dict[str, str]:
-        """Who may be taken where nobody was lost: none beside a rank, while others suffice or start."""
-        taken = {self._hosts[worker] for worker in kept}
-        starting = {node for worker, node in self._hosts.items() if worker not in self._ready}
-        apart = {worker: node for worker, node in spares.items() if node not in taken}
-        coming = bool(starting - taken - self._idle) or len(apart) >= wanted
-        return apart if coming and self._config.elastic is not None else spares
+    @property
+    def _usable_spares(self) -> dict[str, str]:
+        """Spare -> its node, but for nodes that are to idle."""
+        return {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +114,7 @@ class Succession(Staffing):
         if sum(map(len, previous.values())) != shard_count:
             previous = {}  # gradients of another batch are of no use
         shares = fit(self._shares, workers, shard_count)
-        shards = reassign(previous, workers, shard_count, shares)
+        shards = self._policies.assign(previous, workers, shard_count, shares)
         self._plan = Plan(
             generation=self.newest_known + 1,
             members=tuple(

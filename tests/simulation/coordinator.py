@@ -73,10 +73,14 @@ class Coordinator(Process):
         self.term, self._holder = self.record.take_over()
         super().__init__(world.engine, f"coordinator {self.term}")
         self.began_s = self.awake_since_s = self.engine.now_s
-        self._seams = world.seams
-        config = self._seams.coordinator(world.config)
-        memory, limits = tuple(self.record.entries), self._seams.limits
-        self.plane = ControlPlane(config, memory, self.engine.now_s, limits=limits)
+        self._seams = seams = world.seams
+        self.plane = ControlPlane(
+            seams.coordinator(world.config),
+            tuple(self.record.entries),
+            self.engine.now_s,
+            policies=seams.policies,
+            limits=seams.limits,
+        )
         #: The last generation of the coordinators before.
         self.inherited = self.plane.membership.generation
         self.over = False

@@ -11,6 +11,7 @@ from chaoskit.control.facts import Facts
 from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.outputs import Output
 from chaoskit.control.plane import ControlPlane
+from chaoskit.control.policies import POLICIES, Policies
 
 
 def _as_said(plane: ControlPlane, message: Any) -> Iterable[Any]:
@@ -34,7 +35,8 @@ class Seams:
         does: what a coordinator does in place of what its plane decided when its method of this name was called.
         coordinator: the settings by which coordinators go, from those of the run.
         node: the settings by which agents go.
-        limits: how long a plane waits for others.
+        policies: what a plane decides by.
+        limits: how long it waits for others.
         facts: makes the memory that an agent has of its workers.
     """
 
@@ -42,6 +44,7 @@ class Seams:
     does: Callable[[str, list[Output]], list[Output]] = _as_decided
     coordinator: Callable[[RunConfig], RunConfig] = _as_set
     node: Callable[[RunConfig], RunConfig] = _as_set
+    policies: Policies = POLICIES
     limits: Limits = LIMITS
     facts: Callable[[], Facts] = Facts
 

@@ -1,0 +1,74 @@
+"""Who has a rank in the next generation: a pure function of what a membership knows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from chaoskit.control.assignment import seat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """The workers that could have a rank, and what speaks for and against them.
+
+    Attributes:
+        abort: the last generation is broken off; else it goes on until a step boundary.
+        seats: worker and node of every rank of the generation that last worked.
+        hosts: live worker -> node.
+        crew: the members, and those that leave at a step boundary that not all are known to have passed.
+        going: of the crew, those that are not wanted any more.
+        holders: workers that have the state of the training.
+        spares: ready workers without a rank -> node, but for nodes that are to idle.
+        starting: nodes on which a worker is being started, but for those that are to idle.
+        trusted: nodes that are not set aside.
+        size: ranks that the world shall have.
+        size_max: ranks that it may have for a moment, while some are still needed that are to go.
+        apart: no spare is taken beside a rank, where none was lost, while others suffice or start.
+    """
+
+    abort: bool
+    seats: Sequence[tuple[str, str]]
+    hosts: Mapping[str, str]
+    crew: Sequence[str]
+    going: Sequence[str]
+    holders: Set[str]
+    spares: Mapping[str, str]
+    starting: Set[str]
+    trusted: Collection[str]
+    size: int
+    size_max: int
+    apart: bool
+
+
+def next_world(known: Candidates) -> list[str]:
+    """The worker of every rank.
+
+    Where a rank was lost, those that are to leave go along once more: they may have gone furthest. Else one of them
+    stays if no other worker has the state, until another one has taken it over.
+    """
+    kept = [worker for worker in known.crew if worker not in known.going]
+    needed: Sequence[str] = ()
+    if known.abort:
+        kept, needed = [*known.crew], known.going
+    elif known.holders.isdisjoint(kept):
+        needed = [worker for worker in known.going if worker in known.holders][:1]
+        kept += needed
+    room = min(known.size + len(needed), known.size_max) - len(kept)
+    spares = willing(known.spares, known.trusted, room)
+    if known.apart and not known.abort:
+        spares = _apart(spares, {known.hosts[worker] for worker in kept}, known.starting, room)
+    members = {worker: known.hosts[worker] for worker in kept}
+    return seat(known.seats, members, spares, len(kept) + max(0, room))
+
+
+def willing(spares: Mapping[str, str], trusted: Collection[str], wanted: int) -> Mapping[str, str]:
+    """Spare -> its node; those on nodes that are set aside only where there are not enough others."""
+    good = {worker: node for worker, node in spares.items() if node in trusted}
+    return good if len(good) >= wanted else spares
+
+
+def _apart(spares: Mapping[str, str], taken: Set[str], starting: Set[str], wanted: int) -> Mapping[str, str]:
+    """None beside a rank, while others suffice or start."""
+    apart = {worker: node for worker, node in spares.items() if node not in taken}
+    return apart if starting - taken or len(apart) >= wanted else spares
