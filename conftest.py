@@ -1,4 +1,4 @@
-"""How the tests of this repository are run: which the gate selects, which skips are accepted, what is kept of a run.
+"""How tests are run: which the gate selects, which skips and flakes are accepted, what is kept of a run.
 
 The gate (``--gate``) runs all tests that do not train; of those that do, or cost as much, each that holds a promise of
 the documentation, and a slice of the others that moves with the commit. At night all are run.
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 _GATE = "--gate"
+_PROMISE = "--promise"
 _SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
 _SKIPS = Path(__file__).with_name("tests") / "skips.toml"
@@ -32,10 +33,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{_SLICES} of the others, which ones depends on the number of commits; default: all",
     )
     parser.addoption(
+        _PROMISE,
+        action="append",
+        default=[],
+        metavar="SENTENCE",
+        help="run only cases marked with this sentence of the documentation; may be given more than once",
+    )
+    parser.addoption(
         _DURATIONS,
         type=Path,
         metavar="PATH",
-        help="write a JSON object: outcome and seconds of each test, set-up and tear-down included",
+        help="write a JSON object: outcome and seconds of each test, set-up and tear-down included, the sentences "
+        "that it holds, and the first line of what failed",
     )
 
 
@@ -52,21 +61,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "chaos" in getattr(item, "fixturenames", ()):
             item.add_marker("costly")
-    if not config.getoption(_GATE):
-        return
-    turn = _commits(config.rootpath) % _SLICES
-    left_out = [item for item in items if _is_costly(item) and not _holds_promise(item) and _slice(item) != turn]
+        item.user_properties += [("promise", text) for text in sorted(_promises(item))]
+    _bear_flakes(items)
+    left_out = _not_asked_for(config, items)
     absent = set(left_out)
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _not_asked_for(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests that the options leave out."""
+    if wanted := set(config.getoption(_PROMISE)):
+        return [item for item in items if not _promises(item) & wanted]
+    if not config.getoption(_GATE):
+        return []
+    turn = _commits(config.rootpath) % _SLICES
+    return [item for item in items if _is_costly(item) and not _promises(item) and _slice(item) != turn]
 
 
 def _is_costly(item: pytest.Item) -> bool:
     return item.get_closest_marker("costly") is not None
 
 
-def _holds_promise(item: pytest.Item) -> bool:
-    return any(_is_of(item, marker) for marker in item.iter_markers("promise"))
+def _promises(item: pytest.Item) -> set[str]:
+    """Sentences that a case holds."""
+    return {marker.args[0] for marker in item.iter_markers("promise") if _is_of(item, marker)}
 
 
 def _is_of(item: pytest.Item, marker: pytest.Mark) -> bool:
@@ -123,6 +142,24 @@ def _accepted_skips() -> list[str]:
     return [entry["reason"] for entry in tomllib.loads(_SKIPS.read_text()).get("skip", [])]
 
 
+# -- flakes -------------------------------------------------------------------------------------------------------
+
+
+def _bear_flakes(items: list[pytest.Item]) -> None:
+    """Report a failure of a quarantined test as expected: it runs, and fails no gate.
+
+    An id in ``tests/skips.toml`` without ``[...]`` stands for all cases of its test.
+    """
+    if not _SKIPS.exists():
+        return
+    flakes = {entry["test"]: entry for entry in tomllib.loads(_SKIPS.read_text()).get("flake", [])}
+    for item in items:
+        entry = flakes.get(item.nodeid) or flakes.get(item.nodeid.partition("[")[0])
+        if entry is not None:
+            reason = f"quarantined since {entry['since']}, {entry['issue']}: {entry['cause']}"
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+
+
 # -- durations ----------------------------------------------------------------------------------------------------
 
 
@@ -136,9 +173,18 @@ class _Durations:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
         test["seconds"] = round(test["seconds"] + report.duration, 3)
+        if promises := [text for name, text in report.user_properties if name == "promise"]:
+            test["promises"] = promises
         if report.outcome != "passed":
             test["outcome"] = report.outcome
+        if report.failed:
+            test.setdefault("error", _first_line(report))
 
     def pytest_sessionfinish(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._tests, indent=1, sort_keys=True) + "\n")
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(report.longrepr if crash is None else crash.message).partition("\n")[0]

@@ -103,9 +103,9 @@ def drawn(count: int, seed: int, cores: Sequence[str] = CORES) -> list[Mutant]:
 
 
 @contextmanager
-def in_place(mutant: Mutant) -> Iterator[None]:
-    """The mutant stands in the checkout while the context lasts."""
-    path = ROOT / mutant.path
+def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
+    """The mutant stands in the checkout, or in another tree, while the context lasts."""
+    path = root / mutant.path
     before = path.read_bytes()
     path.write_bytes(mutant.apply(before))
     try:

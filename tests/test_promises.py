@@ -1,8 +1,13 @@
-"""Promises that tests quote: each stands in the documentation, and the page of all of them is up to date."""
+"""Promises that tests quote: each stands in the documentation, and there is a change that turns its feature off."""
 
 from __future__ import annotations
 
+import pytest
+from replay import Off, entries, without_entry
 from support.promises import ROOT, marked, page, places
+
+#: May only become smaller: a new promise needs an entry in ``tests/promises_off.toml``.
+WITHOUT_ENTRY = 325
 
 
 def test_each_promise_stands_in_the_documentation() -> None:
@@ -18,3 +23,25 @@ def test_a_sentence_that_stands_nowhere_is_noticed() -> None:
 def test_the_page_is_up_to_date() -> None:
     """``python tests/support/promises.py > docs/promises.md`` writes it anew."""
     assert (ROOT / "docs" / "promises.md").read_text() == page()
+
+
+def test_each_promise_has_a_change_that_turns_its_feature_off() -> None:
+    """Each sentence stands in ``tests/promises_off.toml``, in an entry or in the list of those that lack one."""
+    broken = {text for off in entries() for text in off.promises}
+    without = without_entry()
+    assert broken | set(without) == {promise.text for promise in marked()}
+    assert broken & set(without) == set()
+    assert len(without) == len(set(without)) == WITHOUT_ENTRY
+
+
+@pytest.mark.parametrize("off", entries(), ids=lambda off: off.what)
+def test_a_change_that_turns_a_feature_off_can_be_made(off: Off) -> None:
+    """Its text stands exactly once in its file, and what replaces it is another text."""
+    assert off.mutant().apply((ROOT / off.file).read_bytes()) != (ROOT / off.file).read_bytes()
+
+
+def test_a_change_of_what_stands_nowhere_is_noticed() -> None:
+    """A text that was reworded takes its entry along."""
+    off = Off("nothing", [], "chaoskit/errors.py", "every GPU repairs itself", "")
+    with pytest.raises(ValueError, match="stands there 0 times"):
+        off.mutant()
