@@ -112,7 +112,9 @@ def copied() -> Iterator[Path]:
 def _check_imports(root: Path, packages: Sequence[str]) -> None:
     code = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
     command = [sys.executable, "-c", code, *packages]
-    ran = subprocess.run(command, cwd="/", env=_environment(root), capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, cwd="/", env=_environment(root), capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise SystemExit(f"chaoskit cannot be imported by {sys.executable}:\n{ran.stderr}")
     if strangers := [path for path in ran.stdout.splitlines() if not Path(path).is_relative_to(root)]:
         raise SystemExit(f"The copy {root} is not what Python imports, but {strangers}")
 
@@ -207,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{off.file}: {off.what}" for off in chosen))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the copy goes, and its processes
     with copied() as root:
         for number, off in enumerate(chosen, 1):
             print(f"{number}/{len(chosen)} {off.file}:{off.mutant(root).line} {off.what} ...", flush=True)

@@ -343,7 +343,6 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.promise("The worst run decides the exit code.")
 @pytest.mark.costly
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan and outcome."""
@@ -366,6 +365,32 @@ def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     done = workplace.run("replay", str(plans[0]))
     assert done.returncode == 10, done.stderr
     assert "UNKNOWN" in done.stdout
+    workplace.await_silence()
+
+
+FAILS_THE_SECOND_TIME = """
+from pathlib import Path
+from train import train as trains
+
+
+def train(trainer, *, steps: int = 40):
+    if len(list((Path(__file__).parent / "runs").glob("*-mine"))) == 2:
+        raise ValueError("boom: this is the second run")
+    trains(trainer, steps=steps)
+"""
+
+
+@pytest.mark.promise("The worst run decides the exit code.")
+@pytest.mark.costly
+def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplace) -> None:
+    """The status is that of the second run, which fails, and neither of the first nor of the last one."""
+    (workplace.directory / "second.py").write_text(FAILS_THE_SECOND_TIME)
+    plan = {"version": 1, "job": "second.py", "name": "mine", "steps": 5, "settings": {"nodes": 2}, "faults": []}
+    (workplace.directory / "plan.json").write_text(json.dumps(plan))
+    done = workplace.run("replay", "plan.json", "--times", "3", "--no-twin", "--json", "--report", "runs")
+    told = json.loads(done.stdout)
+    assert [outcome["verdict"] for outcome in told["outcomes"]] == ["passed", "failed", "passed"], done.stderr
+    assert (done.returncode, told["verdict"]) == (1, "failed")
     workplace.await_silence()
 
 

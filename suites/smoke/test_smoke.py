@@ -9,6 +9,8 @@ import pytest
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.recovery.expect import journal
+from chaoskit.vocabulary import Event
 from faults import Fault, Hang, Kill, NaN, Raise
 
 pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
@@ -80,6 +82,7 @@ def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
     outcome.assert_same_losses_as_twin()
 
 
+@pytest.mark.promise("every loss has the same bits as in an unbroken run, at any world size")
 @pytest.mark.promise("it grows again at a step boundary when a replacement is warm")
 def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
     """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
@@ -99,4 +102,6 @@ def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
     assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []
     outcome.assert_same_losses_as_twin()
+    first, *_, last = [{member["worker"] for member in plan["members"]} for plan in journal(outcome, Event.PLAN)]
+    assert len(first - last) == 1, "healthy processes were restarted"
     return outcome
