@@ -22,6 +22,7 @@ _GATE = "--gate"
 _PROMISE = "--promise"
 _SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
+_ERROR_CHARS = 240
 _SKIPS = Path(__file__).with_name("tests") / "skips.toml"
 
 
@@ -44,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         metavar="PATH",
         help="write a JSON object: outcome and seconds of each test, set-up and tear-down included, the sentences "
-        "that it holds, and the first line of what failed",
+        "that it holds, and in short what failed",
     )
 
 
@@ -178,13 +179,14 @@ class _Durations:
         if report.outcome != "passed":
             test["outcome"] = report.outcome
         if report.failed:
-            test.setdefault("error", _first_line(report))
+            test.setdefault("error", _in_short(report))
 
     def pytest_sessionfinish(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._tests, indent=1, sort_keys=True) + "\n")
 
 
-def _first_line(report: pytest.TestReport) -> str:
+def _in_short(report: pytest.TestReport) -> str:
+    """What failed, in a line."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(report.longrepr if crash is None else crash.message).partition("\n")[0]
+    return " ".join(str(report.longrepr if crash is None else crash.message).split())[:_ERROR_CHARS]

@@ -115,7 +115,7 @@ def test_cases_of_one_promise_are_run(project: pytest.Pytester) -> None:
 
 
 def test_what_is_kept_of_a_run_names_promises_and_failures(project: pytest.Pytester) -> None:
-    """The file of ``--durations-file`` has the sentences of each case, and the first line of its error."""
+    """The file of ``--durations-file`` has the sentences of each case, and its error in short."""
     project.makepyfile(
         test_one="""
         import pytest
@@ -130,7 +130,7 @@ def test_what_is_kept_of_a_run_names_promises_and_failures(project: pytest.Pytes
     project.runpytest_inprocess("--durations-file", "kept.json")
     kept = json.loads((project.path / "kept.json").read_text())
     assert kept["test_one.py::test_one"]["promises"] == ["It holds."]
-    assert kept["test_one.py::test_one"]["error"] == "AssertionError: one"
+    assert kept["test_one.py::test_one"]["error"] == "AssertionError: one assert 1 == 2"
     assert kept["test_one.py::test_two"].keys() == {"outcome", "seconds"}
 
 
