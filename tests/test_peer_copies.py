@@ -459,7 +459,9 @@ def test_a_copy_under_another_seal_is_not_sent(servers: Any, owners: Any) -> Non
         assert isinstance(protocol.receive(connection), protocol.Declined)
 
 
+@pytest.mark.promise("A partner answers when its copy is complete and has the checksum of the seal.")
 def test_a_bit_that_flips_on_the_way_is_found(servers: Any, owners: Any) -> None:
+    """A copy that differs from its seal is declined and not kept, and brought again."""
     server = servers()
     relay = Relay((server.address.host, server.address.port), change_byte=3_000_000)
     there = PeerAddress("node1", "", "127.0.0.1", relay.port)
