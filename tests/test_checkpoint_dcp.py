@@ -168,7 +168,12 @@ def test_a_nested_state_comes_back_through_every_reader(tmp_path: Path) -> None:
         assert same(loaded, saved), arguments
 
 
+@pytest.mark.promise(
+    "Everything else stays: FSDP2, `DTensor`, nested states, stateful objects, planners, a world of "
+    "another size at loading."
+)
 def test_plain_torch_converts_a_snapshot(tmp_path: Path) -> None:
+    """The file that torch makes of a snapshot has the nested state, though it was given none to fill."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     saved = state(1)
@@ -179,11 +184,22 @@ def test_plain_torch_converts_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.promise("they are read into a parameter without a second copy")
 def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
-    dcp.save(state(1), checkpoint_id="step-1", storage_writer=SnapshotWriter(tmp_path))
-    loaded = state(2)
-    address = loaded["model"]["weight"].data_ptr()
-    dcp.load(loaded, storage_reader=SnapshotReader(tmp_path))
-    assert loaded["model"]["weight"].data_ptr() == address
+    """A parameter stays where it is, and loading it takes no memory of its size."""
+    saved, loaded = torch.ones(2**24), torch.full((2**24,), 2.0)
+    dcp.save({"weight": saved}, checkpoint_id="step-1", storage_writer=SnapshotWriter(tmp_path))
+    address = loaded.data_ptr()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = peak_bytes()
+    dcp.load({"weight": loaded}, storage_reader=SnapshotReader(tmp_path))
+    assert peak_bytes() - before < loaded.nbytes // 2
+    assert loaded.data_ptr() == address
+    assert torch.equal(loaded, saved)
+
+
+def peak_bytes() -> int:
+    """Most memory that this process has had, as the kernel counts it."""
+    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 @pytest.mark.promise("in other scripts it is 0, and 1 for a step that is saved a second time")
