@@ -280,7 +280,7 @@ def test_healing_waits_for_any_time_in_a_broken_generation_only() -> None:
 
 
 def test_a_rank_with_a_state_asks_for_another_plan_before_it_gives_up() -> None:
-    """A rank that has a state asks for another plan, as its state may be the last; not for ever, and not without one."""
+    """A rank that has a state asks for another plan, a few times: its state may be the last one."""
     assert may_appeal(0, 1)
     assert may_appeal(6, 3)
     assert not may_appeal(6, 4)
