@@ -62,6 +62,8 @@ ITEM = 500
 NIGHT = 1_000_000
 #: A planted mistake must be noticed within so many histories.
 PATIENCE = 4000
+#: Seeds by kind that show a mistake which few histories show. Run early, they save a minute.
+TELLING = {"replicated": (1964, 577, 277, 269, 251, 183, 160), "sharded": (125, 132, 112, 115)}
 #: Beats, milliseconds or seconds: more than a history lasts.
 ENDLESS = 1_000_000
 
@@ -76,7 +78,8 @@ def check_noticed(mistake: Callable[[], Seams], law: str, *, sharded: bool = Fal
     Raises:
         AssertionError: if none of the first histories breaks a law, or the first that does breaks another one.
     """
-    seeds = [*known.seeds("sharded" if sharded else "replicated"), *range(PATIENCE)]
+    kind = "sharded" if sharded else "replicated"
+    seeds = [*known.seeds(kind), *TELLING[kind], *range(PATIENCE)]
     histories = (run(seed, sharded=sharded, seams=mistake()) for seed in seeds)
     broken = next((history for history in histories if history.broken), None)
     assert broken is not None, f"{PATIENCE} histories went well"
