@@ -153,23 +153,24 @@ class ShardedWorker(Worker):
 
     def _restore(self, formation: Formation, restore: tuple[Snapshot, ...]) -> Generator[Wish, None, None]:
         """``Restorer``: the own piece if the state was cut alike, else all pieces."""
-        age, rank = max(snapshot.age for snapshot in restore), formation.me.rank
+        age, rank, world = max(snapshot.age for snapshot in restore), formation.me.rank, len(formation.plan.members)
         copies: dict[int, list[Snapshot]] = {}
         for snapshot in restore:
             if snapshot.age == age:
                 copies.setdefault(snapshot.piece, []).append(snapshot)
-        cuts = {snapshot.pieces for snapshot in restore if snapshot.age == age}
-        alike = len(copies) == len(formation.plan.members) and rank in copies
+        for piece, found in copies.items():
+            turn = rank % len(found)
+            copies[piece] = sorted(found[turn:] + found[:turn], key=lambda one: one.node != self.agent.node)
         read: list[Copy] = []
-        for piece in [rank] if alike else sorted(copies):
-            turn = rank % len(copies[piece])
-            order = sorted(copies[piece][turn:] + copies[piece][:turn], key=lambda one: one.node != self.agent.node)
-            found = yield from self._read_one(order)
-            read.append(found)
-        if len(cuts) > 1 and len({copy.pieces for copy in read}) > 1:
-            raise NoCopy(f"the copies of step {age[0]} do not make up a state")
-        if alike and read[0].pieces != len(formation.plan.members):
-            raise NoCopy("cut in another way")
+        if len(copies) == world and rank in copies:
+            own = yield from self._read_one(copies[rank])
+            read = [own] if own.pieces == world else []
+        if not read:
+            for piece in sorted(copies):
+                found_one = yield from self._read_one(copies[piece])
+                read.append(found_one)
+            if {copy.pieces for copy in read} != {len(read)}:
+                raise NoCopy(f"the copies of step {age[0]} do not make up a state")
         self.world.laws.read(self, read)
         self.step, self.state, self._state_generation = read[0].step, read[0].state, read[0].generation
 
