@@ -1,0 +1,112 @@
+"""Planted mistakes in the decisions of workers and slots: some simulated history breaks a law with each.
+
+The simulated workers and slots run the code of the product. A mistake in it that no history notices would say that they
+do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulation import known, pieces, worker
+from simulation.history import run
+
+from chaoskit.runtime.generations import Change, Course, Generation, Move, Standing
+
+#: A planted mistake must be noticed within so many histories.
+PATIENCE = 4000
+
+
+def waits_in_a_broken_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a generation is given up, the plan that waits for a step boundary waits on."""
+
+    def give_up(self: Course[Generation], generation: Generation) -> Change[Generation] | None:
+        generation.broken = True
+        return None
+
+    monkeypatch.setattr(Course, "give_up", give_up)
+
+
+def commits_after_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank commits in a generation though a newer one may have been told of its step."""
+    monkeypatch.setattr(Course, "hold_report", lambda self, generation: True)
+
+
+def reports_a_step_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer generation is told of a step that is just changing."""
+    monkeypatch.setattr(Course, "may_report", lambda self, generation: True)
+
+
+def trains_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is behind trains on from its own step."""
+    genuine = Generation.first_move
+
+    def first_move(self: Generation, step: int) -> Move:
+        move = genuine(self, step)
+        return Move.TRAIN if move is Move.HEAL and step > 0 else move
+
+    monkeypatch.setattr(Generation, "first_move", first_move)
+
+
+def follows_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are to have the step of the member that is furthest behind."""
+
+    def target(self: Generation) -> Standing:
+        assert self.standings is not None
+        return min(self.standings, key=lambda standing: standing.step)
+
+    monkeypatch.setattr(Generation, "target", property(target))
+
+
+def ends_the_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that no source gives the newer state gives up its own, too."""
+    monkeypatch.setattr(worker, "may_appeal", lambda step, failures: False)
+
+
+#: The seed of a history that has noticed the mistake, which is tried first, and the law that is broken.
+MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
+    waits_in_a_broken_generation: (101, "not over|is well and was given up"),
+    commits_after_its_report: (1151, "took step|wrong state|other states|committed in generations"),
+    reports_a_step_that_changes: (1151, "took step|wrong state|other states|goes back to step"),
+    trains_behind_the_others: (114281, "goes back to step|wrong state|other states"),
+    follows_the_slowest: (5681, "goes back to step"),
+    ends_the_last_replica: (316357, "every replica was lost"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_of_workers_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """With a mistake in what a worker decides some history of a replicated job breaks a law."""
+    mistake(monkeypatch)
+    notice(*MISTAKES[mistake], "replicated")
+
+
+def overwrites_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest complete copy is overwritten, whatever is protected."""
+
+    def writable(slots: Any, protected_step: int) -> list[int]:
+        free = [index for index, slot in enumerate(slots) if not slot.taken]
+        return sorted(free, key=lambda index: slots[index].recency, reverse=True)
+
+    monkeypatch.setattr(pieces, "writable", writable)
+
+
+def test_a_mistake_of_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the newest complete copy is overwritten, some history of a sharded job loses its state."""
+    overwrites_what_is_kept(monkeypatch)
+    notice(2536, "every replica was lost|is stored|goes on unseen", "sharded")
+
+
+def notice(first: int, law: str, kind: str) -> None:
+    """Search for a history that breaks ``law``, and no other one before it."""
+    for seed in [first, *known.seeds(kind), *range(PATIENCE)]:
+        history = run(seed, sharded=kind == "sharded")
+        if history.broken:
+            assert re.search(law, history.broken), f"seed {seed}: {history.broken}"
+            return
+    raise AssertionError(f"{PATIENCE} histories went well")
