@@ -463,9 +463,11 @@ def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) 
     lifting.start()
     assert tier.read_into(wanted).manifest.step == 3
     lifting.join()
-    filled.proxy.impose(Outage())
-    with pytest.raises(RemoteUnavailable):
-        filled.tier(HASTY).read_into(targets())
+    for trouble in (Outage(), Reply(503, path=f"{snapshots[3].name}/a.distcp")):  # of all, and of one file alone
+        number = filled.proxy.impose(trouble)
+        with pytest.raises(RemoteUnavailable):
+            filled.tier(HASTY).read_into(targets())
+        filled.proxy.lift(number)
     assert not any(QUARANTINE in name for name in filled.objects())
 
 
