@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
 from chaoskit.runtime.generations import (
-    Change,
-    Course,
+    FirstMove,
     Generation,
-    Move,
+    GenerationChange,
+    GenerationCourse,
     Standing,
     entry_limit_s,
     healing_limit_s,
@@ -40,11 +40,11 @@ def copy_of(step: int) -> Snapshot:
     return Snapshot("node9", "node9.0", step, 1, 1, "00", NOWHERE)
 
 
-def course() -> Course[Generation]:
-    return Course(ME, Generation)
+def course() -> GenerationCourse[Generation]:
+    return GenerationCourse(ME, Generation)
 
 
-def begun(change: Change[Generation] | None) -> Generation:
+def begun(change: GenerationChange[Generation] | None) -> Generation:
     assert change is not None
     return change.begun
 
@@ -225,19 +225,19 @@ def test_a_generation_that_broke_is_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("standings", "copies", "step", "move"),
     [
-        ([(0, False), (0, False)], [], 0, Move.TRAIN),
-        ([(5, False), (6, False)], [], 5, Move.HEAL),
-        ([(5, False), (6, False)], [], 6, Move.TRAIN),
-        ([(5, False), (6, True)], [], 5, Move.HEAL),
-        ([(6, False), (6, True)], [], 6, Move.END),
-        ([(5, True), (6, False)], [], 6, Move.TRAIN),
-        ([(-1, False), (-1, False)], [], -1, Move.FAIL),
-        ([(-1, False), (0, False)], [], -1, Move.HEAL),
-        ([(0, False), (0, False)], [8], 0, Move.HEAL),
-        ([(-1, False), (-1, False)], [7, 8], -1, Move.HEAL),
+        ([(0, False), (0, False)], [], 0, FirstMove.TRAIN),
+        ([(5, False), (6, False)], [], 5, FirstMove.HEAL),
+        ([(5, False), (6, False)], [], 6, FirstMove.TRAIN),
+        ([(5, False), (6, True)], [], 5, FirstMove.HEAL),
+        ([(6, False), (6, True)], [], 6, FirstMove.END),
+        ([(5, True), (6, False)], [], 6, FirstMove.TRAIN),
+        ([(-1, False), (-1, False)], [], -1, FirstMove.FAIL),
+        ([(-1, False), (0, False)], [], -1, FirstMove.HEAL),
+        ([(0, False), (0, False)], [8], 0, FirstMove.HEAL),
+        ([(-1, False), (-1, False)], [7, 8], -1, FirstMove.HEAL),
     ],
 )
-def test_first_move(standings: list[tuple[int, bool]], copies: list[int], step: int, move: Move) -> None:
+def test_first_move(standings: list[tuple[int, bool]], copies: list[int], step: int, move: FirstMove) -> None:
     """A rank heals while a member or a copy is ahead of it, and ends where one that has its step is at the end."""
     assert with_standings(standings, tuple(map(copy_of, copies))).first_move(step) is move
 
@@ -253,10 +253,10 @@ def test_all_members_come_to_one_step(standings: list[tuple[int, bool]], copies:
     assert goal == max([step for step, _ in standings] + copies)
     moves = {generation.first_move(goal) for _ in standings}
     assert len(moves) == 1
-    assert Move.HEAL not in moves
-    assert (Move.FAIL in moves) == (goal < 0 and not any(done for _, done in standings))
+    assert FirstMove.HEAL not in moves
+    assert (FirstMove.FAIL in moves) == (goal < 0 and not any(done for _, done in standings))
     for step, _ in standings:
-        assert (generation.first_move(step) is Move.HEAL) == (step < goal)
+        assert (generation.first_move(step) is FirstMove.HEAL) == (step < goal)
     if goal >= 0:
         found = sources(generation)
         assert {one.snapshot.step if one.snapshot else standings[one.rank][0] for one in found} == {goal}

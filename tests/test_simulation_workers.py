@@ -14,7 +14,7 @@ import pytest
 from simulation import known, pieces, worker
 from simulation.history import run
 
-from chaoskit.runtime.generations import Change, Course, Generation, Move, Standing
+from chaoskit.runtime.generations import FirstMove, Generation, GenerationChange, GenerationCourse, Standing
 
 #: A planted mistake must be noticed within so many histories.
 PATIENCE = 4000
@@ -23,30 +23,30 @@ PATIENCE = 4000
 def waits_in_a_broken_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a generation is given up, the plan that waits for a step boundary waits on."""
 
-    def give_up(self: Course[Generation], generation: Generation) -> Change[Generation] | None:
+    def give_up(self: GenerationCourse[Generation], generation: Generation) -> GenerationChange[Generation] | None:
         generation.broken = True
         return None
 
-    monkeypatch.setattr(Course, "give_up", give_up)
+    monkeypatch.setattr(GenerationCourse, "give_up", give_up)
 
 
 def commits_after_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank commits in a generation though a newer one may have been told of its step."""
-    monkeypatch.setattr(Course, "hold_report", lambda self, generation: True)
+    monkeypatch.setattr(GenerationCourse, "hold_report", lambda self, generation: True)
 
 
 def reports_a_step_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer generation is told of a step that is just changing."""
-    monkeypatch.setattr(Course, "may_report", lambda self, generation: True)
+    monkeypatch.setattr(GenerationCourse, "may_report", lambda self, generation: True)
 
 
 def trains_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is behind trains on from its own step."""
     genuine = Generation.first_move
 
-    def first_move(self: Generation, step: int) -> Move:
+    def first_move(self: Generation, step: int) -> FirstMove:
         move = genuine(self, step)
-        return Move.TRAIN if move is Move.HEAL and step > 0 else move
+        return FirstMove.TRAIN if move is FirstMove.HEAL and step > 0 else move
 
     monkeypatch.setattr(Generation, "first_move", first_move)
 

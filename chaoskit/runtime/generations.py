@@ -40,7 +40,7 @@ class Standing:
         return cls(rank, *_STANDING.unpack(value))
 
 
-class Move(Enum):
+class FirstMove(Enum):
     """What a rank does first in a generation."""
 
     HEAL = auto()  # take the state from a source that has it
@@ -76,13 +76,13 @@ class Generation:
         """Take note of what the members say of themselves, by rank: encoded standings."""
         self.standings = tuple(Standing.decode(rank, value) for rank, value in enumerate(values))
 
-    def first_move(self, step: int) -> Move:
+    def first_move(self, step: int) -> FirstMove:
         """What a member that has ``step`` does; -1 for one without a state."""
         if self.goal_step > step:
-            return Move.HEAL
+            return FirstMove.HEAL
         if self.target.done:
-            return Move.END
-        return Move.TRAIN if step >= 0 else Move.FAIL
+            return FirstMove.END
+        return FirstMove.TRAIN if step >= 0 else FirstMove.FAIL
 
 
 #: What else belongs to a generation differs between a real worker and a simulated one.
@@ -90,7 +90,7 @@ AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[AnyGeneration]):
+class GenerationChange(Generic[AnyGeneration]):
     """``begun`` takes the place of ``left``, which is broken. A worker that is to go forms no group."""
 
     left: AnyGeneration | None
@@ -98,7 +98,7 @@ class Change(Generic[AnyGeneration]):
     takes_part: bool
 
 
-class Course(Generic[AnyGeneration]):
+class GenerationCourse(Generic[AnyGeneration]):
     """The way of a worker from one generation to the next.
 
     Args:
@@ -121,7 +121,7 @@ class Course(Generic[AnyGeneration]):
 
     # -- plans --------------------------------------------------------------------------------------------------
 
-    def offer(self, plan: Plan) -> Change[AnyGeneration] | None:
+    def offer(self, plan: Plan) -> GenerationChange[AnyGeneration] | None:
         """Take note of a plan. One that aborts is begun at once, another one at the next step boundary."""
         current = self.current
         if current is not None and plan.generation <= current.plan.generation:
@@ -138,27 +138,27 @@ class Course(Generic[AnyGeneration]):
         newest = self._waiting or (self.current.plan if self.current is not None else None)
         return newest.generation if newest is not None else 0
 
-    def move_on(self, lowest_vote: int) -> Change[AnyGeneration] | None:
+    def move_on(self, lowest_vote: int) -> GenerationChange[AnyGeneration] | None:
         """At a step boundary that all ranks share: begin the waiting plan, if all of them know it."""
         if self._waiting is None or self._waiting.generation > lowest_vote:
             return None
         return self._begin(self._waiting)
 
-    def give_up(self, generation: AnyGeneration) -> Change[AnyGeneration] | None:
+    def give_up(self, generation: AnyGeneration) -> GenerationChange[AnyGeneration] | None:
         """There will be no step boundary in ``generation`` any more: a waiting plan is begun at once."""
         generation.broken = True
         if self._waiting is None or self.current is not generation:
             return None
         return self._begin(self._waiting)
 
-    def _begin(self, plan: Plan) -> Change[AnyGeneration]:
+    def _begin(self, plan: Plan) -> GenerationChange[AnyGeneration]:
         me, left = plan.member(self._worker), self.current
         place = me or (left.me if left is not None else None)
         assert place is not None, "a plan without this worker ends it before it comes here"
         if left is not None:
             left.broken = True
         self.current, self._waiting = self._make(plan, place), None
-        return Change(left, self.current, me is not None)
+        return GenerationChange(left, self.current, me is not None)
 
     # -- the current generation ---------------------------------------------------------------------------------
 

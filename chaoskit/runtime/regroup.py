@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import STANDING, Member, Plan
-from chaoskit.runtime.generations import Change, Course, Generation
+from chaoskit.runtime.generations import Generation, GenerationChange, GenerationCourse
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous
 from chaoskit.vocabulary import Event
@@ -70,7 +70,7 @@ class Regrouper:
         self.open_rendezvous, self._build = open_rendezvous, build
         self._formed, self._failed, self._met = formed, failed, met
         self._changed = threading.Condition()
-        self._course = Course(worker, Formation)
+        self._course = GenerationCourse(worker, Formation)
         self._retired: list[Formation] = []
         self.dismissal: Dismissed | None = None
 
@@ -81,7 +81,7 @@ class Regrouper:
         with self._changed:
             self._carry_out(self._course.offer(plan))
 
-    def _carry_out(self, change: Change[Formation] | None) -> bool:
+    def _carry_out(self, change: GenerationChange[Formation] | None) -> bool:
         """Leave a generation, and form its successor. False: there is none to form. The lock is held."""
         if change is None:
             return False

@@ -28,7 +28,7 @@ from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.following import Following
 from chaoskit.runtime.from_store import pull_stored
-from chaoskit.runtime.generations import Move, healing_limit_s, may_appeal
+from chaoskit.runtime.generations import FirstMove, healing_limit_s, may_appeal
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
@@ -240,14 +240,14 @@ class Trainer(BaseTrainer):
             if formation is self._formation:
                 return formation
             board.place(formation.plan.generation, formation.me.rank)
-            if (move := formation.first_move(self.step)) is Move.HEAL:
+            if (move := formation.first_move(self.step)) is FirstMove.HEAL:
                 behind = True
                 if not self._heal(formation):
                     continue
                 move = formation.first_move(self.step)
-            if move is Move.END:
+            if move is FirstMove.END:
                 raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
-            if move is Move.FAIL:
+            if move is FirstMove.FAIL:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._enter(formation)
             board.enter(Phase.OUTSIDE)  # in the user's code, if there is a hook

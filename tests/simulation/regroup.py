@@ -1,4 +1,4 @@
-"""How a simulated worker moves from one generation to the next: the real :class:`Course`, over a simulated network."""
+"""How a simulated worker moves from one generation to the next: the real ``GenerationCourse`` over a fake network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit.messages import STANDING, Exchange, Exchanged, Formed, GroupBroken, Plan
 from chaoskit.messages import Superseded as SupersededReply
-from chaoskit.runtime.generations import Change, Course, Generation
+from chaoskit.runtime.generations import Generation, GenerationChange, GenerationCourse
 from simulation.engine import Wish, Work
 from simulation.mesh import Mesh
 from simulation.network import CLIENT, Line
@@ -43,14 +43,14 @@ class Regrouper:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.course = Course(worker.name, Formation)
+        self.course = GenerationCourse(worker.name, Formation)
 
     # -- control thread -------------------------------------------------------------------------------------------
 
     def offer(self, plan: Plan) -> None:
         self._carry_out(self.course.offer(plan))
 
-    def _carry_out(self, change: Change[Formation] | None) -> None:
+    def _carry_out(self, change: GenerationChange[Formation] | None) -> None:
         if change is None:
             return
         if (left := change.left) is not None:

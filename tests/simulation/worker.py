@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit import messages
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
-from chaoskit.runtime.generations import Move, healing_limit_s, may_appeal
+from chaoskit.runtime.generations import FirstMove, healing_limit_s, may_appeal
 from chaoskit.runtime.restore import sources
 from chaoskit.vocabulary import Phase
 from simulation.engine import Process, Strand, Wish, Work, until
@@ -183,14 +183,14 @@ class Worker(Process):
             if formation is self._formation:
                 return
             board.generation, board.rank = formation.plan.generation, formation.me.rank
-            if (move := formation.first_move(self.step)) is Move.HEAL:
+            if (move := formation.first_move(self.step)) is FirstMove.HEAL:
                 healed = yield from self._heal(formation)
                 if not healed:
                     continue
                 move = formation.first_move(self.step)
-            if move is Move.END:
+            if move is FirstMove.END:
                 raise TrainingOver
-            if move is Move.FAIL:
+            if move is FirstMove.FAIL:
                 self.world.laws.torn = True
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._formation = formation
