@@ -219,6 +219,13 @@ def test_a_rank_left_in_an_old_generation_is_blamed() -> None:
 # -- stalls -------------------------------------------------------------------------------------------------------
 
 
+def test_a_rank_one_step_ahead_of_those_that_regroup_is_blamed() -> None:
+    """It has taken a step that the others have not, and hangs in the next one: their new world waits for it."""
+    ahead = beat("a", Phase.FORWARD, 0.7, step=11, commits=11)
+    assert blamed(trained(), ahead, beat("b", Phase.REGROUP, 0.7)) == ["a"]
+    assert blamed(trained(), ahead, beat("b", Phase.REDUCE, 0.7)) == [], "the step of b does not need a any more"
+
+
 def test_a_job_in_which_all_wait_is_stalled() -> None:
     detector = trained()
     assert not detector.stalled(9e9)

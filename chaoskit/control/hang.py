@@ -111,7 +111,13 @@ class HangDetector:
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
         alone = sum(beat.generation > 0 for beat in beats) == 1  # who was in no generation yet waits for it, at step 0
         newest = self._generation if reached >= 0 else 0  # whoever waits there waits for those of older ones, too
-        awaited = (beat for beat in beats if beat.step <= reached or alone or 0 < beat.generation < newest)
+        # A rank that regroups waits for all of its generation, also for one that has taken a step more.
+        left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
+        awaited = (
+            beat
+            for beat in beats
+            if beat.step <= reached or alone or 0 < beat.generation < newest or 0 < beat.generation <= left
+        )
         hangs = (
             Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, self.limit_s)) for beat in awaited
         )
