@@ -127,8 +127,8 @@ def test_the_agent_keeps_what_a_killed_worker_read(chaos: Any, file: Path, tmp_p
     """Each worker, the replacement too, drops the cache before it reads, and waits for no disk."""
     notes = tmp_path / "notes"
     options = {"path": str(file), "notes": str(notes)}
-    faults = [Kill(rank=1, at_step=4)]
-    outcome = chaos.run("jobs/reading.py", nodes=2, steps=12, options=options, faults=faults, twin=False)
+    plan = {"nodes": 2, "steps": 20, "until": {"world": 2}, "faults": [Kill(rank=1, at_step=4)]}
+    outcome = chaos.run("jobs/reading.py", options=options, twin=False, **plan)
     assert outcome.verdict == "passed"
     read = [int(line.split()[1]) for line in notes.read_text().splitlines()]
     assert len(read) >= 3

@@ -1,4 +1,4 @@
-"""A job that reads a data file which somebody keeps dropping from the page cache."""
+"""A job whose workers drop a data file from the page cache before they read it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from chaoskit.data import TokenFile
+from chaoskit.fixtures.jobs.goal import Goal
 from chaoskit.osprocess import children, parent, process_name
 
 LIMIT_S = 60.0
 
 
-def train(trainer: Any, *, path: str, notes: str, steps: int = 12) -> None:
+def train(trainer: Any, *, path: str, notes: str, steps: int, until: dict[str, Any] | None = None) -> None:
     """Notes what each worker read from the disk, after its agent had mapped the file."""
     trainer.keep_warm(path)
     wait_until_mapped(Path(path))
@@ -27,8 +28,10 @@ def train(trainer: Any, *, path: str, notes: str, steps: int = 12) -> None:
         file.write(f"{os.getpid()} {waits}\n")
     model = torch.nn.Linear(1024, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-9))
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         with trainer.transaction() as step:
+            goal.pace(0.02)
             for shard in step.shards(tokens, batch_size=8):
                 step.backward(model(shard.batch.float()).mean())
 
