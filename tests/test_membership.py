@@ -664,7 +664,7 @@ def test_replacements_that_never_come_end_the_job() -> None:
     cluster.now_s += cluster.config.startup_s + 1
     cluster.tell(Tick())
     assert cluster.finish
-    assert "nobody took over a sealed copy" in cluster.finish.reason
+    assert "no worker took over a sealed copy" in cluster.finish.reason
 
 
 @pytest.mark.parametrize("healed", [False, True])

@@ -550,7 +550,7 @@ SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
     puts_old_answers_beside_new_ones: "is stored",
     gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
     mixes_cuts: "cut in two ways|do not make up",
-    offers_partial_sets: "makes one state|cut in another way|not over|given up|all of|begins with|nobody took over"
+    offers_partial_sets: "makes one state|cut in another way|not over|given up|all of|begins with|no worker took over"
     "|without need|make up",
     restores_the_oldest: "all of .* is stored",
     never_forgets_answers: "all of .* is stored|the state is there|not over|given up",

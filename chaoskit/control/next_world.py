@@ -1,4 +1,4 @@
-"""Who has a rank in the next generation: a pure function of what a membership knows."""
+"""The workers that have a rank in the next generation: a pure function of what a membership knows."""
 
 from __future__ import annotations
 

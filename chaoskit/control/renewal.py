@@ -98,7 +98,7 @@ class Renewal(Succession):
                 return None
             return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
         if self._is_fruitless(now_s):
-            return Finish(False, f"{lost}: nobody took over a sealed copy in startup_s={startup_s:g}")
+            return Finish(False, f"{lost}: no worker took over a sealed copy in startup_s={startup_s:g}")
         if self._is_restoring() or revival.awaits_reach or self._awaits_workers(now_s):
             return None
         return self._regroup(abort=True, restore=revival.restore(now_s))

@@ -295,7 +295,7 @@ class Trainer(BaseTrainer):
         if self._worker.regrouper.wait_newer(formation, healing_limit_s(formation)):
             return False
         self._unhealed += 1
-        error = PeerLost(f"the state of step {formation.goal_step} could not be read from anybody who has it")
+        error = PeerLost(f"the state of step {formation.goal_step} could not be read from any rank that has it")
         if not may_appeal(self.step, self._unhealed):
             raise error
         self._leave(formation, error)

@@ -224,7 +224,7 @@ class Worker(Process):
         if newer:
             return False
         self._unhealed += 1
-        error = f"the state of step {formation.goal_step} could not be read from anybody who has it"
+        error = f"the state of step {formation.goal_step} could not be read from any rank that has it"
         if not may_appeal(self.step, self._unhealed):
             raise PeerLost(error)
         yield from self._leave(formation, error)
