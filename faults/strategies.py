@@ -35,11 +35,18 @@ class Scope:
         parameters: names of model parameters that numeric faults may poison.
         settled: first step at which a rank may hang. A hang in the first steps, before any step time is known, is
             found only after ``startup_s``.
+        heartbeat_s: interval in which agents and coordinator hear of each other. Between two heartbeats a link may
+            carry nothing, so a fault that is over sooner may show nothing.
     """
 
     steps: int
     parameters: Sequence[str]
     settled: int
+    heartbeat_s: float
+
+    def beats(self, *numbers: int) -> st.SearchStrategy[float]:
+        """The time of one of these numbers of heartbeats, in seconds."""
+        return st.sampled_from([number * self.heartbeat_s for number in numbers])
 
 
 Fields = st.SearchStrategy[dict[str, Any]]
@@ -80,7 +87,7 @@ def _preempt(scope: Scope) -> Fields:
 
 def _freeze(scope: Scope) -> Fields:
     """Longer than the lease of a node, and perhaps no longer than that."""
-    return _any_time(scope, STRIKE_PHASES, thaw_after_s=st.sampled_from((1.0, 0.2)))
+    return _any_time(scope, STRIKE_PHASES, thaw_after_s=scope.beats(20, 4))
 
 
 def _crash_loop(scope: Scope) -> Fields:
@@ -132,12 +139,12 @@ def _cut(scope: Scope) -> Fields:
         STRIKE_PHASES,
         apart_from=st.sampled_from(("all", "ranks", "coordinator")),
         direction=st.sampled_from(("both", "in", "out")),
-        heal_after_s=st.sampled_from((1.0, 0.1)),
+        heal_after_s=scope.beats(20, 2),
     )
 
 
 def _link_down(scope: Scope) -> Fields:
-    return _any_time(scope, STRIKE_PHASES, heal_after_s=st.sampled_from((1.0, 0.1)))
+    return _any_time(scope, STRIKE_PHASES, heal_after_s=scope.beats(20, 2))
 
 
 def _flap(scope: Scope) -> Fields:
@@ -212,6 +219,7 @@ def fault_plans(
     most: int = 4,
     parameters: Sequence[str] = (),
     settled: int = 5,
+    heartbeat_ms: int = 50,
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
     """Plans that a run of ``nodes`` nodes must survive, in the sense of :func:`faults.survival.survivable`.
 
@@ -223,15 +231,18 @@ def fault_plans(
         least, most: number of faults.
         parameters: names of model parameters for numeric faults; without any, there are no such faults.
         settled: first step at which a rank may hang.
+        heartbeat_ms: of the run (``RunConfig.heartbeat_ms``); networks are cut and nodes frozen for 2 to 20 heartbeats.
 
     Raises:
         BadInput: if no plan can be drawn, or a kind that nobody has said how to draw is asked for.
     """
     if not 1 <= survivors < nodes:
         raise BadInput("survivors", survivors, f"use 1 to {nodes - 1}, so that a rank of {nodes} can be hit")
+    if heartbeat_ms < 1:
+        raise BadInput("heartbeat_ms", heartbeat_ms, "use that of the run, at least 1")
     if kinds is not None and (unknown := left_out(kinds)):
         raise BadInput("kinds", unknown[0], f"use kinds with a recipe: {', '.join(RECIPES)}")
-    scope = Scope(steps, tuple(parameters), settled)
+    scope = Scope(steps, tuple(parameters), settled, heartbeat_ms / 1000)
     possible = [kind for kind in CATALOGUE if substrate in kind.substrates]
     if not possible:
         raise BadInput("substrate", substrate, "use one that a fault of the catalogue names")

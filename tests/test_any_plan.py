@@ -68,7 +68,17 @@ PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordina
 def experiments(draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, most: int = 5) -> Experiment:
     """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
     nodes = draw(st.integers(2, 4))
-    faults = draw(fault_plans(nodes=nodes, steps=STEPS, kinds=kinds, least=1, most=most, parameters=PARAMETERS))
+    faults = draw(
+        fault_plans(
+            nodes=nodes,
+            steps=STEPS,
+            kinds=kinds,
+            least=1,
+            most=most,
+            parameters=PARAMETERS,
+            heartbeat_ms=DETECTION["relaxed"]["heartbeat_ms"],
+        )
+    )
     chosen: dict[str, Any] = {
         "spares": draw(st.integers(0, 2)),
         "shards": draw(st.sampled_from((0, 6, 8))),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import STRIKE_PHASES
-from faults import CATALOGUE, Cut, Fault, Hang, Kill, NaN, Rack, Raise, Straggle
+from faults import CATALOGUE, Cut, Fault, FreezeNode, Hang, Kill, LinkDown, NaN, Rack, Raise, Reset, Straggle
 from faults.strategies import RECIPES, fault_plans, left_out
 from faults.survival import REACH, reach, survivable
 
@@ -143,6 +143,21 @@ def test_a_plan_holds_what_its_substrate_can_do() -> None:
     assert find(plans, lambda plan: any("local" not in fault.substrates for fault in plan), settings=config)
     with pytest.raises(BadInput, match="substrate='the moon'"):
         fault_plans(nodes=3, steps=9, substrate="the moon")
+
+
+def test_a_fault_that_heals_outlasts_two_heartbeats_of_the_run() -> None:
+    """Between two heartbeats a link may carry nothing: what is over by then leaves no evidence."""
+
+    @settings(max_examples=100, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(fault_plans(nodes=3, steps=20, least=1, kinds=[Cut, Reset, LinkDown, FreezeNode], heartbeat_ms=250))
+    def draw(plan: Plan) -> None:
+        for fault in plan:
+            lasts_s = fault.thaw_after_s if isinstance(fault, FreezeNode) else getattr(fault, "heal_after_s", 0.0)
+            assert lasts_s >= 0.5
+
+    draw()
+    with pytest.raises(BadInput, match="heartbeat_ms=0"):
+        fault_plans(nodes=3, steps=9, heartbeat_ms=0)
 
 
 def test_a_side_counts_with_all_its_ranks_and_a_rack_as_the_world() -> None:
