@@ -1,8 +1,9 @@
 """Mutation testing of the coordinator, the runtime and the judge: ``python tests/mutants.py --count 40 --seed 7``.
 
 Each mutant negates one condition or drops one statement. It is put in place, in this checkout, and tests are run in
-stages until one of them fails: the unit tests that import the mutated module and 500 simulated histories, then the
-gate, then, with ``--last nightly``, everything. A mutant that survives all stages is code that no test needs.
+stages until one of them fails: the unit tests that import the mutated module, those that import a module which uses it,
+500 simulated histories, then the gate, then, with ``--last nightly``, everything. A mutant that survives all stages is
+code that no test needs.
 
 A JSON file holds the result: for each mutant its place, what was changed, and the stage and test that caught it. The
 checkout must have no uncommitted changes; each file is put back, also when the run is interrupted.
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES = ("chaoskit/control", "chaoskit/runtime", "chaoskit/experiment")
-STAGES = ("unit", "simulation", "gate", "nightly")
+STAGES = ("unit", "neighbours", "simulation", "gate", "nightly")
 _LIMIT_S = 3600.0
 
 
@@ -114,21 +115,39 @@ def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
         path.write_bytes(before)
 
 
-def unit_tests(path: str) -> list[str]:
-    """Test files that import the module and start no training."""
-    module = path.removesuffix(".py").replace("/", ".")
-    imports = re.compile(rf"^(?:from|import) {re.escape(module)}\b", re.MULTILINE)
-    texts = ((file, file.read_text()) for file in sorted((ROOT / "tests").glob("test_*.py")))
-    return [str(file.relative_to(ROOT)) for file, text in texts if imports.search(text)]
+def unit_tests(path: str) -> tuple[list[str], list[str]]:
+    """Test files that import the module, and those that import only a module of its package which uses it, directly or
+    through others."""
+    module = _module(Path(path))
+    package = {_module(file): file for file in sorted((ROOT / path).parent.rglob("*.py"))}
+    users: set[str] = set()
+    while found := {name for name, file in package.items() if _imports(file, {module, *users})} - users - {module}:
+        users |= found
+    files = sorted({*(ROOT / "tests").glob("test_*.py")} - {ROOT / "tests" / "test_simulation.py"})  # a stage itself
+    direct = [file for file in files if _imports(file, {module})]
+    near = [file for file in files if file not in direct and _imports(file, users)]
+    return [str(file.relative_to(ROOT)) for file in direct], [str(file.relative_to(ROOT)) for file in near]
+
+
+def _module(path: Path) -> str:
+    return ".".join((path.relative_to(ROOT) if path.is_absolute() else path).with_suffix("").parts)
+
+
+def _imports(file: Path, modules: Collection[str]) -> bool:
+    names = "|".join(map(re.escape, sorted(modules)))
+    return bool(modules) and re.search(rf"^(?:from|import) (?:{names})\b", file.read_text(), re.MULTILINE) is not None
 
 
 def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
     """Name and arguments for pytest of each stage of ``STAGES`` that the mutant concerns, the cheapest first."""
-    if files := unit_tests(mutant.path):
-        yield "unit", [*files, "-m", "not costly and not slow"]
+    direct, near = unit_tests(mutant.path)
+    if direct:
+        yield "unit", [*direct, "-m", "not costly and not slow"]
+    parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
+    if near:
+        yield "neighbours", [*parallel, *near, "-m", "not costly and not slow"]
     if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
         yield "simulation", ["tests/test_simulation.py", "-k", "test_histories and replicated-0"]
-    parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
     yield "gate", [*parallel, "--gate", "-m", "not slow", "--ignore", "tests/cluster/timing"]
     yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
 
