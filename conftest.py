@@ -1,7 +1,8 @@
 """How tests are run: which the gate selects, which skips and flakes are accepted, what is kept of a run.
 
 The gate (``--gate``) runs all tests that do not train; of those that do, or cost as much, each that holds a promise of
-the documentation, and a slice of the others that moves with the commit. At night all are run.
+the documentation, and a slice of the others that moves with the commit. What is marked ``slow`` counts as one of these
+others, if it trains, and is left out if it does not. At night all are run.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         _GATE,
         action="store_true",
-        help="of the tests that start trainings or are marked costly, run those marked with a promise, and one in "
-        f"{_SLICES} of the others, which ones depends on the number of commits; default: all",
+        help="of the tests that start trainings or are marked costly, run those that are marked with a promise and not "
+        f"slow, and one in {_SLICES} of the others, which ones depends on the number of commits; of the tests that do "
+        "not train, those that are not slow; default: all",
     )
     parser.addoption(
         _PROMISE,
@@ -77,11 +79,20 @@ def _not_asked_for(config: pytest.Config, items: list[pytest.Item]) -> list[pyte
     if not config.getoption(_GATE):
         return []
     turn = _commits(config.rootpath) % _SLICES
-    return [item for item in items if _is_costly(item) and not _promises(item) and _slice(item) != turn]
+    return [item for item in items if not _is_of_each_gate(item) and not (_is_costly(item) and _slice(item) == turn)]
+
+
+def _is_of_each_gate(item: pytest.Item) -> bool:
+    return not _is_slow(item) and (not _is_costly(item) or bool(_promises(item)))
 
 
 def _is_costly(item: pytest.Item) -> bool:
     return item.get_closest_marker("costly") is not None
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether it is marked ``slow``, with parameters perhaps that it has, as for promises."""
+    return any(_is_of(item, marker) for marker in item.iter_markers("slow"))
 
 
 def _promises(item: pytest.Item) -> set[str]:

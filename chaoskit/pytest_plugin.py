@@ -82,7 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
     config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
+    config.addinivalue_line(
+        "markers", "slow(**parameters): takes a quarter of a minute or more, in the cases that have these parameters"
+    )
     config.addinivalue_line("markers", "costly: takes as long as a training")
     config.addinivalue_line("markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds")
     settings = _settings(config)

@@ -148,7 +148,7 @@ def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
         yield "neighbours", [*parallel, *near, "-m", "not costly and not slow"]
     if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
         yield "simulation", ["tests/test_simulation.py", "-k", "test_histories and replicated-0"]
-    yield "gate", [*parallel, "--gate", "-m", "not slow", "--ignore", "tests/cluster/timing"]
+    yield "gate", [*parallel, "--gate", "--ignore", "tests/cluster/timing"]
     yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
 
 

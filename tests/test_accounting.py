@@ -404,6 +404,7 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     assert (account.recomputed_s, account.productive_s) == (0, pytest.approx(0.19))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the parts add up to the wall time, to the nanosecond")
 def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     """The account of a run covers its wall time, and agrees with the timeline, which reads the same records."""

@@ -38,6 +38,7 @@ def finished(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.promise("The calls of `torch.distributed.checkpoint` stay; two arguments change.")
 def test_checkpoints(tmp_path: Path) -> None:
     """The last two are kept, and the newest is loaded on both ranks."""
@@ -82,6 +83,7 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     assert sum("ends at step 300" in line for line in lines) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Which samples belong to a step is computed, so there is no sampler to fast-forward")
 def test_data(tmp_path: Path) -> None:
     output = finished([sys.executable, str(script("data.py", tmp_path))], tmp_path)

@@ -45,6 +45,7 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "What goes wrong inside an agent ends it with a traceback: its node is lost, and the run recovers."
 )

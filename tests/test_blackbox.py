@@ -260,6 +260,7 @@ def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
     assert re.search(r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("torchrun comes back, and repeats what it had done since the last one")
 def test_torchrun_with_restarts_comes_back_and_repeats_steps(chaos: Chaos) -> None:
     command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", arguments=("50", "0.05", "20"))
@@ -291,6 +292,7 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
 # -- as files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`chaoskit replay` runs it again, in the same working directory")
 @pytest.mark.costly
 def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:

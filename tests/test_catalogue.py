@@ -188,6 +188,7 @@ def test_a_parameter_is_explained_where_it_comes_from() -> None:
     assert told["jitter_ms"].startswith("drawn evenly")
 
 
+@pytest.mark.slow(name="test_the_replacement_dies_while_it_takes_over_the_state")
 @pytest.mark.promise(
     "Phases of a recovery are where recoveries break.",
     name="test_the_replacement_dies_while_it_takes_over_the_state",

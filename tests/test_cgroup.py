@@ -189,6 +189,7 @@ def test_the_group_of_a_killed_launcher_is_removed(
     assert sweep(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "puts back what a killed run left behind",
     fault="LimitCpu(rank=1, at_step=2, lift_after_s=3600.0)",

@@ -77,6 +77,7 @@ def test_list_and_verify(command: Command, root: Path) -> None:
     assert [name[:17] for name in command.told("list", root)["quarantine"]] == ["step-000000030.g0"]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("that a snapshot restores is shown, not claimed")
 @pytest.mark.costly
 def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
@@ -169,6 +170,7 @@ def behind(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterat
     found.tier.close()
 
 
+@pytest.mark.slow(behind="s3")
 @pytest.mark.promise("a drill downloads the snapshot, verified, into a directory below `$TMPDIR` that it removes")
 @pytest.mark.costly
 def test_behind_a_url(command: Command, behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,7 @@ def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     assert len(list((tmp_path / "root" / "quarantine").iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`dcp.save` raises then, on all ranks, after the other tiers have taken the snapshot.")
 def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
     told = ranks(tmp_path, 2, "full")

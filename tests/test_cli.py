@@ -160,6 +160,7 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the first one that returns ends the run for all")
 @pytest.mark.costly
 def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Workplace) -> None:
@@ -179,6 +180,7 @@ def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Work
     assert f"ended after step 7: {early} returned from its train function" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "The same exception on every rank and its replacement without a step in between ends the job as a bug"
 )
@@ -380,6 +382,7 @@ def train(trainer, *, steps: int = 40):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("The worst run decides the exit code.")
 @pytest.mark.costly
 def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplace) -> None:

@@ -83,6 +83,7 @@ def test_the_order_is_part_of_what_a_run_is() -> None:
 GOLDEN = [576, 116, 897, 677, 229]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Which samples belong to a step is computed")
 @settings(max_examples=100, deadline=None, database=None)
 @given(part=st.integers(1, 4), world=st.integers(1, 4), more=st.integers(0, 50), seed=st.integers(0, 2**63))

@@ -257,6 +257,7 @@ TROUBLES: list[Fault] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("writes that the file system has refused with ENOSPC", fault=TROUBLES[0])
 @pytest.mark.promise("changes that the file system has refused with EROFS", fault=TROUBLES[2])
 @pytest.mark.promise("operations that the file system has held up", fault=TROUBLES[3])

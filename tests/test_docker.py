@@ -173,6 +173,7 @@ def named_process(cluster: LocalCluster, station: str) -> Process:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("Every node is a container, and the coordinator another one.")
 @needs_docker
@@ -320,6 +321,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     wait_until(lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("A node is frozen by pausing, and limited by updating its container")
 @needs_docker
@@ -454,6 +456,7 @@ def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Calla
     undo.close()
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("When its launcher is killed its nursery ends")
 @needs_docker

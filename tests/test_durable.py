@@ -78,6 +78,7 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the coordinator picks a step ahead of it, so that all nodes store the same one", job=PLAIN)
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, job: str) -> None:
@@ -179,6 +180,7 @@ OF_PLAIN = ["--set", "steps=60", "--set", "step_s=0.04"]
 OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "The same command, given again after everything was lost, goes on from the newest snapshot that is whole",
     job=PLAIN,

@@ -29,6 +29,14 @@ def test_promise(chaos, case): pass
 @pytest.mark.parametrize("case", range(3))
 def test_cases(chaos, case, world): pass
 
+@pytest.mark.slow(case=2)
+@pytest.mark.promise("It holds at night.")
+@pytest.mark.parametrize("case", range(3))
+def test_night(chaos, case): pass
+
+@pytest.mark.slow
+def test_kernel(): pass
+
 @pytest.mark.parametrize("case", range(3))
 def test_quick(case): pass
 """
@@ -69,7 +77,7 @@ def collected(pytester: pytest.Pytester, *options: str) -> set[str]:
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A repository with the conftest of this one, and tests of each kind."""
-    pytester.makeini("[pytest]\nmarkers =\n  promise\n  costly")
+    pytester.makeini("[pytest]\nmarkers =\n  promise\n  costly\n  slow")
     pytester.makeconftest(CONFTEST.read_text())
     pytester.makepyfile(test_one=TESTS)
     subprocess.run(["git", "-C", str(pytester.path), "init", "--quiet"], check=True)
@@ -80,24 +88,25 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_promises_and_all_that_does_not_train_are_in_every_gate(project: pytest.Pytester) -> None:
     """Of the rest there is a slice, the same for the same commit."""
     chosen = collected(project, "--gate")
-    assert CHEAP | {"test_promise[1]", "test_cases[1-3]", "test_cases[2-3]"} <= chosen
+    assert CHEAP | {"test_promise[1]", "test_cases[1-3]", "test_cases[2-3]", "test_night[0]", "test_night[1]"} <= chosen
     assert len(chosen) < 30
     assert collected(project, "--gate") == chosen
 
 
 def test_the_slices_of_thirty_commits_are_all_tests(project: pytest.Pytester) -> None:
-    """The slice moves with each commit."""
+    """The slice moves with each commit, and holds promises that are slow, too; slow tests that do not train wait."""
     seen = []
     for _ in range(30):
         seen.append(collected(project, "--gate"))
         commit(project.path)
-    assert set().union(*seen) == collected(project)
+    assert set().union(*seen) == collected(project) - {"test_kernel"}
+    assert sum("test_night[2]" in chosen for chosen in seen) == 1
     assert all(one != two for one, two in pairwise(seen))
 
 
 def test_all_are_run_by_default(project: pytest.Pytester) -> None:
     """Without the option nothing is left out."""
-    assert len(collected(project)) == 60 + 60 + 2 + 6 + 3
+    assert len(collected(project)) == 60 + 60 + 2 + 6 + 3 + 1 + 3
 
 
 def test_a_promise_without_a_case_is_noticed(project: pytest.Pytester) -> None:

@@ -255,6 +255,7 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
 # -- sharded jobs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "names its hooks again in each entry of the train function, and those of the entry before are dropped"
 )

@@ -29,6 +29,7 @@ def broken(chaos: Chaos, job: str, faults: list[Fault], **plan: Any) -> Outcome:
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.promise("trains a residual network with BatchNorm on scikit-learn's digits")
 def test_resnet_learns_whatever_happens(chaos: Chaos) -> None:
     """Running statistics survive a kill and a NaN bit for bit, and with them the accuracy, which rises."""

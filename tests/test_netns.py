@@ -230,6 +230,7 @@ def opening(paths: Iterable[Path], store: Path) -> str:
     return "\n".join(["set -e", *lines])
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("as root or as an ordinary user in a user namespace")
 @needs_networks

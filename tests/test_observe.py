@@ -132,6 +132,7 @@ def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Four ways to look at a run, all fed from the same journals")
 @pytest.mark.costly
 def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, collector: Collector) -> None:
@@ -267,6 +268,7 @@ def check_end(directory: Path, steps: int) -> None:
     assert [note["text"] for note in frame["notes"]][-1].startswith("the job ended")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("a receiver that is away, a disk that is full or a scraper that hangs changes no step")
 @pytest.mark.costly
 def test_a_receiver_that_is_away_costs_no_training(tmp_path: Path) -> None:
@@ -299,6 +301,7 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], complaint: 
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.promise("under these their phases, one after the other without a gap")
 def test_the_spans_of_a_run_tell_of_its_recovery(chaos: Any) -> None:
     outcome = chaos.run("gpt", nodes=2, spares=1, steps=20, twin=False, faults=[Kill(rank=0, at_step=6)])

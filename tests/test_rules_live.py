@@ -104,6 +104,7 @@ def test_a_bad_batch_that_is_printed_is_no_false_alarm(chaos: Chaos) -> None:
     assert {record["since_step"] for record in journal(outcome, Event.RULE_FIRED)} <= {7, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the next one ends the job and says so")
 def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> None:
     """All print NaN from a step on: one restart a generation, and an end when restarts do not help."""
@@ -161,6 +162,7 @@ def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
     assert {rule for rule, _, _ in fired(outcome)} == {"seen"}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("is not called hanging while another rank prints it: often only rank 0 does")
 def test_a_rank_that_never_prints_is_excused_while_another_one_prints(chaos: Chaos, tmp_path: Path) -> None:
     """Of ranks that never print none is called hanging while another prints; when that one is silent, it hangs."""
@@ -186,6 +188,7 @@ def silent_and_excused(directory: Path) -> set[str]:
     return {record["worker"] for record in read_journals(directory) if record.event == Event.RULE_EXCUSED}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("so are all workers of its node, which gets no more of them as long as there is another node")
 def test_a_node_can_be_replaced(chaos: Chaos) -> None:
     """The action ``replace-node`` sets the node of the rank aside, with its spare."""

@@ -131,6 +131,7 @@ def test_every_way_to_ask(launch: Launch) -> None:
     assert launch.records(Event.LEFT)
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("SIGTERM to the agent of a node: it is to go")
 def test_a_node_that_is_told_to_end_leaves_first(launch: Launch) -> None:

@@ -51,6 +51,7 @@ def test_a_lost_rank_costs_one_step_at_most_and_no_process(chaos: Any) -> None:
     assert len(again) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "A kill that strikes before the copy of the last committed step is complete costs that step, which "
     "all compute again: at most one.",
@@ -61,6 +62,7 @@ def test_in_every_phase_of_a_step(chaos: Any, phase: str) -> None:
     run(chaos, Kill(rank=1, at_step=AT, phase=phase)).assert_same_losses_as_twin()
 
 
+@pytest.mark.slow
 @pytest.mark.promise("waits are shown on the progress board", how="gil")
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_rank_that_hangs_while_the_others_wait_in_their_collectives(chaos: Any, how: str) -> None:
@@ -76,12 +78,14 @@ def test_two_ranks_at_once(chaos: Any) -> None:
     run(chaos, Kill(rank=0, at_step=AT), Kill(rank=3, at_step=AT), spares=2)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("As a rule a rank reads one piece, from its own node, straight into its tensors")
 def test_all_ranks_at_once_come_back_from_what_their_agents_have(chaos: Any) -> None:
     outcome = run(chaos, *(Kill(rank=rank, at_step=AT) for rank in range(4)), spares=0)
     assert {record["source"] for record in events(outcome, Event.RESTORED)} == {f"memory of node{n}" for n in range(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A job that has no spare waits `replacement_s` for a replacement")
 def test_without_a_spare_the_world_waits_for_a_replacement(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=2, at_step=AT), spares=0)
@@ -107,6 +111,7 @@ def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_aga
     assert worlds[-1] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.promise("publishes a plan that names these copies", moment="restore")
 @pytest.mark.parametrize("moment", ["regroup", "restore", "recommit"])
 def test_another_loss_during_the_recovery(chaos: Any, moment: str) -> None:
@@ -134,6 +139,7 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "After a fault every rank leaves its train function and enters it again, in the same process, with "
     "fresh groups and fresh objects"
@@ -161,6 +167,7 @@ def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
     assert all(len(nodes) == 1 for nodes in partners)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("The first copy is never in the rack of its owner if there is another rack")
 def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
     run(chaos, Rack(rank=2, at_step=AT), rack_nodes=2, spares=2)
@@ -188,6 +195,7 @@ def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
 # -- numbers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Numbers that are not finite are computed again with every shard on another rank",
     where="gradient",
@@ -206,6 +214,7 @@ def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -
     assert verdicts == {"rank"}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("what stays with the rank is its fault, what goes with the shard is the batch's")
 def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
     outcome = run(chaos, BadBatch(at_step=AT, shard=1), twin=False)

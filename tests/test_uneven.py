@@ -90,6 +90,7 @@ def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_pa
     assert (first, second[1], last) == (even, 2, even)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("After a loss the shares of the living hold")
 def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path: Path) -> None:
     """In the smaller world the slow rank has the smallest share; then the world grows again."""
@@ -118,6 +119,7 @@ def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Pa
     assert outcome.lost_steps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the same, most of it in the fetch of batches")
 def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Path) -> None:
     """It is told from slow computation, and costs the rank its share; on another node the input would be as slow."""

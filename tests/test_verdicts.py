@@ -258,6 +258,7 @@ def test_error(chaos):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("ends with 0 passed, 1 failed, 2 bad input, 10 unknown, 11 error", status=[1, 11])
 @pytest.mark.costly
 @pytest.mark.parametrize(

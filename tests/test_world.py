@@ -85,6 +85,7 @@ def in_stock_gloo(line: Line, directory: Path) -> Any:
     return [train(dist.device_mesh.init_device_mesh("cpu", (4,)))]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("all of torch's collectives run over gloo, too (meshes, FSDP2 and `all_to_all` included")
 def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(tmp_path: Path) -> None:
     first, second, third = ranks.results(4, in_worlds, tmp_path)[0]

@@ -134,6 +134,7 @@ def test_both_copies_at_once_and_a_replica(chaos: Chaos) -> None:
 # -- poison ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "a sharded job goes back to the last state of which every piece is sound",
     where="optimizer",

@@ -58,6 +58,7 @@ def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) ->
     return outcome
 
 
+@pytest.mark.slow(job="fsdp")
 @pytest.mark.promise(
     "a thread said that it stood at this boundary; then every process of its node is gone",
     boundary="copied",
@@ -74,6 +75,7 @@ def test_within_a_copy_in_memory(chaos: Chaos, tmp_path: Path, boundary: str, jo
     run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "the workers of the node are given up; what was half made counts nowhere",
     boundary="verified",
@@ -84,6 +86,7 @@ def test_within_a_copy_to_another_node(chaos: Chaos, tmp_path: Path, boundary: s
     run(chaos, tmp_path, "fsdp", fault, transport="tcp")
 
 
+@pytest.mark.slow(job="fsdp")
 @pytest.mark.promise(
     "the run ends with the bits of the unbroken one, no tier shows a copy that is not whole",
     boundary=["write", "seal", "upload"],
@@ -100,6 +103,7 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
     run(chaos, tmp_path, job, TornWrite(rank=0, at_step=AT, boundary=boundary))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A part that fails or does not come costs that snapshot and nothing else.", boundary="write")
 @pytest.mark.parametrize("boundary", ["write", "sync"])
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
@@ -111,6 +115,7 @@ def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) ->
     assert min(failed) < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
 
 
+@pytest.mark.slow(boundary="uploaded")
 @pytest.mark.promise(
     "when all nodes are lost afterwards the job goes on from what is stored",
     boundary=["commit", "uploaded"],

@@ -26,6 +26,7 @@ def lose_all(at_step: int) -> list[ReplaceNode]:
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(NODES)]
 
 
+@pytest.mark.slow(job="fsdp")
 @pytest.mark.promise(
     "bytes that are read back differ from those before, and their digest is wrong",
     job="gpt",
@@ -62,6 +63,7 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
     assert stored.newest_verified().snapshot.manifest.step == 3 * EVERY
 
 
+@pytest.mark.slow(kind=[DiskFull, SlowDisk])
 @pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskFull, ReadOnlyDisk], rank=0)
 @pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskError, SlowDisk], rank=1)
 @pytest.mark.parametrize("rank", range(NODES))

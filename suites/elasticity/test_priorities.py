@@ -22,6 +22,7 @@ def test_nodes_are_lent_and_come_back(chaos: Chaos, nodes: int) -> None:
     nobody_is_lost(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Idle nodes go first, then the members that cost least, never below the smallest size.")
 def test_the_smallest_world_is_not_lent(chaos: Chaos) -> None:
     """A job that asks for more gets what can be spared, and is told so."""

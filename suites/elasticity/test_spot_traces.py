@@ -22,6 +22,7 @@ TRACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("gives (time_s, node, joins), from four published formats", name="skypilot")
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace(chaos: Chaos, name: str) -> None:

@@ -22,6 +22,7 @@ def test_a_storm(chaos: Chaos, seed: int) -> None:
     assert len(sizes(outcome)) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Nodes and workers come and go between two steps: no step and no sample is lost")
 def test_resizes_alone_lose_nobody(chaos: Chaos) -> None:
     """Every rank that leaves does so at a step boundary."""

@@ -15,6 +15,7 @@ HEAL_S = 2.0  # longer than the lease of a node, with the limits of production a
 STEPS = 200  # they take longer than that
 
 
+@pytest.mark.slow(fault=Reset)
 @pytest.mark.promise("the kernel counts packets that it dropped by the rule", fault=Cut, phase="reduce")
 @pytest.mark.promise("the kernel counts segments that it answered with a reset", fault=Reset, phase="forward")
 @pytest.mark.parametrize("phase", PHASES)
@@ -43,6 +44,7 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
     heals(chaos, Cut(rank=1, at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S), steps=STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("The rendezvous store listens on a port of its own, so that it can be cut alone.", fault=Cut)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
@@ -52,6 +54,7 @@ def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[C
     assert {record["worker"].partition(".")[0] for record in journal(outcome, Event.DETECTED)} <= {"node1", "node2"}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A fault that leaves no evidence on its target makes the run `unknown`, never passed")
 def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
     """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
@@ -73,6 +76,7 @@ def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | 
     assert left_out["nodes"] in (["node1"], ["node2"])
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the one that is cut off from most is left out, again and again")
 def test_two_halves_that_both_reach_the_coordinator(chaos: Chaos) -> None:
     outcome = heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from="ranks", heal_after_s=2.0))
@@ -85,6 +89,7 @@ def test_a_bridge(chaos: Chaos) -> None:
     heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from=(3,), heal_after_s=2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "When it wakes up its agent attaches again, is told to end its workers, and counts as fresh capacity.",
     side=(2,),
@@ -95,6 +100,7 @@ def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, sid
     assert len(journal(outcome, Event.DETECTED)) == 1 + len(side)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "When none is, it may be the coordinator that is cut off: they are kept until their own leases are over, too.",
     fault=Cut,
@@ -119,11 +125,13 @@ def test_one_cut_after_another(chaos: Chaos) -> None:
     heals(chaos, *faults, steps=STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("echoes to the node are lost")
 def test_a_link_that_goes_down(chaos: Chaos) -> None:
     heals(chaos, LinkDown(rank=1, at_step=AT, heal_after_s=HEAL_S), steps=STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("echoes to the node are lost while the link is down")
 def test_a_link_that_comes_and_goes(chaos: Chaos) -> None:
     heals(chaos, Flap(rank=1, at_step=AT))

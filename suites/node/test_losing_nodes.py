@@ -58,6 +58,7 @@ def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
     heals(chaos, *faults, nodes=3, spares=1)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("all at the same time; or its freezer says so", phase="reduce")
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
 def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:

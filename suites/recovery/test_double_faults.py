@@ -42,6 +42,7 @@ def test_the_same_rank_twice(chaos: Chaos) -> None:
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
+@pytest.mark.slow(role="all_but_one")
 @pytest.mark.promise(
     "so many ranks, drawn from the run's seed when it is planned: one fault each",
     role=["majority", "all_but_one"],

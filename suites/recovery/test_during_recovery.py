@@ -12,6 +12,7 @@ from faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode
 FIRST = Kill(rank=1, at_step=AT)
 
 
+@pytest.mark.slow(fault=Hang(rank=2, during="recommit", how="spin"))
 @pytest.mark.promise(
     "A recovery that is interrupted in any phase and begun again does nothing twice.",
     fault=[

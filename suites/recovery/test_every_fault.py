@@ -196,6 +196,7 @@ def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, ra
     is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the same ranks begin the reduction anew", world=3, phase="reduce")
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 @pytest.mark.parametrize("world", WORLDS)

@@ -3,8 +3,8 @@
 A test states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``. Where
 only some of its cases hold it, their parameters name them: ``promise("...", world=[2, 3], phase="reduce")``. All of
 these must be equal; a list stands for any of its values. ``pytest.param(..., marks=pytest.mark.promise("..."))`` marks
-one case, too. The sentence stands in the README or in docs/; the gate runs every such case, but those of tests that are
-marked ``slow``: they run at night.
+one case, too. The sentence stands in the README or in docs/; the gate runs every such case, but those that are marked
+``slow``: they run at night.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Promise(NamedTuple):
     Attributes:
         text: the quoted sentence.
         test: file and function, as ``tests/test_x.py::test_y``.
-        at_night: the test is left out of the gate.
+        at_night: its cases are left out of the gate.
     """
 
     text: str
@@ -58,24 +58,38 @@ def _marked_in(path: Path) -> Iterator[Promise]:
     }
     for function in body:
         if isinstance(function, ast.FunctionDef):
-            at_night = "pytest.mark.slow" in map(ast.unparse, function.decorator_list)
+            slow = [_parameters(one) for one in function.decorator_list if _marker(one) == "slow"]
             for decorator in function.decorator_list:
-                for text in _quoted(decorator, lists):
+                for marker in _quoted(decorator, lists):
+                    at_night = any(cases <= _parameters(marker) for cases in slow)
+                    text = ast.literal_eval(marker.args[0])
                     yield Promise(text, f"{path.relative_to(ROOT)}::{function.name}", at_night)
 
 
-def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[str]:
-    """Sentences in a decorator, and in lists of the module that it names, as ``parametrize("fault", FAULTS)`` does."""
-    if _is_marker(decorator):  # it names lists to say which of their values
+def _marker(decorator: ast.expr) -> str:
+    """Name of a marker, with or without parameters; empty for any other decorator."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if ast.unparse(called).startswith("pytest.mark.") and isinstance(called, ast.Attribute) else ""
+
+
+def _parameters(marker: ast.expr) -> set[tuple[str | None, str]]:
+    """Names and values, as source, of the parameters that choose its cases."""
+    keywords = marker.keywords if isinstance(marker, ast.Call) else []
+    return {(keyword.arg, ast.unparse(keyword.value)) for keyword in keywords}
+
+
+def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[ast.Call]:
+    """Promises in a decorator, and in lists of the module that it names, as ``parametrize("fault", FAULTS)`` does."""
+    if _is_promise(decorator):  # it names lists to say which of their values
         lists = {}
     for node in ast.walk(decorator):
-        if _is_marker(node):
-            yield ast.literal_eval(node.args[0])
+        if _is_promise(node):
+            yield node
         elif isinstance(node, ast.Name) and node.id in lists:
             yield from _quoted(lists[node.id], {name: value for name, value in lists.items() if name != node.id})
 
 
-def _is_marker(node: ast.AST) -> TypeGuard[ast.Call]:
+def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "promise"
 
 
