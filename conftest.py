@@ -111,13 +111,15 @@ def _is_of(item: pytest.Item, marker: pytest.Mark) -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterator[None]:
-    """Refuse a promise whose cases are not there any more: its test would leave the gate in silence."""
+    """Refuse a marker whose cases are not there any more: a promise would leave the gate in silence."""
     yielded: Any = yield
     found = yielded.get_result()
     cases = [item for item in found if isinstance(item, pytest.Function)] if isinstance(found, list) else []
-    for marker in {id(one): one for item in cases for one in item.iter_markers("promise")}.values():
+    named = [marker for item in cases for kind in ("promise", "slow") for marker in item.iter_markers(kind)]
+    for marker in {id(one): one for one in named}.values():
         if not any(_is_of(item, marker) for item in cases):
-            raise collector.CollectError(f"{name} has no case of the promise {marker.args[0]!r}: {marker.kwargs}")
+            what = " ".join([marker.name, *map(repr, marker.args)])
+            raise collector.CollectError(f"{name} has no case of the {what}: {marker.kwargs}")
 
 
 def _slice(item: pytest.Item) -> int:

@@ -171,6 +171,7 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
+@pytest.mark.slow(item=1)
 @pytest.mark.promise("draws plans that a run must survive", item=[0, 1])
 @pytest.mark.parametrize("item", range(10))
 def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, item: int) -> None:

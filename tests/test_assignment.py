@@ -6,6 +6,7 @@ from collections import Counter
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.control.assignment import fit, reassign, seat
 
@@ -78,7 +79,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[list[str]]]:
     return shard_count, draw(st.lists(names, min_size=1, max_size=6))
 
 
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=examples(600), deadline=None, database=None)
 @given(histories())
 def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(history: tuple[int, list[list[str]]]) -> None:
     shard_count, worlds = history
@@ -98,7 +99,7 @@ def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(history: tu
         before = after
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(histories(), st.data())
 def test_replacing_workers_one_to_one_moves_only_their_shards(
     history: tuple[int, list[list[str]]], data: st.DataObject
@@ -132,7 +133,7 @@ def test_newcomers_get_the_mean_of_those_who_stay() -> None:
     assert fit({"a": 1, "b": 9}, ["a", "b", "c"], 2) is None, "not everybody can have a shard"
 
 
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=examples(600), deadline=None, database=None)
 @given(histories(), st.data())
 def test_shares_are_honoured_and_survivors_keep_what_they_allow(
     history: tuple[int, list[list[str]]], data: st.DataObject
@@ -170,7 +171,7 @@ def test_shares_are_honoured_and_survivors_keep_what_they_allow(
         before = after
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=examples(400), deadline=None, database=None)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 30), min_size=1), st.integers(0, 40), st.data())
 def test_fitted_shares_are_complete_and_in_proportion(shares: dict[str, int], more: int, data: st.DataObject) -> None:
     members = data.draw(st.lists(st.sampled_from("abcdefghijkl"), min_size=1, unique=True))
@@ -189,7 +190,7 @@ def test_fitted_shares_are_complete_and_in_proportion(shares: dict[str, int], mo
         assert all(abs(fitted[member] - weight * part) < 1 for member, weight in weights.items())
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.integers(1, 6), st.data())
 def test_seats_are_complete_and_hold_every_member(size: int, data: st.DataObject) -> None:
     seats = [(f"n{rank}.{rank}", f"n{data.draw(st.integers(0, 3))}") for rank in range(data.draw(st.integers(1, size)))]
@@ -206,7 +207,7 @@ def test_seats_are_complete_and_hold_every_member(size: int, data: st.DataObject
     assert all(ranks[rank] == worker for rank, (worker, _) in enumerate(seats) if worker in kept)
 
 
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=examples(600), deadline=None, database=None)
 @given(st.data())
 def test_seats_do_not_depend_on_the_order_of_losses(data: st.DataObject) -> None:
     nodes = st.sampled_from(["n0", "n1", "n2"])

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.control import balance
 from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, Cost
@@ -158,7 +159,7 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 COSTS = st.floats(0.01, 10.0, allow_nan=False)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.lists(st.builds(Cost, COSTS, st.floats(0.0, 20.0)), min_size=1, max_size=4), st.data())
 def test_a_split_is_complete_and_as_good_as_the_best_of_all(costs: list[Cost], data: st.DataObject) -> None:
     world = len(costs)
@@ -290,7 +291,7 @@ def test_what_nobody_has_measured_moves_nothing() -> None:
     assert Run(16).go_on(50, constant(n0=0.0, n1=1.0, n2=1.0, n3=1.0)).moves == []
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.integers(2, 4), st.integers(4, 40), st.data())
 def test_ranks_that_are_alike_are_never_moved_whatever_the_noise_between_them(
     world: int, shard_count: int, data: st.DataObject
@@ -312,14 +313,14 @@ def noisy(costs: Mapping[str, float], chance: random.Random, share: float = 0.1)
         yield {worker: sorted(window)[len(window) // 2] for worker, window in windows.items()}
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=examples(60), deadline=None, database=None)
 @given(st.integers(0, 2**32), st.sampled_from([16, 32, 128]))
 def test_equal_ranks_with_noise_of_a_tenth_are_left_alone(seed: int, shard_count: int) -> None:
     windows = noisy(EVEN(0), random.Random(seed))
     assert Run(shard_count).go_on(400, lambda step: next(windows)).moves == []
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(st.integers(0, 2**32), st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4), st.sampled_from([8, 16, 32, 128]))
 def test_ranks_of_any_pace_are_balanced_soon_and_then_left_alone(
     seed: int, costs: list[float], shard_count: int
@@ -435,7 +436,7 @@ def test_of_two_nobody_knows_which_one_is_odd() -> None:
     assert given_up(SlowRanks(4.0, 5), {"a": Pace(1.0, 0.0), "b": Pace(0.01, 0.0)}, 50) == []
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.data())
 def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
     """Whatever else is slow: its input, the CPUs that others take, other ranks, and each of its steps now and then."""
@@ -454,7 +455,7 @@ def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
         assert [one.worker for one in slow.look(Round(usual, latest)) if int(one.worker[1]) >= sick] == []
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(st.integers(0, 2**32))
 def test_rare_spikes_never_add_up_to_a_slow_rank(seed: int) -> None:
     """One step in five takes a hundred times as long."""

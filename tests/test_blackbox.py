@@ -324,6 +324,7 @@ harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("all of that ends with the command, and with the test")
 @pytest.mark.costly
 def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ranks
 from support.clocks import FakeClock
+from support.examples import examples
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.checkpoint.arena import Arena, ArenaView
@@ -244,7 +245,7 @@ def test_no_room_leaves_the_older_copy() -> None:
 Act = st.sampled_from(["commit", "save", "tear", "mend"])
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.lists(Act, max_size=30))
 def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_most(acts: list[str]) -> None:
     """A writer that waits for the copy of a step before it begins to write the next one."""

@@ -60,6 +60,7 @@ def check(found: list[dict[str, Any]], times: int) -> None:
             before = one["step"]
 
 
+@pytest.mark.slow(boundary="publish")
 @pytest.mark.promise(
     "the newest complete snapshot is the last one committed, or the one that was about to be",
     boundary=["manifest", "publish"],

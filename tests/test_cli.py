@@ -456,6 +456,7 @@ def test_the_page_of_faults_is_written(workplace: Workplace) -> None:
     assert workplace.run("faults", "Kill", "--markdown").returncode == 2
 
 
+@pytest.mark.costly
 def test_the_doctor_tells_what_is_missing(workplace: Workplace) -> None:
     """``chaoskit doctor`` prints all findings, and whether training can run here."""
     done = workplace.run("doctor", "--json")

@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from torch.utils.data import DataLoader
 
 from chaoskit.checkpoint import Damaged
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.costly
 # -- positions ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(size=st.integers(1, 3000), key=st.lists(st.integers(0, 2**63), max_size=3))
 def test_a_permutation_has_everything_once(size: int, key: list[int]) -> None:
     """Also where the range is just above or below a power of two."""
@@ -85,7 +86,7 @@ GOLDEN = [576, 116, 897, 677, 229]
 
 @pytest.mark.slow
 @pytest.mark.promise("Which samples belong to a step is computed")
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(part=st.integers(1, 4), world=st.integers(1, 4), more=st.integers(0, 50), seed=st.integers(0, 2**63))
 def test_a_batch_does_not_depend_on_the_world(part: int, world: int, more: int, seed: int) -> None:
     """Ranks take equal parts; three epochs deal every sample three times, whoever asks for which step first."""
@@ -116,7 +117,7 @@ def test_positions_refuse_what_they_cannot_deal() -> None:
 # -- files --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=examples(60), deadline=None, database=None)
 @given(dtype=st.sampled_from(DTYPES), lengths=st.lists(st.integers(0, 50), min_size=1, max_size=8), seed=st.integers(0))
 def test_what_is_written_comes_back(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, lengths: list[int], seed: int

@@ -38,6 +38,7 @@ def test_defaults(chaos):
 """
 
 
+@pytest.mark.costly
 def test_a_suite_without_the_ini_value_has_production_limits(pytester: pytest.Pytester) -> None:
     """The defaults after a plain install."""
     pytester.makepyfile(SUITE)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control import events
@@ -353,13 +354,13 @@ class Watched:
             self.feed(Notice(event.node, self.now_s + max(0.1, event.deadline_s)) if is_notice else event)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(POLICIES, HISTORIES)
 def test_any_history_keeps_the_rules(policy: ElasticPolicy, history: list[tuple[float, Event]]) -> None:
     Watched(World(policy)).play(history)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(POLICIES, HISTORIES)
 def test_in_peace_it_comes_to_rest_at_the_best_size_with_debts_paid(
     policy: ElasticPolicy, history: list[tuple[float, Event]]

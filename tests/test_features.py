@@ -25,6 +25,7 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     return outcome
 
 
+@pytest.mark.slow(job="optimizers")
 @pytest.mark.promise(
     "reduced with the gradients: 8 bytes a channel; two copies of the statistics a shard",
     job="batchnorm",

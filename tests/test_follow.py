@@ -245,6 +245,7 @@ def commits(outcome: Outcome) -> list[Record]:
     return [found[step] for step in sorted(found)]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("With `follow` each rank keeps its number of shards, and the batch is as large as the world")
 def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
     """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""

@@ -116,6 +116,13 @@ def test_a_promise_without_a_case_is_noticed(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*test_cases has no case of the promise 'It holds here.': *'world': 4*"])
 
 
+def test_slow_cases_that_are_not_there_are_noticed(project: pytest.Pytester) -> None:
+    """A parameter that was renamed would take a slow case into every gate."""
+    project.makepyfile(test_two=TESTS.replace("slow(case=2)", "slow(number=2)"))
+    result = project.runpytest_inprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(["*test_night has no case of the slow: {'number': 2}*"])
+
+
 def test_cases_of_one_promise_are_run(project: pytest.Pytester) -> None:
     """``--promise`` selects exactly the cases of a sentence; what is kept of the run says which sentence they hold."""
     assert collected(project, "--promise", "It holds here.") == {"test_cases[1-3]", "test_cases[2-3]"}

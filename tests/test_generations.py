@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
@@ -148,7 +149,7 @@ def test_a_worker_that_is_to_go_keeps_its_place_and_forms_no_group() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) -> None:
     """Whatever plans come in whatever order: generations only grow, and only the newest is not over.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.hang import Hang, HangDetector
@@ -304,7 +305,7 @@ def jobs(draw: st.DrawFn, least_step_s: float) -> tuple[list[list[float]], list[
     return [[step_s * factor for factor in factors] for factors in steps], offsets_s
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(jobs(least_step_s=0.01))
 def test_jitter_is_never_blamed(job: tuple[list[list[float]], list[float]]) -> None:
     work_s, offsets_s = job
@@ -314,7 +315,7 @@ def test_jitter_is_never_blamed(job: tuple[list[list[float]], list[float]]) -> N
         assert not detector.stalled(now_s)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(jobs(least_step_s=0.1), st.data())
 def test_the_guilty_rank_is_found_within_four_steps(
     job: tuple[list[list[float]], list[float]], data: st.DataObject

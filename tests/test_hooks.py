@@ -202,6 +202,7 @@ def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_wo
     assert {(line["old_world"], line["reason"]) for line in grown} == {(3, "a worker is ready")}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("a spare that takes a lost rank's place is a fault and no resize")
 def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=1, at_step=10), elastic=None, spares=1)
@@ -209,6 +210,7 @@ def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
     assert told(outcome, "on_resize") == {}
 
 
+@pytest.mark.slow(hook="on_preempt")
 @pytest.mark.promise(
     "is shown in the worker's log and written into the journal (`hook_called`, its `error`), and training goes on",
     hook="on_preempt",

@@ -260,7 +260,7 @@ if sys.stdin.readline():
 """
 
 
-@pytest.mark.parametrize("how", ["end", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.slow), "kill"])
 def test_nothing_is_left_when_the_launcher_ends_a_run_or_is_killed(tmp_path: Path, how: str) -> None:
     path, _, function = TROUBLED.partition(":")
     with subprocess.Popen(

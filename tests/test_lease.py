@@ -6,6 +6,7 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.control.lease import REPORT_SHARE, Leases
 
@@ -140,7 +141,7 @@ def test_a_node_can_be_given_more_time() -> None:
     assert lost["a"] > 15 + LEASE_S - 1e-6
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(
     st.lists(st.floats(0.001, INTERVAL_S), min_size=1, max_size=60),
     st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=60),
@@ -159,7 +160,7 @@ def test_a_node_that_beats_is_never_lost(gaps_s: list[float], pauses_s: list[flo
     assert run(Leases(INTERVAL_S, BEATS), {"a": heard}, ticks) == {}
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=40), st.data())
 def test_a_dead_node_is_always_lost(pauses_s: list[float], data: st.DataObject) -> None:
     """However the ticks fall before, a node that died is lost within a lease of ordinary ticks."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.examples import examples
 
 from chaoskit.config import JobSpec, RunConfig
 from chaoskit.control.events import (
@@ -937,7 +938,7 @@ def test_repeated_and_unknown_events_are_ignored() -> None:
 # -- random histories ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=examples(500), deadline=None, database=None)
 @given(st.data())
 def test_losses_end_in_the_same_place_whatever_their_order(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(2, 5))
@@ -1210,5 +1211,5 @@ class Histories(RuleBasedStateMachine):
         assert all(older.generation < newer.generation for older, newer in pairwise(cluster.plans))
 
 
-Histories.TestCase.settings = settings(max_examples=800, stateful_step_count=40, deadline=None, database=None)
+Histories.TestCase.settings = settings(max_examples=examples(800), stateful_step_count=40, deadline=None, database=None)
 test_random_histories = Histories.TestCase

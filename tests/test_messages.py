@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit import messages, wire
 from chaoskit.errors import Refused
@@ -67,7 +68,7 @@ KINDS: tuple[type[messages.Message], ...] = get_args(messages.AnyMessage)
 any_message = st.sampled_from(KINDS).flatmap(_values)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(150), deadline=None, database=None)
 @given(st.lists(any_message, min_size=1, max_size=4), st.data())
 def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], data: st.DataObject) -> None:
     """Whatever pieces a stream arrives in, the messages in it come out once, whole and in order."""
@@ -129,7 +130,7 @@ def test_what_is_not_a_message_is_refused(body: bytes) -> None:
         Splitter().feed(struct.pack("!I", len(body)) + body)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.binary(max_size=200))
 @example(b"\xc1")
 def test_garbage_is_a_message_or_refused(body: bytes) -> None:
@@ -140,7 +141,7 @@ def test_garbage_is_a_message_or_refused(body: bytes) -> None:
         pass
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(any_message, st.data())
 def test_a_damaged_message_is_a_message_or_refused(message: messages.Message, data: st.DataObject) -> None:
     """Changed bytes in a valid message lead to another valid message or to Refused, to nothing else."""

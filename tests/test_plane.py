@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulation.coordinator import Coordinator
 from simulation.faults import Faults
 from simulation.world import World
+from support.examples import examples
 
 from chaoskit import messages
 from chaoskit.config import JobSpec, RunConfig
@@ -648,7 +649,7 @@ def state(plane: ControlPlane) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SAID, max_size=25), st.data())
 def test_what_is_heard_twice_changes_nothing(said: list[Any], data: st.DataObject) -> None:
     """An agent says again what it once said, in any case after it, and all of it at once."""
@@ -666,7 +667,7 @@ def test_what_is_heard_twice_changes_nothing(said: list[Any], data: st.DataObjec
     assert state(once.plane) == state(twice.plane)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SAID, max_size=25))
 def test_a_record_gives_the_membership_that_wrote_it(said: list[Any]) -> None:
     """After every message: whoever reads the record knows what its writer knew."""

@@ -90,6 +90,7 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     assert gone["step"] == next(point.step for point in outcome.steps if point.world == 3)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Where nodes are missing a launcher on this machine starts them")
 def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
     """New nodes are started for it."""

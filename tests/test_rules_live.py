@@ -214,6 +214,7 @@ def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -
 # -- commands, and the ways in which rules are given --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise("every action counts as `alert`")
 def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
     """Rules on the log of a command are told of; its launcher is under test, so nothing is done."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from chaoskit.errors import BadInput
@@ -34,7 +35,7 @@ def batch(sampler: Sampler, step: int) -> list[int]:
     return [sample for shard in range(sampler.shard_count) for sample in sampler.samples(step, shard)]
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(150), deadline=None, database=None)
 @given(samplers(), st.integers(1, 4))
 def test_every_sample_comes_once_an_epoch(sampler: Sampler, epochs: int) -> None:
     """In as many steps as the epochs take, no sample is left out or repeated, whether batches divide them or not."""
@@ -113,7 +114,7 @@ def test_each_part_of_the_key_changes_all_generators() -> None:
         assert len(set(numbers)) == len(draws)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(
     st.lists(st.lists(st.integers(0, 2**63), min_size=1, max_size=3).map(tuple), min_size=2, max_size=30, unique=True)
 )

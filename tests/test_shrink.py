@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import Experiment, plan_experiment
@@ -45,7 +46,7 @@ def oracle(fails: Callable[[Experiment], bool]) -> Callable[[Experiment, float],
 
 
 @given(data=st.data(), nodes=st.integers(2, 4))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_what_is_simpler_is_valid_and_ends(data: st.DataObject, nodes: int) -> None:
     """Whatever candidate fails, the descent ends, and no plan that must be survived turns into one that need not be."""
     faults = data.draw(fault_plans(nodes=nodes, steps=30, parameters=("0.weight",), most=3))
@@ -105,7 +106,7 @@ class Clock:
 
 
 @given(budget_s=st.integers(0, 60), runs_max=st.integers(0, 60), run_s=st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_budget_is_kept_and_the_best_so_far_is_kept_too(budget_s: int, runs_max: int, run_s: int) -> None:
     """Never a run that begins after the end, and what comes back did fail."""
     clock, begun_s, failed = Clock(), [], []

@@ -545,7 +545,13 @@ ways = pytest.mark.parametrize(("transport", "way"), [("auto", "shared memory"),
 @ways
 @optimizers
 @pytest.mark.parametrize(
-    ("mine", "theirs"), [(0, 0), (0, 3), (2, 3), (3, 0)], ids=["both new", "joiner", "behind", "back to the start"]
+    ("mine", "theirs"),
+    [
+        pytest.param(0, 3, id="joiner"),
+        pytest.param(0, 0, id="both new", marks=pytest.mark.costly),
+        pytest.param(2, 3, id="behind", marks=pytest.mark.costly),
+        pytest.param(3, 0, id="back to the start", marks=pytest.mark.costly),
+    ],
 )
 def test_a_pulled_state_is_the_peers_and_trains_on_like_it(
     start: Start, transport: str, way: str, optimizer: str, mine: int, theirs: int

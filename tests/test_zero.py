@@ -78,6 +78,7 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "A rank keeps, copies and restores only its rows: of weights and moments together 1/N of the bytes."
 )
@@ -103,6 +104,7 @@ def test_rows_cross_a_network(chaos: Any) -> None:
 # -- worlds of another size -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "world that shrinks and grows, or a job that is resumed with more ranks, has the bits of one that never changed"
 )
@@ -140,6 +142,7 @@ def test_the_bits_are_those_of_the_replicated_job(chaos: Any) -> None:
     assert losses(found[0]) == losses(found[1]) == losses(found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Gradients are summed in the same order in every world, the norm for `clip_norm` too")
 def test_a_limited_norm_has_the_same_bits_in_every_world(chaos: Any) -> None:
     found = [chaos.harness.run("zero", nodes=nodes, spares=0, shards=4, steps=12, options=TINY) for nodes in (1, 3)]

@@ -32,6 +32,7 @@ def quarantined(outcome: Outcome) -> set[int]:
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(tier="peer")
 @pytest.mark.promise(
     "bytes of each copy, and its checksum, read back by its node after the act",
     tier="memory",
@@ -48,6 +49,7 @@ def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
     assert restored_step(outcome) == AT
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`seal` the checksum by which a copy is known to be complete", how="seal")
 @pytest.mark.parametrize("how", ["page", "index", "seal"])
 def test_no_good_copy_of_the_newest_step(chaos: Chaos, how: str) -> None:
@@ -119,6 +121,7 @@ def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
     assert restored_step(outcome) == AT
 
 
+@pytest.mark.slow
 @pytest.mark.promise("With a `Kill` of the rank nothing of its piece is left.")
 def test_both_copies_at_once(chaos: Chaos) -> None:
     """Nothing in memory has the piece, and there is no other tier."""

@@ -86,6 +86,7 @@ def test_within_a_copy_to_another_node(chaos: Chaos, tmp_path: Path, boundary: s
     run(chaos, tmp_path, "fsdp", fault, transport="tcp")
 
 
+@pytest.mark.slow(boundary=["seal", "upload"])
 @pytest.mark.slow(job="fsdp")
 @pytest.mark.promise(
     "the run ends with the bits of the unbroken one, no tier shows a copy that is not whole",

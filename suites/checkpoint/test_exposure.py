@@ -50,6 +50,7 @@ def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
     the_exposure(sharded(chaos, fault, steps=STEPS), fault)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
 def test_after_the_loss_of_copies_alone(chaos: Chaos) -> None:
     """The owner sends again what it still has: that waits for no recovery, and for no step."""

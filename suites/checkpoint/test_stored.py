@@ -63,7 +63,7 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
     assert stored.newest_verified().snapshot.manifest.step == 3 * EVERY
 
 
-@pytest.mark.slow(kind=[DiskFull, SlowDisk])
+@pytest.mark.slow(kind=[DiskFull, ReadOnlyDisk, SlowDisk])
 @pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskFull, ReadOnlyDisk], rank=0)
 @pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskError, SlowDisk], rank=1)
 @pytest.mark.parametrize("rank", range(NODES))

@@ -41,6 +41,7 @@ def of_a_ring(nodes: int, lost: int) -> float:
     return nodes / (nodes - lost) * comb(nodes - lost, lost) / comb(nodes, lost)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("`exposure` says which pieces lack copies, `survival_probability` what a placement is worth.")
 def test_four_nodes(chaos: Chaos) -> None:
     found = survival(sharded(chaos, spares=0, steps=3), 2)

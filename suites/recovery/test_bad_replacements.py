@@ -41,6 +41,7 @@ def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     assert len(started) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "When it wakes up its agent attaches again, is told to end its workers, and counts as fresh capacity.",
     phase="reduce",

@@ -23,6 +23,7 @@ def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int)
     assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("fresh workers get a plan that names the copies, the newest first")
 def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
     """The second time the copies are those of workers that were restored from copies."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -96,12 +97,14 @@ def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
 def places(text: str) -> list[str]:
     """Documents in which a sentence stands, whatever its line breaks."""
     wanted = " ".join(text.split())
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [
-        str(path.relative_to(ROOT))
-        for path in documents
-        if path != _GENERATED and wanted in " ".join(path.read_text().split())
-    ]
+    return [place for place, words in _documents().items() if wanted in words]
+
+
+@cache
+def _documents() -> dict[str, str]:
+    """Text of each document by its path, with single spaces for line breaks."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(path.relative_to(ROOT)): " ".join(path.read_text().split()) for path in paths if path != _GENERATED}
 
 
 def page() -> str:
