@@ -1,4 +1,4 @@
-"""How tests are run: which the gate selects, which skips and flakes are accepted, what is kept of a run.
+"""Test selection, accepted skips, quarantined tests, and the record of a run.
 
 The gate (``--gate``) runs all tests that do not train; of those that do, or cost as much, each that holds a promise of
 the documentation, and a slice of the others that moves with the commit. What is marked ``slow`` counts as one of these
@@ -20,10 +20,18 @@ from typing import Any
 import pytest
 
 _GATE = "--gate"
+_SLICE = "--gate-slice"
 _PROMISE = "--promise"
 _SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
 _ERROR_CHARS = 240
+#: Tests that run one after the other in one process, by how their names begin. Each launcher removes the containers
+#: that launchers before it have left, and some hundred plans are drawn once for all cases that look at them.
+_GROUPS = {
+    "tests/test_docker": "docker",
+    "tests/test_strategies.py::test_plans_cover": "plans",
+    "tests/test_strategies.py::test_each_kind_is_drawn": "plans",
+}
 _SKIPS = Path(__file__).with_name("tests") / "skips.toml"
 
 
@@ -34,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of the tests that start trainings or are marked costly, run those that are marked with a promise and not "
         f"slow, and one in {_SLICES} of the others, which ones depends on the number of commits; of the tests that do "
         "not train, those that are not slow; default: all",
+    )
+    parser.addoption(
+        _SLICE,
+        type=int,
+        metavar="N",
+        help=f"the slice that --gate takes, 0 to {_SLICES - 1}; default: the number of commits modulo {_SLICES}",
     )
     parser.addoption(
         _PROMISE,
@@ -56,6 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Durations(path), "durations-file")
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the slice, so that the selection of another machine can be repeated."""
+    return f"gate: slice {_turn(config)} of {_SLICES} ({_SLICE})" if config.getoption(_GATE) else None
+
+
 # -- selection ----------------------------------------------------------------------------------------------------
 
 
@@ -64,25 +83,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "chaos" in getattr(item, "fixturenames", ()):
             item.add_marker("costly")
+        if _is_slow(item):
+            item.add_marker("slow_case")
         item.user_properties += [("promise", text) for text in sorted(_promises(item))]
-    _bear_flakes(items)
-    left_out = _not_asked_for(config, items)
+    _quarantine_flakes(items)
+    left_out = _deselected(config, items)
     absent = set(left_out)
     items[:] = [item for item in items if item not in absent]
     config.hook.pytest_deselected(items=left_out)
 
 
-def _not_asked_for(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+def _deselected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
     """Tests that the options leave out."""
     if wanted := set(config.getoption(_PROMISE)):
         return [item for item in items if not _promises(item) & wanted]
     if not config.getoption(_GATE):
         return []
-    turn = _commits(config.rootpath) % _SLICES
-    return [item for item in items if not _is_of_each_gate(item) and not (_is_costly(item) and _slice(item) == turn)]
+    turn = _turn(config)
+    return [item for item in items if not _is_in_each_gate(item) and not (_is_costly(item) and _slice(item) == turn)]
 
 
-def _is_of_each_gate(item: pytest.Item) -> bool:
+def _is_in_each_gate(item: pytest.Item) -> bool:
     return not _is_slow(item) and (not _is_costly(item) or bool(_promises(item)))
 
 
@@ -91,16 +112,16 @@ def _is_costly(item: pytest.Item) -> bool:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """Whether it is marked ``slow``, with parameters perhaps that it has, as for promises."""
-    return any(_is_of(item, marker) for marker in item.iter_markers("slow"))
+    """Return whether a ``slow`` marker applies to this case."""
+    return any(_matches(item, marker) for marker in item.iter_markers("slow"))
 
 
 def _promises(item: pytest.Item) -> set[str]:
     """Sentences that a case holds."""
-    return {marker.args[0] for marker in item.iter_markers("promise") if _is_of(item, marker)}
+    return {marker.args[0] for marker in item.iter_markers("promise") if _matches(item, marker)}
 
 
-def _is_of(item: pytest.Item, marker: pytest.Mark) -> bool:
+def _matches(item: pytest.Item, marker: pytest.Mark) -> bool:
     """Whether an item is one of the cases that a marker names by values of its parameters; a list: any of them."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     return all(
@@ -117,9 +138,9 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterato
     cases = [item for item in found if isinstance(item, pytest.Function)] if isinstance(found, list) else []
     named = [marker for item in cases for kind in ("promise", "slow") for marker in item.iter_markers(kind)]
     for marker in {id(one): one for one in named}.values():
-        if not any(_is_of(item, marker) for item in cases):
-            what = " ".join([marker.name, *map(repr, marker.args)])
-            raise collector.CollectError(f"{name} has no case of the {what}: {marker.kwargs}")
+        if not any(_matches(item, marker) for item in cases):
+            what = f"{marker.name}({', '.join(map(repr, marker.args))})"
+            raise collector.CollectError(f"{name}: no case has {marker.kwargs}, which its marker {what} names")
 
 
 def _slice(item: pytest.Item) -> int:
@@ -127,13 +148,42 @@ def _slice(item: pytest.Item) -> int:
     return int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8]) % _SLICES
 
 
-def _commits(directory: Path) -> int:
-    """Commits that led to the tree, the same in each test process; 0 where git does not know."""
-    command = ["git", "-C", str(directory), "rev-list", "--count", "HEAD"]
+def _turn(config: pytest.Config) -> int:
+    """The slice of this gate, the same in each test process."""
+    chosen: int | None = config.getoption(_SLICE)
+    if chosen is not None:
+        return chosen
+    if _git(config.rootpath, "--is-shallow-repository", command="rev-parse") == "true":
+        raise pytest.UsageError(f"a shallow clone does not know the number of commits: fetch all, or give {_SLICE}")
+    return int(_git(config.rootpath, "--count", "HEAD", command="rev-list") or 0) % _SLICES
+
+
+def _git(directory: Path, *arguments: str, command: str) -> str:
+    """What git prints; empty where there is no repository."""
     try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
-    except (OSError, ValueError):
-        return 0
+        ran = subprocess.run(
+            ["git", "-C", str(directory), command, *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return ran.stdout.strip()
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have what belongs together run in one process; pytest-xdist 3.8 finds no ``xdist_group`` under pytest 9.2."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for start, group in _GROUPS.items() if nodeid.startswith(start)), nodeid)
+
+    return Groups(config, log)
 
 
 # -- skips --------------------------------------------------------------------------------------------------------
@@ -143,7 +193,17 @@ def _commits(directory: Path) -> int:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Fail a test that CI skips for a reason that ``tests/skips.toml`` does not list: its promise is never tested."""
     yielded: Any = yield
-    report: pytest.TestReport = yielded.get_result()
+    _refuse_unlisted_skip(yielded.get_result())
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The same for a whole file, as ``pytest.importorskip`` skips it."""
+    yielded: Any = yield
+    _refuse_unlisted_skip(yielded.get_result())
+
+
+def _refuse_unlisted_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if not (report.skipped and os.environ.get("CI") == "true" and isinstance(report.longrepr, tuple)):
         return
     reason = report.longrepr[2].removeprefix("Skipped: ")
@@ -159,7 +219,7 @@ def _accepted_skips() -> list[str]:
 # -- flakes -------------------------------------------------------------------------------------------------------
 
 
-def _bear_flakes(items: list[pytest.Item]) -> None:
+def _quarantine_flakes(items: list[pytest.Item]) -> None:
     """Report a failure of a quarantined test as expected: it runs, and fails no gate.
 
     An id in ``tests/skips.toml`` without ``[...]`` stands for all cases of its test.

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -117,7 +118,7 @@ def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
 
 def unit_tests(path: str) -> tuple[list[str], list[str]]:
     """Test files that import the module, and those that import only a module of its package which uses it, directly or
-    through others."""
+    through others of the package."""
     module = _module(Path(path))
     package = {_module(file): file for file in sorted((ROOT / path).parent.rglob("*.py"))}
     users: set[str] = set()
@@ -134,18 +135,29 @@ def _module(path: Path) -> str:
 
 
 def _imports(file: Path, modules: Collection[str]) -> bool:
-    names = "|".join(map(re.escape, sorted(modules)))
-    return bool(modules) and re.search(rf"^(?:from|import) (?:{names})\b", file.read_text(), re.MULTILINE) is not None
+    return not _imported(file).isdisjoint(modules)
+
+
+@cache
+def _imported(file: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it, and names that it imports from them, which may be modules."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
     """Name and arguments for pytest of each stage of ``STAGES`` that the mutant concerns, the cheapest first."""
     direct, near = unit_tests(mutant.path)
     if direct:
-        yield "unit", [*direct, "-m", "not costly and not slow"]
+        yield "unit", [*direct, "-m", "not costly and not slow_case"]
     parallel = ["--numprocesses", "3", "--dist", "loadgroup"]
     if near:
-        yield "neighbours", [*parallel, *near, "-m", "not costly and not slow"]
+        yield "neighbours", [*parallel, *near, "-m", "not costly and not slow_case"]
     if mutant.path.startswith(("chaoskit/control", "chaoskit/runtime")):
         yield "simulation", ["tests/test_simulation.py", "-k", "test_histories and replicated-0"]
     yield "gate", [*parallel, "--gate", "--ignore", "tests/cluster/timing"]

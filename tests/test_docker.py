@@ -76,8 +76,6 @@ for _ in range(int(sys.argv[1])):
 needs_docker = pytest.mark.skipif(
     bool(docker_daemon.unavailable()), reason=docker_daemon.unavailable() or "possible here"
 )
-#: Every launcher removes containers that launchers before it have left, so these tests may not run beside each other.
-pytestmark = pytest.mark.xdist_group("docker")
 
 
 def test_ci_has_docker() -> None:

@@ -20,7 +20,7 @@ JOBS = Path(__file__).parent / "jobs"
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
 DEADLINE_S = 240.0
 
-pytestmark = [pytest.mark.chaos(substrate="docker"), pytest.mark.xdist_group("docker")]  # see test_docker
+pytestmark = pytest.mark.chaos(substrate="docker")
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:

@@ -57,14 +57,14 @@ cause = "a port is taken"
 issue = "#1"
 """
 #: May only become smaller: reasons for which CI may skip a test, and tests whose failure fails no gate.
-SKIPS_MAX = 5
-FLAKES_MAX = 0
+SKIPS_LISTED = 5
+FLAKES_LISTED = 0
 CHEAP = {"test_quick[0]", "test_quick[1]", "test_quick[2]"}
 
 
 def commit(directory: Path) -> None:
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    command = ["git", "-C", str(directory), *who, "commit", "--quiet", "--allow-empty", "--message", "next"]
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(directory), *identity, "commit", "--quiet", "--allow-empty", "--message", "next"]
     subprocess.run(command, check=True)
 
 
@@ -113,14 +113,28 @@ def test_a_promise_without_a_case_is_noticed(project: pytest.Pytester) -> None:
     """A parameter that was renamed or removed must not take its promise out of the gate in silence."""
     project.makepyfile(test_two=TESTS.replace("world=3)", "world=4)"))
     result = project.runpytest_inprocess("--collect-only", "-q")
-    result.stdout.fnmatch_lines(["*test_cases has no case of the promise 'It holds here.': *'world': 4*"])
+    result.stdout.fnmatch_lines(["*test_cases: no case has *'world': 4*marker promise('It holds here.')*"])
 
 
 def test_slow_cases_that_are_not_there_are_noticed(project: pytest.Pytester) -> None:
     """A parameter that was renamed would take a slow case into every gate."""
     project.makepyfile(test_two=TESTS.replace("slow(case=2)", "slow(number=2)"))
     result = project.runpytest_inprocess("--collect-only", "-q")
-    result.stdout.fnmatch_lines(["*test_night has no case of the slow: {'number': 2}*"])
+    result.stdout.fnmatch_lines(["*test_night: no case has {'number': 2}*"])
+
+
+def test_tests_that_share_the_machine_run_in_one_process(project: pytest.Pytester) -> None:
+    """Each launcher removes the containers that others have left; other tests are spread over the processes."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    project.mkdir("tests")
+    cases = "import pytest\n@pytest.mark.parametrize('case', range(8))\ndef test_one(case): pass\n"
+    for name in ("test_docker", "test_docker_commands", "test_others"):
+        (project.path / "tests" / f"{name}.py").write_text(cases)
+    done = project.runpytest_subprocess("-n", "2", "--dist", "loadgroup", "-v", "tests").outlines
+    ran = [(line[1:4], "docker" in line) for line in done if line.startswith("[gw")]
+    assert len(ran) == 24
+    assert len({process for process, is_docker in ran if is_docker}) == 1
+    assert len({process for process, _ in ran}) == 2
 
 
 def test_cases_of_one_promise_are_run(project: pytest.Pytester) -> None:
@@ -163,8 +177,8 @@ def test_a_quarantined_test_runs_and_fails_no_gate(project: pytest.Pytester) -> 
 def test_skips_and_flakes_become_fewer() -> None:
     """Both lists of ``tests/skips.toml`` may only shrink: lower the number here with each entry that goes."""
     lists = tomllib.loads(SKIPS.read_text())
-    assert len(lists.get("skip", [])) == SKIPS_MAX
-    assert len(lists.get("flake", [])) == FLAKES_MAX
+    assert len(lists.get("skip", [])) == SKIPS_LISTED
+    assert len(lists.get("flake", [])) == FLAKES_LISTED
     for entry in lists.get("flake", []):
         assert entry.keys() == {"test", "since", "cause", "issue"}
         path, _, name = entry["test"].partition("::")

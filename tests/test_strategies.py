@@ -85,7 +85,6 @@ def _found(condition: Callable[[Plan], bool]) -> Plan:
     return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None))
 
 
-@pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize(
     "condition",
     [
@@ -103,14 +102,12 @@ def test_plans_cover_what_they_should(plans: list[Plan], condition: Callable[[Pl
     assert any(condition(plan) for plan in plans)
 
 
-@pytest.mark.xdist_group("plans")
 def test_each_kind_is_drawn(plans: list[Plan]) -> None:
     drawn = {fault.kind for plan in plans for fault in plan}
     local = {kind.__name__ for kind in CATALOGUE if "local" in kind.substrates}
     assert drawn in ({kind.__name__ for kind in FEW}, local & set(RECIPES))
 
 
-@pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize(
     "condition",
     [

@@ -36,12 +36,18 @@ class Engine:
             self.trace.append(f"{self.now_s:9.4f}  {text}")
 
     def run(self, over: Callable[[], bool], until_s: float) -> bool:
-        """Let things happen until ``over``; False if that is not so at ``until_s``."""
+        """Let things happen until ``over``; False if that is not so at ``until_s``.
+
+        Raises:
+            RuntimeError: after ``EVENTS_MAX`` events.
+        """
         queue, pop = self._queue, heapq.heappop
         while queue and not over():
             self.now_s, _, act, arguments = pop(queue)
-            if self.now_s > until_s or self._count > EVENTS_MAX:
+            if self.now_s > until_s:
                 return False
+            if self._count > EVENTS_MAX:
+                raise RuntimeError(f"{EVENTS_MAX} events by {self.now_s:g} s: the history goes in circles")
             act(*arguments)
         return over()
 

@@ -6,9 +6,7 @@ one thread, and so no lock can be held by another one at the moment of a fork.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 
 import hypothesis  # noqa: F401
 import pytest  # noqa: F401
@@ -16,6 +14,7 @@ import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
+from chaoskit.osprocess import die_with_parent
 from chaoskit.runtime import replica, world  # noqa: F401
 
 #: Of the server: the parent of every rank.
@@ -24,4 +23,4 @@ PID = os.getpid()
 # A process that ran a multi-threaded operation of torch cannot be forked: its child waits for threads that it lacks.
 torch.set_num_threads(1)
 # The pipe that ends the server with the test session is held open by every copy of that process, this signal is not.
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+die_with_parent(int(os.environ["CHAOSKIT_RANKS_OF"]))

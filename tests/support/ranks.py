@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -152,12 +152,11 @@ class Ranks(list[Rank]):
 
     def end(self) -> None:
         """Wait for all. Each must have returned from its body, but for those that the test has killed."""
+        for rank in _as_they_end([rank for rank in self if not rank.killed]):
+            rank.result()
+            assert rank.wait() == 0
         for rank in self:
-            if rank.killed:
-                assert rank.wait() == -signal.SIGKILL
-            else:
-                rank.result()
-                assert rank.wait() == 0
+            assert not rank.killed or rank.wait() == -signal.SIGKILL
 
     def destroy(self) -> None:
         for rank in self:
@@ -205,17 +204,20 @@ def results(count: int, body: Body, *arguments: Any) -> list[Any]:
     """
     started = start(count, body, *arguments)
     try:
-        pending = {rank.connection: rank for rank in started}
-        found: dict[int, Any] = {}
-        while pending:
-            ready = wait(list(pending), LIMIT_S)
-            assert ready, f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}"
-            for connection in ready:
-                rank = pending.pop(connection)
-                found[rank.number] = _result(rank)
+        found = {rank.number: _result(rank) for rank in _as_they_end(started)}
         return [found[rank.number] for rank in started]
     finally:
         started.destroy()
+
+
+def _as_they_end(ranks: Sequence[Rank]) -> Iterator[Rank]:
+    """Ranks in the order in which they end: the first error is the test's, as others may wait for that rank."""
+    pending = {rank.connection: rank for rank in ranks}
+    while pending:
+        ready = wait(list(pending), LIMIT_S)
+        assert ready, f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}"
+        for connection in ready:
+            yield pending.pop(connection)
 
 
 def _result(rank: Rank) -> Any:
@@ -241,6 +243,7 @@ def _start_server() -> None:
     forkserver.set_forkserver_preload([_PRELOADED])
     # What is preloaded is found by PYTHONPATH only; one thread for each library, so that a fork is safe.
     ours = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+    ours["CHAOSKIT_RANKS_OF"] = str(os.getpid())  # the server ends at once if this process ended before it asked to
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

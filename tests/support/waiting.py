@@ -8,8 +8,8 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
-#: Limit of every wait for something that must come. Far above what it takes on a busy machine: a test that reaches it
-#: has found a hang, not a slow machine.
+#: Limit of a wait for something that must come, unless a test builds containers or launches a whole job. Far above
+#: what it takes on a busy machine: a test that reaches it has found a hang, not a slow machine.
 LIMIT_S = 60.0
 
 
@@ -38,6 +38,8 @@ def stays(condition: Callable[[], object], what: str, *, for_s: float, poll_s: f
         AssertionError: at the first look at which it is false.
     """
     deadline_s = time.monotonic() + for_s
-    while time.monotonic() < deadline_s:
+    while True:
         assert condition(), f"no longer true: {what}"
+        if time.monotonic() >= deadline_s:
+            return
         time.sleep(poll_s)
