@@ -14,7 +14,6 @@ from chaoskit.config import JobSpec, resolve_job
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.jobs import digits as digits_file
-from chaoskit.fixtures.jobs import llama
 from chaoskit.fixtures.jobs.digits import digits
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.worker import load_job
@@ -71,6 +70,8 @@ def test_llama_is_the_same_run_whatever_happens(chaos: Chaos, fault: Fault, opti
 
 
 def test_tying_and_freezing_do_what_they_say() -> None:
+    from chaoskit.fixtures.jobs import llama  # imports transformers, for seconds
+
     shape = llama.SIZES["tiny"]
     torch.manual_seed(0)
     tied, apart = llama.build(shape, tied=True, dropout=0.0), llama.build(shape, tied=False, dropout=0.0)
@@ -83,6 +84,8 @@ def test_tying_and_freezing_do_what_they_say() -> None:
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from chaoskit.fixtures.jobs import llama  # while the package is there
+
     for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
