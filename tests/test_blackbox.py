@@ -209,16 +209,20 @@ def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_t
 @pytest.mark.promise("It is started once on each of the `nodes` (1 by default), in a session of its own")
 def test_every_node_is_told_its_place(chaos: Chaos) -> None:
     shown = "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
-    told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd"
+    told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd; cut -d' ' -f1,6 /proc/$$/stat"
     outcome = run(chaos, ["sh", "-c", f"{shown}; {told}"], nodes=2, seed=7, twin=False, working_directory="/tmp")
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     for number in range(2):
-        _, first, second, third = (Path(outcome.directory) / "log" / f"node{number}.log").read_text().splitlines()
+        _, first, second, third, fourth = (
+            (Path(outcome.directory) / "log" / f"node{number}.log").read_text().splitlines()
+        )
         rank, nodes, address, master, port, seed, other = first.split()
         assert (rank, nodes, address, seed, other) == (str(number), "2", master, "7", "{other}")
         assert second.split() == [str(number), "2", master, port, "1"]
         assert int(port) > 0
         assert third == "/tmp"
+        pid, session = fourth.split()
+        assert session == pid, "it is in the session of another process"
 
 
 @pytest.mark.promise("Nodes that `KillNode` or `Preempt` took away do not count, as long as one is left")

@@ -281,7 +281,7 @@ def test_gradients_that_were_wrong_long_ago_are_forgotten(corrupted: Flipped, pa
     assert named(outcome) == ({(culprit(outcome), "corrupt")} if convicted else set())
 
 
-@pytest.mark.promise("if bits differ a third one decides", where="noise", nodes=3)
+@pytest.mark.promise("if bits differ a third one decides", where="gradient", nodes=3)
 @pytest.mark.parametrize("where", ["gradient", "noise"])
 @pytest.mark.parametrize("nodes", [3, 4])
 def test_a_third_rank_convicts_who_computes_wrongly(corrupted: Flipped, clean: Any, nodes: int, where: str) -> None:

@@ -314,7 +314,15 @@ def test_the_budget_ends_the_run(chaos: Chaos) -> None:
 
 @pytest.mark.promise("`fork=False` starts fresh interpreters instead, through the same protocol.")
 def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
-    run(chaos, nodes=2, spares=0, fork=False, faults=[Kill(rank=1, at_step=6)], steps=12, twin=False, deadline_s=120.0)
+    commands = set()
+
+    def look(message: Any) -> None:
+        if isinstance(message, WorkerReady):
+            commands.add(Path(f"/proc/{message.endpoint.pid}/cmdline").read_bytes().split(b"\0")[1])
+
+    kill = Kill(rank=1, at_step=6)
+    run(chaos, nodes=2, spares=0, fork=False, faults=[kill], steps=12, twin=False, deadline_s=120.0, watch=look)
+    assert commands == {b"-c"}, "a fork has the command line of the nursery, python -m"
 
 
 # -- kills that ask nobody ----------------------------------------------------------------------------------------

@@ -147,6 +147,8 @@ def tied(trainer: Any, *, steps: int, until: Until = None) -> None:
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2))
 
     def loss(batch: Any) -> Tensor:
+        if head.weight is not embedding.weight:
+            raise ValueError("the weights are not tied any more")
         hidden = torch.tanh(embedding(batch[1]))
         return F.cross_entropy(head(model[1](hidden)), (batch[1] + 1) % 4)
 
@@ -237,8 +239,17 @@ def optimizers(trainer: Any, *, steps: int, until: Until = None) -> None:
         OneCycleLR(made[1], max_lr=2e-2, total_steps=SCHEDULE_STEPS),
         SequentialLR(made[2], warm, milestones=[5]),
     ]
+    order: list[int] = []
+    for number, optimizer in enumerate(made):
+        optimizer.register_step_post_hook(lambda *_, number=number: order.append(number))
     trainer.register(model=model, optimizer=made, scheduler=schedules)
-    _loop(trainer, steps, until, _cross_entropy(model))
+
+    def check_order() -> None:
+        if order != list(range(len(made))) * (len(order) // len(made)):
+            raise ValueError(f"the optimizers stepped in the order {order}")
+        order.clear()
+
+    _loop(trainer, steps, until, _cross_entropy(model), before=check_order)
 
 
 def compiling_late(trainer: Any, *, steps: int, until: Until = None, reset: bool) -> None:
