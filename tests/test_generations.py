@@ -16,7 +16,7 @@ from chaoskit.runtime.generations import (
     Generation,
     GenerationChange,
     GenerationCourse,
-    Standing,
+    MemberProgress,
     entry_limit_s,
     healing_limit_s,
     may_appeal,
@@ -54,7 +54,7 @@ def with_standings(standings: Sequence[tuple[int, bool]], restore: tuple[Snapsho
     """A generation whose members have said this, of step and end."""
     made = plan(3, world=len(standings), restore=restore)
     generation = Generation(made, made.members[0])
-    generation.learn([Standing(-1, step, done).encode() for step, done in standings])
+    generation.learn([MemberProgress(-1, step, done).encode() for step, done in standings])
     return generation
 
 
@@ -65,7 +65,7 @@ def test_the_first_plan_is_begun_at_once() -> None:
     """The first plan is begun at once, whether it aborts or not: there is no step whose end it could wait for."""
     change = course().offer(plan(1))
     assert change is not None
-    assert (change.left, change.takes_part, change.begun.me.rank) == (None, True, 0)
+    assert (change.previous, change.takes_part, change.begun.me.rank) == (None, True, 0)
 
 
 def test_a_plan_that_aborts_breaks_the_generation_before() -> None:
@@ -74,7 +74,7 @@ def test_a_plan_that_aborts_breaks_the_generation_before() -> None:
     first = begun(here.offer(plan(1)))
     change = here.offer(plan(2, abort=True))
     assert change is not None
-    assert change.left is first
+    assert change.previous is first
     assert first.broken
     assert here.is_over(first)
     assert here.current is change.begun
@@ -141,11 +141,11 @@ def test_a_worker_that_is_to_go_keeps_its_place_and_forms_no_group() -> None:
     assert change is not None
     assert not change.takes_part
     assert change.begun.me == plan(1).members[0]
-    assert here.left is change.begun
+    assert here.departing is change.begun
     back = here.offer(plan(3, abort=True))
     assert back is not None
     assert back.takes_part
-    assert here.left is None
+    assert here.departing is None
 
 
 @given(st.data())
@@ -172,7 +172,7 @@ def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) 
             case _:
                 continue
         if change is not None:
-            assert change.left is before
+            assert change.previous is before
             assert before is None or change.begun.plan.generation > before.plan.generation
             lived.append(change.begun)
         assert here.current is (lived[-1] if lived else None)
@@ -191,13 +191,13 @@ def test_no_generation_is_told_of_a_step_that_is_changing() -> None:
     """While the step changes nothing is reported of it; the generation that was begun meanwhile hears the new one."""
     here = course()
     first = begun(here.offer(plan(1)))
-    assert here.hold_report(first)
+    assert here.begin_step_change(first)
     second = begun(here.offer(plan(2, abort=True)))
     assert not here.may_report(second)
     here.step = 7
-    here.release_report()
+    here.end_step_change()
     assert here.may_report(second)
-    assert here.report(second) == Standing(0, 7, False)
+    assert here.progress_for(second) == MemberProgress(0, 7, False)
 
 
 def test_the_step_does_not_change_after_it_was_reported() -> None:
@@ -205,8 +205,8 @@ def test_the_step_does_not_change_after_it_was_reported() -> None:
     here = course()
     first = begun(here.offer(plan(1)))
     second = begun(here.offer(plan(2, abort=True)))
-    assert here.report(second) is not None
-    assert not here.hold_report(first)
+    assert here.progress_for(second) is not None
+    assert not here.begin_step_change(first)
     assert here.may_report(second), "a refusal holds nothing back"
 
 
@@ -214,10 +214,10 @@ def test_a_generation_that_broke_is_told_nothing() -> None:
     """A generation that broke is told nothing, and what would tell it does not wait for the step to stand."""
     here = course()
     first = begun(here.offer(plan(1)))
-    assert here.hold_report(first)
+    assert here.begin_step_change(first)
     first.broken = True
     assert here.may_report(first)
-    assert here.report(first) is None
+    assert here.progress_for(first) is None
 
 
 # -- what a rank does first ---------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_all_members_come_to_one_step(standings: list[tuple[int, bool]], copies:
 @given(st.integers(0, 2**40), st.integers(-1, 2**60), st.booleans())
 def test_a_standing_survives_its_encoding(rank: int, step: int, done: bool) -> None:
     """What a member says of itself is what the others read."""
-    assert Standing.decode(rank, Standing(rank, step, done).encode()) == Standing(rank, step, done)
+    assert MemberProgress.decode(rank, MemberProgress(rank, step, done).encode()) == MemberProgress(rank, step, done)
 
 
 # -- limits -------------------------------------------------------------------------------------------------------

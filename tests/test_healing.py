@@ -19,7 +19,7 @@ from chaoskit.messages import Endpoint, GroupBroken, Member, Message, Plan
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.context import WorkerContext
-from chaoskit.runtime.generations import Standing
+from chaoskit.runtime.generations import MemberProgress
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.regroup import Regrouper
@@ -32,7 +32,7 @@ class Rendezvous:
     """The store of a coordinator at which rank 1 says that it has one step, and then is lost."""
 
     def exchange(self, generation: int, name: str, rank: int, value: bytes) -> tuple[bytes, ...]:
-        return (value, Standing(1, 1, False).encode()) if generation == 1 else (value,)
+        return (value, MemberProgress(1, 1, False).encode()) if generation == 1 else (value,)
 
     def interrupt(self) -> None:
         pass

@@ -14,7 +14,7 @@ import pytest
 from simulation import known, pieces, worker
 from simulation.history import run
 
-from chaoskit.runtime.generations import FirstMove, Generation, GenerationChange, GenerationCourse, Standing
+from chaoskit.runtime.generations import FirstMove, Generation, GenerationChange, GenerationCourse, MemberProgress
 
 #: A planted mistake must be noticed within so many histories.
 PATIENCE = 4000
@@ -32,7 +32,7 @@ def waits_in_a_broken_generation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commits_after_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank commits in a generation though a newer one may have been told of its step."""
-    monkeypatch.setattr(GenerationCourse, "hold_report", lambda self, generation: True)
+    monkeypatch.setattr(GenerationCourse, "begin_step_change", lambda self, generation: True)
 
 
 def reports_a_step_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def trains_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def follows_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are to have the step of the member that is furthest behind."""
 
-    def target(self: Generation) -> Standing:
+    def target(self: Generation) -> MemberProgress:
         assert self.standings is not None
         return min(self.standings, key=lambda standing: standing.step)
 
@@ -89,11 +89,11 @@ def test_a_mistake_of_workers_is_noticed(
 def overwrites_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest complete copy is overwritten, whatever is protected."""
 
-    def writable(slots: Any, protected_step: int) -> list[int]:
+    def write_order(slots: Any, protected_step: int) -> list[int]:
         free = [index for index, slot in enumerate(slots) if not slot.taken]
         return sorted(free, key=lambda index: slots[index].recency, reverse=True)
 
-    monkeypatch.setattr(pieces, "writable", writable)
+    monkeypatch.setattr(pieces, "write_order", write_order)
 
 
 def test_a_mistake_of_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

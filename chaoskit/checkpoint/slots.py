@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
-from chaoskit.checkpoint.rotation import Content, kept, outlived, writable
+from chaoskit.checkpoint.rotation import Content, protected_slot, undone, write_order
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.checkpoint.stored import StoredCopy
 from chaoskit.errors import ChaoskitError
@@ -118,12 +118,12 @@ class Slots:
         """
         with self._lock:
             contents = self._contents()
-            for index in writable(contents, protected_step):
+            for index in write_order(contents, protected_step):
                 image = self._images[index]
                 if _lock(image.fd):
                     self._taken.add(image.fd)
                     return image
-            keep = kept(contents, protected_step)
+            keep = protected_slot(contents, protected_step)
         reasons = [_why_not(content, kept=index == keep) for index, content in enumerate(contents)]
         raise Busy("no slot is free: " + ", ".join(reasons))
 
@@ -142,7 +142,7 @@ class Slots:
     def forget_after(self, step: int) -> None:
         """Training went back to ``step``: what was committed later never happened."""
         with self._lock:
-            for index in outlived(self._contents(), step):
+            for index in undone(self._contents(), step):
                 self._images[index].spoil()
 
 

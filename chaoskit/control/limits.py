@@ -38,5 +38,5 @@ class Limits:
     healing_s: float = 2.0
 
 
-#: Those of every run.
+#: The limits of every real run.
 LIMITS = Limits()

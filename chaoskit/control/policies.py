@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from chaoskit.config import RunConfig
 from chaoskit.control import assignment, contact, happenings, results, revival
-from chaoskit.control import next_world as worlds
 from chaoskit.control.events import AnyEvent
-from chaoskit.control.next_world import Candidates
+from chaoskit.control.next_world import Candidates, next_world
 from chaoskit.elastic.events import Event as Happening
 from chaoskit.messages import Snapshot
 
@@ -31,11 +30,11 @@ def may_evict(node: str, keepers: Set[str]) -> bool:
 
 
 def overdue(started: Collection[str], ordered_s: Mapping[str, float], limit_s: float, now_s: float) -> list[str]:
-    """Of workers that should be ready, those that were not held back until a moment ago.
+    """Return the workers of ``started`` that were ordered longer ago than ``limit_s``.
 
     Args:
-        started: whose start was decided longer ago than ``limit_s``.
-        ordered_s: worker -> when its node was told to start it, perhaps long after.
+        started: workers that were to start longer ago than ``limit_s``.
+        ordered_s: worker -> when its node was told to start it, perhaps long after; without an entry it was long ago.
     """
     return [worker for worker in started if now_s - ordered_s.get(worker, -math.inf) > limit_s]
 
@@ -56,7 +55,7 @@ class Policies:
         happenings_of: what the elastic policy is told of an event.
     """
 
-    next_world: Callable[[Candidates], list[str]] = worlds.next_world
+    next_world: Callable[[Candidates], list[str]] = next_world
     assign: Callable[
         [Mapping[str, tuple[int, ...]], Sequence[str], int, Mapping[str, int] | None], dict[str, tuple[int, ...]]
     ] = assignment.reassign
@@ -69,5 +68,5 @@ class Policies:
     happenings_of: Callable[[AnyEvent, Collection[str], Collection[str]], list[Happening]] = happenings.happenings_of
 
 
-#: Those of every run.
+#: The policies of every real run; a simulated history replaces some to plant a mistake.
 POLICIES = Policies()

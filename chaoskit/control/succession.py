@@ -81,14 +81,14 @@ class Succession(Staffing):
             seats=[(member.worker, member.node) for member in self._base.members] if self._base else [],
             hosts=self._hosts,
             crew=self.crew,
-            going=self._going,
+            departing=self._going,
             holders=self._holders,
             spares=self._usable_spares,
             starting={node for worker, node in self._hosts.items() if worker not in self._ready} - self._idle,
             trusted=self._strikes.trusted(self._nodes),
             size=self._size,
             size_max=self._config.world_max,
-            apart=self._config.elastic is not None,
+            spread=self._config.elastic is not None,
         )
         return self._policies.next_world(known)
 

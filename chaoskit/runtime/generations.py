@@ -16,7 +16,7 @@ from chaoskit.config import RunConfig
 from chaoskit.messages import Member, Plan
 
 _STANDING = struct.Struct("!q?")
-#: The loss of a rank leads to a plan much sooner.
+#: The loss of a rank leads to a plan much sooner. The same as ``Limits.healing_s`` of the coordinator.
 _HEALING_S = 2.0
 #: Generations in a row in which a rank that has a state asks for another plan, before it gives itself up.
 _APPEALS_MAX = 3
@@ -25,7 +25,7 @@ ENTRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberProgress:
     """Where a member was when the generation was formed: steps committed, and whether its training is over."""
 
     rank: int
@@ -36,7 +36,7 @@ class Standing:
         return _STANDING.pack(self.step, self.done)
 
     @classmethod
-    def decode(cls, rank: int, value: bytes) -> Standing:
+    def decode(cls, rank: int, value: bytes) -> MemberProgress:
         return cls(rank, *_STANDING.unpack(value))
 
 
@@ -51,18 +51,21 @@ class FirstMove(Enum):
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """A membership as this worker lives it. ``standings`` are None until they are known.
+    """A membership in which a worker trains.
 
-    ``me``: in a membership that this worker has left, its place in the one before.
+    Attributes:
+        me: the place of this worker; in a membership without it, the one that it had before.
+        standings: progress of each member, by rank; None until the members have exchanged it.
+        broken: its group can carry no step any more.
     """
 
     plan: Plan
     me: Member
-    standings: tuple[Standing, ...] | None = None
+    standings: tuple[MemberProgress, ...] | None = None
     broken: bool = False
 
     @property
-    def target(self) -> Standing:
+    def target(self) -> MemberProgress:
         """The furthest member: all others must have its step, and it is at its end if one that has the step is."""
         assert self.standings is not None
         return max(self.standings, key=lambda standing: (standing.step, standing.done))
@@ -74,7 +77,7 @@ class Generation:
 
     def learn(self, values: Sequence[bytes]) -> None:
         """Take note of what the members say of themselves, by rank: encoded standings."""
-        self.standings = tuple(Standing.decode(rank, value) for rank, value in enumerate(values))
+        self.standings = tuple(MemberProgress.decode(rank, value) for rank, value in enumerate(values))
 
     def first_move(self, step: int) -> FirstMove:
         """What a member that has ``step`` does; -1 for one without a state."""
@@ -91,15 +94,21 @@ AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
 
 @dataclass(frozen=True, slots=True)
 class GenerationChange(Generic[AnyGeneration]):
-    """``begun`` takes the place of ``left``, which is broken. A worker that is to go forms no group."""
+    """The step from one generation to the next.
 
-    left: AnyGeneration | None
+    Attributes:
+        previous: the generation that it breaks.
+        begun: the generation that takes its place.
+        takes_part: false for a worker that departs; it forms no group.
+    """
+
+    previous: AnyGeneration | None
     begun: AnyGeneration
     takes_part: bool
 
 
 class GenerationCourse(Generic[AnyGeneration]):
-    """The way of a worker from one generation to the next.
+    """The generations of one worker: the current one, and the plan that waits for a step boundary.
 
     Args:
         worker: its name.
@@ -152,13 +161,13 @@ class GenerationCourse(Generic[AnyGeneration]):
         return self._begin(self._waiting)
 
     def _begin(self, plan: Plan) -> GenerationChange[AnyGeneration]:
-        me, left = plan.member(self._worker), self.current
-        place = me or (left.me if left is not None else None)
+        me, previous = plan.member(self._worker), self.current
+        place = me or (previous.me if previous is not None else None)
         assert place is not None, "a plan without this worker ends it before it comes here"
-        if left is not None:
-            left.broken = True
+        if previous is not None:
+            previous.broken = True
         self.current, self._waiting = self._make(plan, place), None
-        return GenerationChange(left, self.current, me is not None)
+        return GenerationChange(previous, self.current, me is not None)
 
     # -- the current generation ---------------------------------------------------------------------------------
 
@@ -169,8 +178,8 @@ class GenerationCourse(Generic[AnyGeneration]):
         return current if current is not None and current.standings is not None else None
 
     @property
-    def left(self) -> AnyGeneration | None:
-        """The newest generation, if this worker is to go: it waits for its end, or for a newer one with it."""
+    def departing(self) -> AnyGeneration | None:
+        """The newest generation, if this worker departs: it waits for its end, or for a newer generation with it."""
         current = self.current
         return current if current is not None and self._worker in current.plan.leavers else None
 
@@ -180,31 +189,34 @@ class GenerationCourse(Generic[AnyGeneration]):
 
     # -- the step that others are told --------------------------------------------------------------------------
 
-    def hold_report(self, generation: AnyGeneration) -> bool:
-        """Tell no newer generation of the step, as it is going to change. False: ``generation`` is over already."""
+    def begin_step_change(self, generation: AnyGeneration) -> bool:
+        """Hold back the progress for newer generations, as the step is going to change.
+
+        Return False if ``generation`` is over already: then the step must not change.
+        """
         if self.is_over(generation):
             return False
         self._advancing = True
         return True
 
-    def release_report(self) -> None:
-        """The step stands."""
+    def end_step_change(self) -> None:
+        """Let the progress be told again."""
         self._advancing = False
 
     def may_report(self, generation: AnyGeneration) -> bool:
-        """Whether :meth:`report` can be called."""
+        """Whether :meth:`progress_for` can be called."""
         return not self._advancing or generation.broken
 
-    def report(self, generation: AnyGeneration) -> Standing | None:
+    def progress_for(self, generation: AnyGeneration) -> MemberProgress | None:
         """What the members of ``generation`` are told of this worker; None if they need not be told any more."""
-        return None if generation.broken else Standing(generation.me.rank, self.step, self.done)
+        return None if generation.broken else MemberProgress(generation.me.rank, self.step, self.done)
 
 
-# -- limits: how long a rank that cannot go on waits for a newer generation; None for any time ------------------------
+# -- limits -----------------------------------------------------------------------------------------------------------
 
 
 def healing_limit_s(generation: Generation) -> float | None:
-    """Of a rank that no source has given the state.
+    """Return how long a rank that found no source of the state waits for a newer generation; None for any time.
 
     A generation that broke without a coordinator has a newer one as soon as there is a coordinator again.
     """
@@ -212,7 +224,7 @@ def healing_limit_s(generation: Generation) -> float | None:
 
 
 def may_appeal(step: int, failures: int) -> bool:
-    """Whether a rank that no source has given the state waits for another plan, for any time, instead of its own end.
+    """Return whether a rank that found no source of the state waits for another plan, for any time, instead of failing.
 
     It does where it has a state of its own: that may be the last one, if the members ahead are lost, and a new process
     would have none. Without a coordinator, or where the world needs a replacement first, no plan follows in time.
@@ -225,7 +237,9 @@ def may_appeal(step: int, failures: int) -> bool:
 
 
 def entry_limit_s(explained: bool, config: RunConfig) -> float | None:
-    """Of a rank whose entry into a sharded job failed; the next plan may wait for a replacement, which has to start.
+    """Return how long a rank whose entry into a sharded job failed waits for the next plan; None for any time.
+
+    That plan may wait for a replacement, which has to start.
 
     Args:
         explained: by the end of the generation or of the lease: then the failure is not this rank's own.

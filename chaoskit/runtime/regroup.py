@@ -85,9 +85,9 @@ class Regrouper:
         """Leave a generation, and form its successor. False: there is none to form. The lock is held."""
         if change is None:
             return False
-        if change.left is not None:
-            _break(change.left)
-            self._retired.append(change.left)
+        if change.previous is not None:
+            _break(change.previous)
+            self._retired.append(change.previous)
         if change.takes_part:
             name = f"form-{change.begun.plan.generation}"
             threading.Thread(target=self._form, args=(change.begun,), name=name, daemon=True).start()
@@ -122,7 +122,7 @@ class Regrouper:
         rendezvous = self.open_rendezvous()
         with self._changed:
             self._changed.wait_for(lambda: self._course.may_report(formation))
-            standing = self._course.report(formation)
+            standing = self._course.progress_for(formation)
             if standing is None:
                 rendezvous.close()
                 return
@@ -164,10 +164,10 @@ class Regrouper:
             return self._course.known if self.dismissal is None else None
 
     @property
-    def left(self) -> Formation | None:
-        """The newest formation, if this worker is to go: it waits for its end, or for a newer one with it."""
+    def departing(self) -> Formation | None:
+        """The newest formation, if this worker departs: it waits for its end, or for a newer formation with it."""
         with self._changed:
-            return self._course.left
+            return self._course.departing
 
     def membership(self) -> Formation:
         """The newest formation, once the steps of its members are known.
@@ -243,13 +243,13 @@ class Regrouper:
             GenerationSuperseded: if another generation was begun: this rank's step may already be reported to it.
         """
         with self._changed:
-            if not self._course.hold_report(formation):
+            if not self._course.begin_step_change(formation):
                 raise GenerationSuperseded("a newer generation was begun before the step could change")
         try:
             yield
         finally:
             with self._changed:
-                self._course.release_report()
+                self._course.end_step_change()
                 self._changed.notify_all()
 
     def finish(self) -> None:

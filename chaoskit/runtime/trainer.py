@@ -257,7 +257,7 @@ class Trainer(BaseTrainer):
     def _await_membership(self) -> Formation:
         """Wait for the next world. Where it has no place for this worker: for its end, or to be needed once more."""
         regrouper = self._worker.regrouper
-        if (formation := regrouper.left) is not None:
+        if (formation := regrouper.departing) is not None:
             place = {"generation": formation.plan.generation, "rank": formation.me.rank}
             self._worker.journal.write(Event.LEFT, step=self.step, **place)
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chaoskit.checkpoint.placement import Node, Piece, Placement, place
-from chaoskit.checkpoint.rotation import Content, outlived, writable
+from chaoskit.checkpoint.rotation import Content, undone, write_order
 from chaoskit.messages import Endpoint, Plan, Recall, Sealed, Snapshot
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Slots:
 
     def put(self, copy: Copy, protected: int) -> bool:
         """Begin to write ``copy`` over what is needed least; False if there is no such slot."""
-        free = writable(self._contents(), protected)
+        free = write_order(self._contents(), protected)
         if free:
             self.copies[free[0]] = copy
         return bool(free)
@@ -72,7 +72,7 @@ class Slots:
 
     def forget_after(self, step: int) -> None:
         """What was committed later never happened."""
-        for index in outlived(self._contents(), step):
+        for index in undone(self._contents(), step):
             self.copies[index] = None
 
 

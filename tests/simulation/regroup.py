@@ -53,7 +53,7 @@ class Regrouper:
     def _carry_out(self, change: GenerationChange[Formation] | None) -> None:
         if change is None:
             return
-        if (left := change.left) is not None:
+        if (left := change.previous) is not None:
             if left.line is not None:
                 left.line.close(CLIENT)
             if left.mesh is not None:
@@ -81,7 +81,7 @@ class Regrouper:
         if line is None:
             raise Broken("no coordinator to meet the others at")
         yield lambda: self.course.may_report(formation)
-        standing = self.course.report(formation)
+        standing = self.course.progress_for(formation)
         if standing is None:
             line.close(CLIENT)
             return
@@ -119,12 +119,12 @@ class Regrouper:
 
     @contextmanager
     def advance(self, formation: Formation) -> Iterator[None]:
-        if not self.course.hold_report(formation):
+        if not self.course.begin_step_change(formation):
             raise Superseded
         try:
             yield
         finally:
-            self.course.release_report()
+            self.course.end_step_change()
             self._worker.notify()
 
 

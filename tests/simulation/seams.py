@@ -1,4 +1,4 @@
-"""Where a history can be made wrong: a planted mistake replaces one of these, and the machines stay as they are."""
+"""The replaceable parts of a simulated history: a planted mistake replaces one, and the product stays as it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _as_set(config: RunConfig) -> RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Seams:
-    """What a history is made of.
+    """The replaceable parts of a history; the defaults are those of the product.
 
     Attributes:
         hears: what a plane is told in place of a message; of a hello, one or :class:`~chaoskit.errors.Refused`.
@@ -49,5 +49,5 @@ class Seams:
     facts: Callable[[], Facts] = Facts
 
 
-#: Of a history without a mistake.
+#: The parts of a history without a mistake.
 SOUND = Seams()
