@@ -400,10 +400,13 @@ def survive(rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any
 def lose_a_rank(line: Line, path: Path, kind: Any, transfers: int, expected: list[np.ndarray]) -> None:
     rank = line.rank
     local = contribution([rank], 4, buckets=3)
-    if rank < 3:
-        survive(rank, Gloo(path / "first", rank, 4), local, path, kind, expected)
+    group = (Gloo if rank < 3 else DiesBeforeTransfer)(path / "first", rank, 4)
+    formed = FileStore(str(path / "formed"), 4)  # a rank that dies while others connect breaks their group, not a sum
+    formed.set(str(rank), "")
+    formed.wait([str(other) for other in range(4)])
+    if not isinstance(group, DiesBeforeTransfer):
+        survive(rank, group, local, path, kind, expected)
         return
-    group = DiesBeforeTransfer(path / "first", rank, 4)
     group.transfers_left = transfers  # exact: 9 first transfers, then the spread; fast: one a bucket
     reducer = make_reducer(kind, local, len(sidecar(0)))
     reducer.begin(group, OWNERSHIPS[4, 4])
