@@ -47,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _SLICE,
         type=int,
         metavar="N",
-        help=f"the slice that --gate takes, 0 to {_SLICES - 1}; default: the number of commits modulo {_SLICES}",
+        help=f"the slice that --gate takes, 0 to {_SLICES - 1}; default: the number of commits modulo {_SLICES}, "
+        "in a shallow clone the hash of the commit",
     )
     parser.addoption(
         _PROMISE,
@@ -153,8 +154,8 @@ def _turn(config: pytest.Config) -> int:
     chosen: int | None = config.getoption(_SLICE)
     if chosen is not None:
         return chosen
-    if _git(config.rootpath, "--is-shallow-repository", command="rev-parse") == "true":
-        raise pytest.UsageError(f"a shallow clone does not know the number of commits: fetch all, or give {_SLICE}")
+    if _git(config.rootpath, "--is-shallow-repository", command="rev-parse") == "true":  # it cannot count its commits
+        return int(_git(config.rootpath, "HEAD", command="rev-parse"), 16) % _SLICES
     return int(_git(config.rootpath, "--count", "HEAD", command="rev-list") or 0) % _SLICES
 
 

@@ -104,6 +104,18 @@ def test_the_slices_of_thirty_commits_are_all_tests(project: pytest.Pytester) ->
     assert all(one != two for one, two in pairwise(seen))
 
 
+def test_a_shallow_clone_has_slices_too(project: pytest.Pytester) -> None:
+    """It counts one commit, so the hash chooses: else all of its gates would take the same slice."""
+    subprocess.run(["git", "-C", str(project.path), "add", "."], check=True)
+    commit(project.path)
+    clone = project.path.parent / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{project.path}", str(clone)], check=True)
+    ask = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    head = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    result = project.runpytest_inprocess("--rootdir", str(clone), "--collect-only", "--gate", str(clone))
+    result.stdout.fnmatch_lines([f"gate: slice {int(head, 16) % 30} of 30 *"])
+
+
 def test_all_are_run_by_default(project: pytest.Pytester) -> None:
     """Without the option nothing is left out."""
     assert len(collected(project)) == 60 + 60 + 2 + 6 + 3 + 1 + 3
