@@ -117,10 +117,11 @@ def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
 
 
 def unit_tests(path: str) -> tuple[list[str], list[str]]:
-    """Test files that import the module, and those that import only a module of its package which uses it, directly or
-    through others of the package."""
+    """Test files that import the module, and those that import only a module of its core which uses it, directly or
+    through others of the core."""
     module = _module(Path(path))
-    package = {_module(file): file for file in sorted((ROOT / path).parent.rglob("*.py"))}
+    core = next(ROOT / core for core in CORES if Path(path).is_relative_to(core))
+    package = {_module(file): file for file in sorted(core.rglob("*.py"))}
     users: set[str] = set()
     while found := {name for name, file in package.items() if _imports(file, {module, *users})} - users - {module}:
         users |= found
@@ -131,7 +132,8 @@ def unit_tests(path: str) -> tuple[list[str], list[str]]:
 
 
 def _module(path: Path) -> str:
-    return ".".join((path.relative_to(ROOT) if path.is_absolute() else path).with_suffix("").parts)
+    parts = (path.relative_to(ROOT) if path.is_absolute() else path).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _imports(file: Path, modules: Collection[str]) -> bool:

@@ -104,6 +104,13 @@ def test_the_slices_of_thirty_commits_are_all_tests(project: pytest.Pytester) ->
     assert all(one != two for one, two in pairwise(seen))
 
 
+def test_a_slice_can_be_chosen(project: pytest.Pytester) -> None:
+    """Any machine can run what another one has run."""
+    chosen = [collected(project, "--gate", "--gate-slice", str(number)) for number in range(30)]
+    assert set().union(*chosen) == collected(project) - {"test_kernel"}
+    assert collected(project, "--gate") == chosen[1], "the repository has one commit"
+
+
 def test_a_shallow_clone_has_slices_too(project: pytest.Pytester) -> None:
     """It counts one commit, so the hash chooses: else all of its gates would take the same slice."""
     subprocess.run(["git", "-C", str(project.path), "add", "."], check=True)

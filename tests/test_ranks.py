@@ -75,6 +75,18 @@ def test_a_rank_that_ends_early_is_noticed() -> None:
             rank.receive()
 
 
+def fail_while_another_waits(line: ranks.Line) -> None:
+    if line.rank:
+        raise ValueError("rank 1 has a reason")
+    line.receive()
+
+
+def test_the_rank_that_fails_is_named_and_not_one_that_waits_for_it() -> None:
+    """Rank 0 says nothing for as long as its test lives."""
+    with pytest.raises(AssertionError, match="rank 1 has a reason"), ranks.running(2, fail_while_another_waits):
+        pass
+
+
 def count(line: ranks.Line, shared: ranks.Counters) -> None:
     while True:
         shared[0] += 1

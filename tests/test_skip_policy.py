@@ -39,6 +39,17 @@ def test_an_unlisted_skip_fails_in_ci(project: pytest.Pytester, monkeypatch: pyt
     result.stdout.fnmatch_lines(["*skipped in CI: needs a tool that nothing installs*", "*skips.toml*"])
 
 
+def test_an_unlisted_skip_of_a_whole_file_fails_in_ci(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tests are not even collected, so nothing else would tell that they are missing."""
+    monkeypatch.setenv("CI", "true")
+    project.makepyfile(test_two='import pytest\npytest.importorskip("no_such_module", reason="no such module")')
+    result = project.runpytest_inprocess("-p", "no:cacheprovider", "test_two.py")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*skipped in CI: no such module*"])
+
+
 def test_a_developer_may_skip(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside CI a machine may lack anything."""
     monkeypatch.delenv("CI", raising=False)

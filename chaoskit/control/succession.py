@@ -56,7 +56,7 @@ class Succession(Staffing):
         if not self._settled or self._done or self._revival.active or self._awaits_successors:
             return False
         going = self._going
-        if not going and not self._is_wanting:  # as between most events: nobody need be seated to know that
+        if not going and not self._is_wanting:  # as between most events: no worker need be seated to know that
             return False
         if going and self.generation > 1 and not self._entered.issuperset(self.members):
             return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed

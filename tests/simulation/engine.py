@@ -14,6 +14,10 @@ Wish = float | Callable[[], bool]
 Work = Generator[Wish, None, Any]
 
 
+class Endless(Exception):
+    """A history of more than ``EVENTS_MAX`` events: it goes in circles."""
+
+
 class Engine:
     """Everything that is going to happen, in the order of its time; and the one source of randomness."""
 
@@ -39,7 +43,7 @@ class Engine:
         """Let things happen until ``over``; False if that is not so at ``until_s``.
 
         Raises:
-            RuntimeError: after ``EVENTS_MAX`` events.
+            Endless: after ``EVENTS_MAX`` events.
         """
         queue, pop = self._queue, heapq.heappop
         while queue and not over():
@@ -47,7 +51,7 @@ class Engine:
             if self.now_s > until_s:
                 return False
             if self._count > EVENTS_MAX:
-                raise RuntimeError(f"{EVENTS_MAX} events by {self.now_s:g} s: the history goes in circles")
+                raise Endless(f"{EVENTS_MAX} events by {self.now_s:g} s: the history goes in circles")
             act(*arguments)
         return over()
 

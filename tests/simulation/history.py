@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaoskit.messages import EndJob
+from simulation.engine import Endless
 from simulation.faults import Faults
 from simulation.laws import Violation
 from simulation.resizes import Resizes
@@ -63,7 +64,7 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False, seams: Seams =
     try:
         finished = world.engine.run(world.over, faults.last_s + world.patience_s)
         world.laws.judge(finished)
-    except Violation as violation:
+    except (Violation, Endless) as violation:
         broken = str(violation)
     end = world.laws.end or next((said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None)
     return History(
