@@ -10,6 +10,7 @@ The server ends with the process that runs pytest, and every rank ends with the 
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import multiprocessing
 import os
@@ -24,6 +25,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chaoskit import osprocess
 from support.waiting import LIMIT_S, wait_until
@@ -116,6 +119,11 @@ class Rank:
         self.killed = True
         self.signal(signal.SIGKILL)
 
+    def show_stack(self) -> None:
+        """End it, by a signal at which it writes where its threads are to stderr, which pytest shows."""
+        self._process.terminate()
+        self.wait()
+
     def await_state(self, state: str) -> None:
         """Wait until the kernel shows the process in this state, as "T" after SIGSTOP."""
         wait_until(lambda: osprocess.state(self.pid) == state, f"state {state} of rank {self.number}")
@@ -129,7 +137,7 @@ class Rank:
     def destroy(self) -> None:
         """End it, whatever it does, and free what this process has of it."""
         if self._process.exitcode is None:
-            self.kill()
+            self._process.kill()  # it may have ended, and the server, its parent, not yet have told the exit code
             self.wait()
         self.connection.close()
         self._process.close()
@@ -215,7 +223,10 @@ def _as_they_end(ranks: Sequence[Rank]) -> Iterator[Rank]:
     pending = {rank.connection: rank for rank in ranks}
     while pending:
         ready = wait(list(pending), LIMIT_S)
-        assert ready, f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}"
+        if not ready:
+            for rank in pending.values():
+                rank.show_stack()
+            pytest.fail(f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}")
         for connection in ready:
             yield pending.pop(connection)
 
@@ -298,6 +309,7 @@ def _run(body: Body, line: Line, arguments: tuple[Any, ...]) -> None:
         assert server is not None, f"the fork server could not import {_PRELOADED}"
         osprocess.die_with_parent(server.PID)
         assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
+        faulthandler.register(signal.SIGTERM, chain=True)
         line.connection.send((_RETURNED, body(line, *arguments)))
         code = 0
     except BaseException:  # noqa: BLE001 - shown by the test
