@@ -311,6 +311,24 @@ def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
     assert (node, owner.sender.protected_step) == ("node1", -1), reason
 
 
+def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(servers: Any, owners: Any) -> None:
+    """A connection that was accepted before the end, and known only after it, is closed as well."""
+    accepted, closed = threading.Event(), threading.Event()
+
+    def made(_: int) -> None:
+        if threading.current_thread().name == "copies":
+            accepted.set()
+            assert closed.wait(LIMIT_S)
+
+    server = servers(made=made)
+    owner = owners([server.address])
+    assert accepted.wait(LIMIT_S)
+    server.close()
+    closed.set()
+    node, reason = owner.failed.get(timeout=LIMIT_S)
+    assert (node, owner.sender.protected_step) == ("node1", -1), reason
+
+
 # -- the budget -----------------------------------------------------------------------------------------------------
 
 

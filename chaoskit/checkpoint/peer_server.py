@@ -84,6 +84,7 @@ class CopyServer:
         self._arriving: dict[str, int] = {}  # steps of copies that are on their way here
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, set[str]] = {}  # with the pieces that were offered there
+        self._closed = False
         self._listener = listener or socket.create_server((host, port))
         made(self._listener.fileno())
         self.address = PeerAddress(node, host_id(), host, self._listener.getsockname()[1])
@@ -134,6 +135,7 @@ class CopyServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         with self._lock:
+            self._closed = True
             connections = list(self._connections)
             self._pieces.clear()
         for connection in connections:
@@ -171,6 +173,8 @@ class CopyServer:
         self._made(connection.fileno())
         with self._lock:
             self._connections[connection] = set()
+            if self._closed:  # accepted before the end
+                _shut(connection)
         try:
             yield
         finally:
