@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_rank_that_ends_early_is_noticed() -> None:
         assert rank.receive() == "last words"
         with pytest.raises(ranks.RankEnded, match="exit code 3"):
             rank.receive()
+
+
+def wait_on_a_lock(line: ranks.Line) -> None:
+    line.send("soon")
+    threading.Event().wait()
+
+
+def test_a_rank_that_is_late_tells_where_it_is() -> None:
+    """Its stack stands in the error, and it has ended by the signal that asked for it."""
+    with ranks.one(wait_on_a_lock) as rank:
+        assert rank.receive() == "soon"
+        with pytest.raises(AssertionError, match="in wait_on_a_lock"):
+            rank.receive(limit_s=0.1)
+        assert rank.wait() == -signal.SIGTERM
 
 
 def fail_while_another_waits(line: ranks.Line) -> None:

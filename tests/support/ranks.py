@@ -16,17 +16,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from chaoskit import osprocess
 from support.waiting import LIMIT_S, wait_until
@@ -67,8 +67,9 @@ class Rank:
         self.number = number
         self.killed = False
         self.connection, theirs = _context.Pipe()
-        line = Line(number, size, theirs)
-        self._process = _context.Process(target=_run, args=(_Loaded(body), line, arguments), daemon=True)
+        self._stack = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by destroy()
+        bound = (_Loaded(body), Line(number, size, theirs), DupFd(self._stack.fileno()), arguments)
+        self._process = _context.Process(target=_run, args=bound, daemon=True)
         self._process.start()
         theirs.close()
         assert self._process.pid is not None
@@ -77,13 +78,14 @@ class Rank:
     def send(self, value: Any) -> None:
         self.connection.send(value)
 
-    def receive(self) -> Any:
+    def receive(self, *, limit_s: float = LIMIT_S) -> Any:
         """Return the next value that the rank sent.
 
         Raises:
-            RankEnded: if it has ended. AssertionError: if it failed, with its traceback.
+            RankEnded: if it has ended. AssertionError: if it failed, with its traceback; if it sent nothing within
+                ``limit_s``, with the stacks of its threads. It is ended then.
         """
-        kind, value = self._next()
+        kind, value = self._next(limit_s)
         assert kind == _SAID, f"rank {self.number} returned {value!r}, and was expected to send something"
         return value
 
@@ -102,8 +104,9 @@ class Rank:
         except RankEnded:
             return values
 
-    def _next(self) -> tuple[str, Any]:
-        assert self.connection.poll(LIMIT_S), f"not within {LIMIT_S:g} s: a message of rank {self.number}"
+    def _next(self, limit_s: float = LIMIT_S) -> tuple[str, Any]:
+        if not self.connection.poll(limit_s):
+            raise _late([self], "a message", limit_s)
         try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):  # at its end, in the middle of a message or between two
@@ -119,10 +122,12 @@ class Rank:
         self.killed = True
         self.signal(signal.SIGKILL)
 
-    def show_stack(self) -> None:
-        """End it, by a signal at which it writes where its threads are to stderr, which pytest shows."""
+    def end_and_tell_stack(self) -> str:
+        """End it, and return where its threads were."""
         self._process.terminate()
-        self.wait()
+        self._process.join(LIMIT_S)
+        self._stack.seek(0)
+        return f"rank {self.number}:\n{self._stack.read()}"
 
     def await_state(self, state: str) -> None:
         """Wait until the kernel shows the process in this state, as "T" after SIGSTOP."""
@@ -140,6 +145,7 @@ class Rank:
             self._process.kill()  # it may have ended, and the server, its parent, not yet have told the exit code
             self.wait()
         self.connection.close()
+        self._stack.close()
         self._process.close()
 
 
@@ -224,11 +230,14 @@ def _as_they_end(ranks: Sequence[Rank]) -> Iterator[Rank]:
     while pending:
         ready = wait(list(pending), LIMIT_S)
         if not ready:
-            for rank in pending.values():
-                rank.show_stack()
-            pytest.fail(f"not within {LIMIT_S:g} s: results of ranks {[rank.number for rank in pending.values()]}")
+            raise _late(pending.values(), "a result", LIMIT_S)
         for connection in ready:
             yield pending.pop(connection)
+
+
+def _late(ranks: Iterable[Rank], what: str, limit_s: float) -> AssertionError:
+    stacks = "\n".join(rank.end_and_tell_stack() for rank in ranks)
+    return AssertionError(f"not within {limit_s:g} s: {what} of these ranks, which were here:\n{stacks}")
 
 
 def _result(rank: Rank) -> Any:
@@ -301,7 +310,7 @@ def _load(module: str, path: str, name: str) -> Body:
     return body
 
 
-def _run(body: Body, line: Line, arguments: tuple[Any, ...]) -> None:
+def _run(body: Body, line: Line, stack: DupFd, arguments: tuple[Any, ...]) -> None:
     """Live as a rank, and end without what an interpreter does at its end: gloo complains of groups that are left."""
     code = 1
     try:
@@ -309,7 +318,7 @@ def _run(body: Body, line: Line, arguments: tuple[Any, ...]) -> None:
         assert server is not None, f"the fork server could not import {_PRELOADED}"
         osprocess.die_with_parent(server.PID)
         assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
-        faulthandler.register(signal.SIGTERM, chain=True)
+        faulthandler.register(signal.SIGTERM, file=stack.detach(), chain=True)  # chain: and end by it
         line.connection.send((_RETURNED, body(line, *arguments)))
         code = 0
     except BaseException:  # noqa: BLE001 - shown by the test
