@@ -44,15 +44,25 @@ class Journal:
     def __init__(self, directory: Path, source: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.source = source
-        self._fd = os.open(directory / f"{source}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._path = directory / f"{source}.jsonl"
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, event: Event, *, t_ns: int | None = None, **fields: Any) -> None:
         """Append one record. ``t_ns`` defaults to now."""
-        line = {"t_ns": time.monotonic_ns() if t_ns is None else t_ns, "event": event.value, **fields}
-        os.write(self._fd, _encoder.encode(line) + b"\n")
+        os.write(self._fd, _line(event, time.monotonic_ns() if t_ns is None else t_ns, fields))
+
+    def has(self, event: Event, *, t_ns: int | None, **fields: Any) -> bool:
+        """Whether this record is among the newest of the file, written by a process before this one perhaps."""
+        with self._path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return t_ns is not None and _line(event, t_ns, fields) in file.readlines()
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _line(event: Event, t_ns: int, fields: dict[str, Any]) -> bytes:
+    return _encoder.encode({"t_ns": t_ns, "event": event.value, **fields}) + b"\n"
 
 
 def read_journals(directory: Path) -> list[Record]:

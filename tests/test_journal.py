@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -203,6 +203,17 @@ def test_a_journal_is_continued_not_replaced(tmp_path: Path) -> None:
         journal.close()
     assert [record["step"] for record in read_journals(directory)] == [0, 1, 2]
     assert read_journals(tmp_path / "nothing") == []
+
+
+def test_a_journal_tells_whether_it_has_a_record(tmp_path: Path) -> None:
+    """A process that continues a journal writes what is missing, and nothing twice."""
+    with closing(Journal(tmp_path, "coordinator")) as journal:
+        journal.write(Event.PLAN, t_ns=7, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
+    with closing(Journal(tmp_path, "coordinator")) as journal:
+        assert journal.has(Event.PLAN, t_ns=7, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
+        assert not journal.has(Event.PLAN, t_ns=8, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
+        assert not journal.has(Event.PLAN, t_ns=7, generation=3, members=[{"rank": 0, "shards": (0, 1)}])
+        assert not journal.has(Event.SETTLED, t_ns=7, generation=2)
 
 
 def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:

@@ -271,6 +271,30 @@ def test_a_loss_that_was_written_down_and_not_told_is_told_by_the_next() -> None
     assert told(heir.outputs) == []
 
 
+def test_a_plan_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
+    """Line by line what its coordinator says of it, with the time of the decision: the journal has it once, whoever
+    wrote it."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
+    bench.hear(ready("a.1"))
+    bench.now_s = 3.0
+    said = len(bench.outputs)
+    bench.hear(lost("a.0"))
+    notes = [one for one in bench.outputs[said:] if isinstance(one, Note)]
+    assert [one.event for one in notes] == [Event.DETECTED, Event.PLAN]
+    assert [one for one in bench.successor().plane.retell() if isinstance(one, Note)] == notes
+    assert notes[1].t_ns == 3_000_000_000
+
+
+def test_an_end_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
+    bench = Bench().begin()
+    bench.now_s = 3.0
+    said = len(bench.outputs)
+    bench.hear(EndJob(False, "enough"))
+    notes = [one for one in bench.outputs[said:] if isinstance(one, Note)]
+    assert [one.event for one in notes] == [Event.JOB_ENDED]
+    assert [one for one in bench.successor().plane.retell() if isinstance(one, Note)] == notes
+
+
 def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> None:
     """No agent says these: a rank that is accused, and a node that is silent."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
@@ -843,7 +867,7 @@ def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_nex
     assert lost_rank["detail"] == "gpu0.xid=79; gpu1.xid=79; gpu2.xid=79; and 1 more"
     heir = bench.successor()
     assert heir.plane.membership.unfit == {"b"}
-    assert next(out for out in heir.plane.retell() if isinstance(out, Note)).fields["cause"] == "unfit"
+    assert [cause for *_, cause, _ in told(heir.plane.retell())] == ["unfit"]
     heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
     assert heir.hear(report("b", "bad", "bad", "bad", "bad", "ok")) == [], "it says it again, and that is known"
     assert not heir.plane.membership.workers_on("b")

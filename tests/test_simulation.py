@@ -32,7 +32,7 @@ from chaoskit.control import events
 from chaoskit.control.facts import Facts
 from chaoskit.control.limits import Limits
 from chaoskit.control.next_world import Candidates
-from chaoskit.control.outputs import End, Output, Remember, Send
+from chaoskit.control.outputs import End, Note, Output, Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.elastic import events as happenings
@@ -50,6 +50,7 @@ from chaoskit.messages import (
     StopWorker,
     WorkerLost,
 )
+from chaoskit.vocabulary import Event
 
 HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "10000"))
 NIGHT_SEEDS = int(os.environ.get("CHAOSKIT_NIGHT_SEEDS", "5000"))
@@ -183,6 +184,26 @@ def retells_nothing() -> Seams:
 def leaves_losses_untold() -> Seams:
     """What the coordinator before wrote down, and did not live to say, is never said."""
     return Seams(does=lambda what, outputs: [] if what == "retell" else outputs)
+
+
+def without_lines(*left_out: Event) -> Seams:
+    """A coordinator does not write these lines that the one before it may not have written."""
+
+    def does(what: str, outputs: list[Output]) -> list[Output]:
+        missing = [one for one in outputs if what == "retell" and isinstance(one, Note) and one.event in left_out]
+        return [output for output in outputs if output not in missing]
+
+    return Seams(does=does)
+
+
+def leaves_plans_untold() -> Seams:
+    """The journal lacks a plan that the coordinator before wrote to the record, and did not live to tell."""
+    return without_lines(Event.PLAN)
+
+
+def leaves_settled_untold() -> Seams:
+    """The same for a generation that was formed."""
+    return without_lines(Event.SETTLED)
 
 
 def settles_in_memory_only() -> Seams:
@@ -420,7 +441,9 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     forgets_generations: "was published after generation|was started twice|record was not lost",
     lets_zombies_live: "still runs",
     retells_nothing: "not over|is well and was given up|nobody failed to start",
-    leaves_losses_untold: "nobody said",
+    leaves_losses_untold: "no journal tells of",
+    leaves_plans_untold: "no journal tells of the plans",
+    leaves_settled_untold: "no journal tells of: \\['settled",
     settles_in_memory_only: "without need|published after generation|record was not lost",
     believes_stale_breaks: "without need",
     starts_the_dead_again: "was started twice",

@@ -15,6 +15,7 @@ from chaoskit.control.limits import Limits
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
 from chaoskit.control.newcomers import Newcomers
+from chaoskit.control.notes import note_of_event
 from chaoskit.control.outputs import Note, Output, Show
 from chaoskit.control.policies import Policies
 from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
@@ -70,13 +71,7 @@ class Attention(Generations):
         staff = sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker)
         ruled = events.Ruled(fired, membership.generation, tuple(staff) if aside else (fired.worker,), aside)
         self._rulings.take_in(ruled, now_s - self._lag_s)
-        return [*self._tell_ruling(ruled), *self._advance(ruled, now_s), *self._carry_out_ruling(ruled, now_s)]
-
-    def _tell_ruling(self, ruled: events.Ruled) -> list[Output]:
-        if not ruled.aside:
-            return []
-        said = {"node": ruled.fired.node, "strikes": 0, "detail": reason_of(ruled.fired)}
-        return [Note(Event.SET_ASIDE, said)]
+        return [*note_of_event(ruled, now_s), *self._advance(ruled, now_s), *self._carry_out_ruling(ruled, now_s)]
 
     def _carry_out_ruling(self, ruled: events.Ruled, now_s: float) -> list[Output]:
         """Give up whom it names, as far as they are there."""
@@ -118,10 +113,8 @@ class Attention(Generations):
         outputs: list[Output] = []
         for event in self._links.judge(membership, attached, now_s, stuck=stuck):
             workers = [worker for node in event.nodes for worker in membership.workers_on(node)]
-            left_out = isinstance(event, events.LeftOut)
-            outputs.append(Note(Event.LEFT_OUT if left_out else Event.RETURNED, msgspec.structs.asdict(event)))
-            outputs += [*self._tell_loss(event, now_s), *self._advance(event, now_s)]
-            for worker in workers if left_out else ():
+            outputs += [*note_of_event(event, now_s), *self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            for worker in workers if isinstance(event, events.LeftOut) else ():
                 self._watch.forget(worker)
         return outputs + (self._links.test(membership, attached, now_s) if stuck or membership.left_out else [])
 

@@ -75,7 +75,7 @@ class Coordinator:
         if self._record.damage:
             sys.stderr.write(f"{self._record.damage}: it counts as lost\n")
             self._journal.write(Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage)
-        self._carry_out(self._plane.retell())
+        self._carry_out([output for output in self._plane.retell() if not self._is_written(output)])
         if self._spec.config.resume and not self._record.memory:
             self._look_for_snapshots()
         servers = [await asyncio.start_server(self._greet, sock=listener) for listener in listeners]
@@ -88,6 +88,10 @@ class Coordinator:
             ticker.cancel()
             for server in servers:
                 server.close()
+
+    def _is_written(self, output: Output) -> bool:
+        """Whether the coordinator before this one has written it to the journal."""
+        return isinstance(output, Note) and self._journal.has(output.event, t_ns=output.t_ns, **output.fields)
 
     def _look_for_snapshots(self) -> None:
         """Whether an earlier run has stored something; remembered, as the next coordinator may find other things."""

@@ -14,6 +14,7 @@ from chaoskit.control.facts import Facts
 from chaoskit.control.limits import Limits
 from chaoskit.control.losses import lost_workers
 from chaoskit.control.membership import Membership
+from chaoskit.control.notes import note_of_end, note_of_plan, note_of_set_aside
 from chaoskit.control.outputs import End, Note, Output, Remember, Send, Show
 from chaoskit.control.policies import Policies
 from chaoskit.control.reasons import Reasons
@@ -80,9 +81,9 @@ class Decisions:
             case events.StopWorker(worker, cause):
                 return [self._stop(worker, cause, now_s)]
             case events.SetAside(node):
-                return [Note(Event.SET_ASIDE, {"node": node, "strikes": self._config.strikes_max})]
+                return [note_of_set_aside(node, self._config.strikes_max, now_s)]
             case events.Finish(ok, reason):
-                return self._finish(ok, reason)
+                return self._finish(ok, reason, now_s)
 
     def _stop(self, worker: str, cause: str, now_s: float) -> Send:
         stop = StopWorker(worker, cause, *self._farewell(worker, cause, now_s))
@@ -110,27 +111,20 @@ class Decisions:
             self._deferral.recover(plan.generation, len(plan.members), now_s)
         if self._config.job.sharded:
             self._results = Results()  # the last steps are taken again, by fewer ranks perhaps
-        fields = {
-            "generation": plan.generation,
-            "abort": plan.abort,
-            "members": [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members],
-            "leavers": plan.leavers,
-            "reason": plan.reason,
-        }
         nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
         return [
-            Note(Event.PLAN, fields),  # before anybody acts on it: this process may end at any moment
+            note_of_plan(plan, now_s),  # before anybody acts on it: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
             *(Send(node, plan) for node in dict.fromkeys(nodes)),
             Show(plan),
         ]
 
-    def _finish(self, ok: bool, reason: str) -> list[Output]:
+    def _finish(self, ok: bool, reason: str, now_s: float) -> list[Output]:
         if self._end is not None:
             return []
         self._end = EndJob(ok, reason)
         told = [Send(node, self._end) for node in sorted(self._attendance.attached)]
-        return [Note(Event.JOB_ENDED, {"ok": ok, "reason": reason}), Show(self._end), *told, End()]
+        return [note_of_end(ok, reason, now_s), Show(self._end), *told, End()]
 
     def _tell_loss(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         """What is to be told of a loss that the membership has yet to take in. Two coordinators may tell of it."""

@@ -8,12 +8,12 @@ from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.limits import Limits
 from chaoskit.control.links import SUSPICION_S
-from chaoskit.control.outputs import Note, Output
+from chaoskit.control.notes import note_of_event
+from chaoskit.control.outputs import Output
 from chaoskit.control.policies import Policies
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.sizing import Sizing
 from chaoskit.messages import Plan
-from chaoskit.vocabulary import Event
 
 STALLS_MAX = 20
 #: A lost rank is usually known sooner than the broken collectives it leaves behind.
@@ -56,7 +56,7 @@ class Generations(Sizing):
     def _settle(self, generation: int, now_s: float) -> list[Output]:
         self._settled = generation
         settled = events.Settled(generation)
-        return [Note(Event.SETTLED, {"generation": generation}), *self._advance(settled, now_s)]
+        return [*note_of_event(settled, now_s), *self._advance(settled, now_s)]
 
     def _note_broken(self, generation: int, detail: str, now_s: float) -> None:
         if generation == self._membership.generation and self._broken is None:

@@ -12,6 +12,7 @@ from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.limits import Limits
 from chaoskit.control.nodes import REATTACH_S, Nodes
+from chaoskit.control.notes import note_of_end, note_of_event, note_of_plan, note_of_set_aside
 from chaoskit.control.outputs import Output, Remember
 from chaoskit.control.policies import Policies
 from chaoskit.messages import EndJob
@@ -31,7 +32,7 @@ class Inheritance(Nodes):
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
         self._ruled: events.Ruled | None = None  # the last one: of the losses that it decided some may not be written
-        self._untold: list[Output] = []  # losses of which the coordinator before this one may not have told
+        self._untold: list[Output] = []  # decisions of which the coordinator before this one may not have told
         self._started_s = now_s
         self._begun = self._resuming = bool(memory)
         if memory:
@@ -42,10 +43,14 @@ class Inheritance(Nodes):
         # must come to the same plans, so the time of the membership goes on where it was.
         self._lag_s = now_s - (memory[-1].now_s - memory[-1].lag_s)
         for entry in memory:
-            if entry.now_s == memory[-1].now_s:  # decided and written down together: all before was carried out
-                self._untold += self._tell_again(entry)
+            is_last = entry.now_s == memory[-1].now_s  # decided and written down together: all before was carried out
+            if is_last:
+                self._untold += note_of_event(entry.event, entry.now_s)
+                self._untold += self._tell_loss(entry.event, entry.now_s)
             self._know_again(entry, now_s)
-            self._replay(entry)
+            told = self._replay(entry)
+            if is_last:
+                self._untold += told
         if self._membership.nodes or self._membership.plan is not None:
             self._attendance.begin()
         for node in self._membership.nodes:
@@ -57,10 +62,6 @@ class Inheritance(Nodes):
             self._settled = self._membership.generation
         else:
             self._inherited = self._membership.generation
-
-    def _tell_again(self, entry: Remember) -> list[Output]:
-        ruling = self._tell_ruling(entry.event) if isinstance(entry.event, events.Ruled) else []
-        return [*ruling, *self._tell_loss(entry.event, entry.now_s)]
 
     def _know_again(self, entry: Remember, now_s: float) -> None:
         """What an event says to others than the membership."""
@@ -76,18 +77,30 @@ class Inheritance(Nodes):
                 self._rulings.take_in(entry.event, entry.now_s - entry.lag_s)
                 self._ruled = entry.event
 
-    def _replay(self, entry: Remember) -> None:
-        """Take in an event again. What follows from it was carried out, or is repeated when the nodes attach."""
+    def _replay(self, entry: Remember) -> list[Output]:
+        """Take in an event again. What follows from it was carried out, or is repeated when the nodes attach.
+
+        Returns:
+            What the journal says of it.
+        """
+        told: list[Output] = []
         self._reasons.note(entry.event, self._membership, entry.now_s)
         for action in self._membership.handle(entry.event, entry.now_s - entry.lag_s):
             if isinstance(action, events.Publish):
-                self._reasons.tell(action.plan, self._membership.size)
+                plan = self._reasons.tell(action.plan, self._membership.size)
+                told.append(note_of_plan(plan, entry.now_s))
             elif isinstance(action, events.StartWorker):
                 self._hosts[action.worker] = action.node
             elif isinstance(action, events.Finish):
                 self._end = EndJob(action.ok, action.reason)
+                told.append(note_of_end(action.ok, action.reason, entry.now_s))
+            elif isinstance(action, events.SetAside):
+                told.append(note_of_set_aside(action.node, self._config.strikes_max, entry.now_s))
         if self._elasticity is not None:  # what follows from it comes next in the record, or is wanted still
             self._elasticity.take_in(entry.event, self._membership, entry.now_s - entry.lag_s)
+            if isinstance(entry.event, events.Resized):
+                told += self._tell_size(entry.event.reason, entry.now_s)
+        return told
 
     def resume(self, generation: int, now_s: float) -> list[Output]:
         """Begin with what an earlier run has stored, the newest of it in ``generation``. To be called first."""

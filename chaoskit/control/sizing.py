@@ -6,6 +6,7 @@ import msgspec
 
 from chaoskit.control import events
 from chaoskit.control.decisions import Decisions
+from chaoskit.control.notes import note_of_event
 from chaoskit.control.outputs import Note, Output, Send, Show
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.events import Answer, Evict
@@ -68,8 +69,11 @@ class Sizing(Decisions):
         if wish is None or self._membership.finished:
             return outputs
         remembered, *rest = self._advance(wish, now_s)
-        said = self._world_size(wish.reason)
-        return [*outputs, remembered, Note(Event.RESIZED, msgspec.structs.asdict(said)), Show(said), *rest]
+        return [*outputs, remembered, *self._tell_size(wish.reason, now_s), *rest]
+
+    def _tell_size(self, reason: str, now_s: float) -> list[Output]:
+        said = self._world_size(reason)
+        return [Note(Event.RESIZED, msgspec.structs.asdict(said), int(now_s * 1e9)), Show(said)]
 
     def _world_size(self, reason: str) -> WorldSize:
         assert self._elasticity is not None
@@ -83,7 +87,7 @@ class Sizing(Decisions):
         if not self._policies.may_evict(decision.node, self._membership.keepers):
             return []
         event = events.Evicted(decision.node, decision.reason)
-        told = [Note(Event.EVICTED, msgspec.structs.asdict(event)), *self._tell_loss(event, now_s)]
+        told = [*note_of_event(event, now_s), *self._tell_loss(event, now_s)]
         for worker in workers:
             self._watch.forget(worker)
         return told + self._advance(event, now_s)

@@ -47,7 +47,9 @@ class Laws:
         self.plans: dict[int, Plan] = {}
         self.lost_s: dict[str, float] = {}
         self.ordered: set[str] = set()  # workers that agents were told to start
-        self.untold: set[str] = set()  # lost workers of which no journal tells yet
+        self.untold: set[str] = set()  # decisions in the record of which no journal tells yet
+        self.planned: set[int] = set()  # generations whose plan is in a journal
+        self.formed: set[int] = set()  # generations that some worker has met
         self.settled: set[int] = set()
         self.end: EndJob | None = None
         self.torn = False  # in the first step, a copy in place broke off: the state was lost with its source
@@ -97,6 +99,7 @@ class Laws:
     def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
         """Nobody innocent is given up."""
         for entry in entries:
+            self.untold.update(_lines_of(entry.event))
             self.resized += isinstance(entry.event, events.Resized)
             self.size.remembered(entry.event)
             match entry.event:
@@ -105,7 +108,7 @@ class Laws:
                     guilty = worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
                     self.require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
                     self.lost_s.setdefault(worker, self._world.engine.now_s)
-                    self.untold.add(worker)
+                    self.untold.add(f"loss of {worker}")
                 case events.LeftOut(nodes):
                     if self._world.haven in nodes:
                         self._world.haven = ""  # its worker has ended, and the memory tier is not modelled
@@ -222,8 +225,15 @@ class Laws:
         """The journal of a coordinator."""
         if event == Event.SETTLED:
             self.settled.add(fields["generation"])
+            self.untold.discard(f"settled {fields['generation']}")
         elif event == Event.DETECTED:
-            self.untold.discard(fields["worker"])
+            self.untold.discard(f"loss of {fields['worker']}")
+        elif event == Event.PLAN:
+            self.planned.add(fields["generation"])
+        elif event in (Event.EVICTED, Event.LEFT_OUT, Event.RETURNED):
+            self.untold.discard(f"{event} {fields.get('node', fields.get('nodes'))}")
+        elif event == Event.RESIZED:
+            self.untold.discard("resized")
         elif event == Event.RECORD_LOST:
             self.require(bool(self._world.record.losses), f"the record was not lost: {fields['detail']}")
 
@@ -249,6 +259,7 @@ class Laws:
     def met(self, formation: Formation) -> None:
         """The members of a generation know each other's steps: nothing that one rank committed alone can be lost."""
         target, generation = formation.target.step, formation.plan.generation
+        self.formed.add(generation)
         self.require(
             target >= self.high - 1
             or generation < max(self.settled, default=generation + 1)  # a zombie hears of the past
@@ -304,7 +315,9 @@ class Laws:
             return  # no rank waits, so none is blamed: what watches the run from outside has a limit of its own
         self.require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
         if not world.record.losses:
-            self.require(not self.untold, f"nobody said that these were lost: {sorted(self.untold)}")
+            self.require(not self.untold, f"no journal tells of: {sorted(self.untold)}")
+            unplanned = self.formed - self.planned
+            self.require(not unplanned, f"no journal tells of the plans of generations {sorted(unplanned)}")
         self._nobody_stays_outside()
         end = self.end or world.coordinator.plane.picture()[-1]
         assert isinstance(end, EndJob)
@@ -353,3 +366,20 @@ class Laws:
         for node in world.coordinator.plane.membership.left_out if calm else ():
             well = node in attached and world.agents[node].quiet_since_s < now_s - RETURN_S
             self.require(not well, f"{node} reaches everybody and is left out")
+
+
+def _lines_of(event: events.AnyEvent) -> list[str]:
+    """What the journal is to say of an event besides losses."""
+    match event:
+        case events.Settled(generation):
+            return [f"settled {generation}"]
+        case events.Evicted(node):
+            return [f"{Event.EVICTED} {node}"]
+        case events.LeftOut(nodes):
+            return [f"{Event.LEFT_OUT} {nodes}"]
+        case events.Returned(nodes):
+            return [f"{Event.RETURNED} {nodes}"]
+        case events.Resized():
+            return ["resized"]
+        case _:
+            return []
