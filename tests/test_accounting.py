@@ -116,7 +116,13 @@ class Script:
         self.plan(abort=True)
         self.spend("quiesced", cause, loss["leave"])
         self.write(Event.QUIESCED, self.names[0], generation=old, rank=0)
-        self.spend("regrouped", cause, loss["form"])
+        self.spend("regrouped", cause, loss["form"] // 4)
+        for name in self.names[1:]:
+            self.write(Event.REGROUPED, name, generation=self.generation, rank=1)
+        self.spend("regrouped", cause, loss["form"] // 2)
+        if loss["early"] and self.world > 1:  # one rank has the state before another has built its group
+            self.write(Event.RESTORED, self.names[-1], generation=self.generation, rank=0)
+        self.spend("regrouped", cause, loss["form"] - loss["form"] // 4 - loss["form"] // 2)
         self.write(Event.REGROUPED, self.names[0], generation=self.generation, rank=0)
         self.spend("restored", cause, loss["restore"])
         self.write(Event.RESTORED, self.names[-1], generation=self.generation, rank=0)
@@ -167,6 +173,7 @@ losses = st.fixed_dictionaries(
         "cause": st.sampled_from(["exited", "hung", "node lost"]),
         "injected": st.booleans(),
         "waits": st.booleans(),
+        "early": st.booleans(),
         "back": st.integers(0, 3),
         "first": st.integers(1, 900),
     }
@@ -325,7 +332,16 @@ def test_a_record_that_comes_late_moves_no_recovery() -> None:
     script.begin(0, 0, 0)
     script.records[0].fields["spares"] = 1  # of which there is none again
     script.good_step()
-    loss = {"cause": "exited", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
+    loss = {
+        "cause": "exited",
+        "injected": True,
+        "waits": True,
+        "early": False,
+        "struck": 40,
+        "notice": 60,
+        "wait": 50,
+        "quiesce": 50,
+    }
     script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 90})
     script.good_step()
     late = script.records.pop(-3)  # the second rank's commit of the first good step
@@ -359,7 +375,16 @@ def test_the_ratios_of_the_last_minutes() -> None:
     stands = accountant.recently(4.0, now_ns + 2000 * MS)
     assert (stands.wall_s, stands.goodput) == (pytest.approx(4.0), pytest.approx(0.5))
     assert accountant.recently(4.0, now_ns + 9000 * MS).goodput == 0
-    loss = {"cause": "exited", "injected": True, "waits": False, "struck": 0, "notice": 0, "wait": 0, "quiesce": 0}
+    loss = {
+        "cause": "exited",
+        "injected": True,
+        "waits": False,
+        "early": False,
+        "struck": 0,
+        "notice": 0,
+        "wait": 0,
+        "quiesce": 0,
+    }
     script.records.clear()
     script.lose(loss | {"leave": 0, "form": 0, "restore": 0, "back": 3, "first": 1000})
     for _ in range(4):
@@ -378,7 +403,16 @@ def test_the_ratios_say_what_they_say() -> None:
     script.begin(500, 100, 100)
     for _ in range(10):
         script.good_step()
-    loss = {"cause": "exited", "injected": True, "waits": True, "struck": 40, "notice": 60, "wait": 50, "quiesce": 50}
+    loss = {
+        "cause": "exited",
+        "injected": True,
+        "waits": True,
+        "early": False,
+        "struck": 40,
+        "notice": 60,
+        "wait": 50,
+        "quiesce": 50,
+    }
     script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 100})
     account = script.account(100)
     assert account.wall_s == pytest.approx(0.7 + 1.0 + 0.4 + 0.1 + 0.1)

@@ -50,6 +50,7 @@ class Accountant(Books):
         self._lost: set[str] = set()
         self._returned: Setback | None = None  # its first good step is the current one
         self._aborted = Holding()  # of the step that the open one interrupted
+        self._forming: set[str] = set()  # members of the open one's plan that have yet to build their group
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -95,14 +96,15 @@ class Accountant(Books):
             elif record["abort"] and (self.open is None or self.open.planned):
                 grows = len(members) > len(self._healing.members)  # a sharded world that grows goes back to its copies
                 self._set_back(record, parts.PLANNED if grows else parts.UNEXPLAINED)
-            self._replan(record, len(members))
+            self._replan(record, members)
         self._healing.plan(members)
         self._steps.full_world = self.full_world or len(members)
 
-    def _replan(self, record: Record, world: int) -> None:
+    def _replan(self, record: Record, members: frozenset[str]) -> None:
         if self.open is None:
             return
-        self.open.generation, self.open.world = record["generation"], world
+        self.open.generation, self.open.world = record["generation"], len(members)
+        self._forming = set(members)
         if not self.open.planned:
             self._time.spend((self._phase, self._cause), record.t_ns)
             self.open.ends.setdefault("quiesced", record.t_ns)
@@ -123,7 +125,10 @@ class Accountant(Books):
             if not (left and not formed if phase == "quiesced" else formed):
                 return
             self.open.mark(phase, record.t_ns)
-            if not self.open.planned:
+            if phase == "regrouped":
+                self._forming.discard(record.source)
+            is_early = phase == "restored" and bool(self._forming)  # the last one to form is waited for
+            if not self.open.planned and not is_early:
                 self._time.spend((phase, self._cause), record.t_ns)
                 self._phase = "regrouped" if phase == "quiesced" else self._phase
 
