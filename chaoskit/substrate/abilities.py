@@ -17,6 +17,8 @@ _TOOLS = ("unshare", "nsenter")
 _AS_THIS_USER = ("--net",)
 _WITH_MOUNTS = ("--mount",)
 _FUSE = "/dev/fuse"
+#: As the linker knows it.
+FUSE_LIBRARY = "fuse3"
 _IN_A_USER_NAMESPACE = ("--user", "--map-root-user", "--net")
 
 
@@ -92,7 +94,7 @@ def disks() -> str:
         os.close(os.open(_FUSE, os.O_RDWR))
     except OSError as error:
         return f"{_FUSE}: {error.strerror}"
-    if importlib.util.find_spec("mfusepy") is None or not ctypes.util.find_library("fuse3"):
+    if importlib.util.find_spec("mfusepy") is None or not ctypes.util.find_library(FUSE_LIBRARY):
         return "no FUSE library: install the package libfuse3 (libfuse3-3, fuse3-libs)"
     if commands.find("nsenter") is None:
         return "nsenter not found: install util-linux"

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import HarnessError
+from chaoskit.substrate.abilities import FUSE_LIBRARY
 from chaoskit.substrate.disk import Trouble
 from chaoskit.substrate.servant import Servant
 from chaoskit.substrate.undo import UndoLog
@@ -59,7 +60,9 @@ class Disk(Servant[Done]):
     """
 
     def __init__(self, directory: Path, enter: Sequence[str], undo: UndoLog) -> None:
-        command = [*enter, sys.executable, "-m", "chaoskit.substrate.disk_process", str(directory)]
+        # libfuse 2, which mfusepy takes where it finds both, mounts over no directory that has files
+        command = [*enter, "env", f"FUSE_LIBRARY_NAME={FUSE_LIBRARY}"]
+        command += [sys.executable, "-m", "chaoskit.substrate.disk_process", str(directory)]
         super().__init__(f"the disk of {directory}", command, _answers, undo)
 
     def impose(self, trouble: Trouble) -> int:
