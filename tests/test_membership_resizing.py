@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
@@ -318,6 +319,36 @@ def test_nobody_leaves_when_somebody_is_at_its_end() -> None:
     job.tell(WorkerDone("a.0", 9))
     job.resize(3, "b")
     assert len(job.plans) == 1
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_the_job_is_over_when_those_that_leave_are_done_too(settles: bool) -> None:
+    """A script that returns at the resize may still save what it has on the node that goes."""
+    job = Job("abc")
+    job.resize(2, "c")
+    assert job.plan.leavers == ("c.0",)
+    assert not [*job.tell(WorkerDone("a.0", 20)), *job.tell(WorkerDone("b.0", 20))]
+    if settles:  # ranks that are done build the next group, for others that may need their state
+        job.settle()
+    assert job.stopped == []
+    (finish,) = job.tell(WorkerDone("c.0", 20))
+    assert isinstance(finish, Finish)
+    assert finish.ok
+
+
+def test_a_leaver_that_is_lost_or_takes_too_long_does_not_hold_up_the_end_of_the_job() -> None:
+    for is_lost, settles in product((True, False), repeat=2):
+        job = Job("abc")
+        job.resize(2, "c")
+        assert not [*job.tell(WorkerDone("a.0", 20)), *job.tell(WorkerDone("b.0", 20))]
+        if settles:
+            job.settle()
+        job.now_s += ElasticPolicy(min_replicas=1, max_replicas=6).graceful_shutdown_timeout_s - 1.0
+        assert not job.tell(Tick())
+        job.now_s += 0.0 if is_lost else 1.0
+        (finish,) = job.tell(WorkerLost("c.0") if is_lost else Tick())
+        assert isinstance(finish, Finish)
+        assert finish.ok
 
 
 def test_the_last_step_of_a_departing_rank_counts_when_it_is_a_member_again() -> None:

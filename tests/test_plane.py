@@ -380,6 +380,31 @@ def test_who_watches_sees_a_world_form_before_the_plan_that_waited_for_it() -> N
     assert [message.generation for message in shown if isinstance(message, Plan)] == [3]
 
 
+@pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.REGROUP])
+def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(phase: Phase) -> None:
+    """In its script it may save what it has. One that waits for a new group has lost the last step, and is no suspect:
+    the others build no group any more."""
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
+    workers = ("a.0", "b.0", "c.0")
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(messages.ScaleTo("r", 2))
+    (leaver,) = next(one.message.leavers for one in reversed(bench.outputs) if isinstance(one, Show))
+    members = sorted({*workers} - {leaver})
+    bench.hear(*(WorkerDone(worker, 20, "w") for worker in members), *(Formed(worker, 2) for worker in members))
+    assert bench.plane.membership.settled
+    for _ in range(20):
+        beat = messages.Beat(leaver, 1, 2, 20, phase, 9_000.0, 0.0, 20, 0.0)
+        bench.hear(*(Heartbeat(worker[0], ()) for worker in members), Heartbeat(leaver[0], (beat,)))
+        bench.wait(0.05)
+    assert told(bench.outputs) == [], "no rank is a loss"
+    assert bench.plane.ended == (phase == Phase.REGROUP)
+    bench.hear(WorkerDone(leaver, 20, "w"))
+    ends = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.JOB_ENDED]
+    assert [end["ok"] for end in ends] == [True]
+
+
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
     policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)

@@ -24,8 +24,6 @@ from chaoskit.health.finding import of_node
 from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
 from chaoskit.vocabulary import LOG_RULE, Event
 
-#: A slow rank that is replaced is well: it has so long for its own hooks, where no elastic policy says how long.
-FAREWELL_S = 30.0
 _LINKS, _CLOCK = "links", "clock"  # looks at a node
 
 
@@ -104,6 +102,11 @@ class Attention(Generations):
             outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
         return outputs
 
+    def _dismiss_behind(self, now_s: float) -> list[Output]:
+        """Have ranks leave that wait for a group, when all others are at the end of the job and will build none."""
+        behind = [worker for worker in self._membership.parting if self._watch.regroups(worker)]
+        return [output for worker in behind for output in self._advance(events.Behind(worker), now_s)]
+
     def _look_at_links(self, now_s: float) -> list[Output]:
         """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
         membership, attached = self._membership, self._attendance.attached
@@ -125,9 +128,7 @@ class Attention(Generations):
                 case Note():
                     outputs.append(decided)
                 case GiveUp(worker, detail):
-                    elastic = self._config.elastic
-                    grace_s = FAREWELL_S if elastic is None else elastic.graceful_shutdown_timeout_s
-                    self._farewells[worker] = now_s + grace_s, detail
+                    self._farewells[worker] = now_s + self._limits.farewell_of(self._config), detail  # it is well
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
                 case TryLinks(nodes):
                     outputs += self._link_speeds.order(nodes)

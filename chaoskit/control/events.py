@@ -155,6 +155,12 @@ class Unfit(Event, frozen=True):
     detail: str = ""
 
 
+class Behind(Event, frozen=True):
+    """A rank that leaves at the end of the job has not committed the last step, and the others are done."""
+
+    worker: str
+
+
 class Fit(Event, frozen=True):
     """A node on probation has proved itself."""
 
@@ -232,6 +238,7 @@ AnyEvent = (
     | LeftOut
     | Returned
     | Unfit
+    | Behind
     | Fit
     | Rebalanced
     | Resized

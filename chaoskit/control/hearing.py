@@ -161,7 +161,12 @@ class Hearing(Inheritance):
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
         started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
-        looked = [*self._look_for_hangs(now_s), *self._look_at_workload(now_s), *self._look_at_clocks(heartbeat, now_s)]
+        looked = [
+            *self._dismiss_behind(now_s),
+            *self._look_for_hangs(now_s),
+            *self._look_at_workload(now_s),
+            *self._look_at_clocks(heartbeat, now_s),
+        ]
         return [heard, *started, *looked]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chaoskit.config import RunConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -25,6 +27,8 @@ class Limits:
         reach_s: attempts that fail for longer than this make older copies better.
         healing_s: once no worker is left that holds the state, a member that is taking it over has this long to say
             that it does.
+        farewell_s: a rank that goes and is well has this long for what its script wants to do before, where no elastic
+            policy says how long.
     """
 
     forming_s: float = 1.0
@@ -36,6 +40,11 @@ class Limits:
     retry_max_s: float = 15.0
     reach_s: float = 5.0
     healing_s: float = 2.0
+    farewell_s: float = 30.0
+
+    def farewell_of(self, config: RunConfig) -> float:
+        """Seconds that a rank that goes and is well may take."""
+        return self.farewell_s if config.elastic is None else config.elastic.graceful_shutdown_timeout_s
 
 
 #: The limits of every real run.

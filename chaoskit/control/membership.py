@@ -17,10 +17,13 @@ has started more workers than are known, the record has lost its end.
 
 from __future__ import annotations
 
+import math
+
 from chaoskit.control.assignment import name_order
 from chaoskit.control.events import (
     Action,
     AnyEvent,
+    Behind,
     Evicted,
     Finish,
     Fit,
@@ -90,6 +93,8 @@ class Membership(Renewal):
                 return self._vacate(now_s)
             case Rebalanced(shares) if self.may_rebalance:
                 self._shares = dict(shares)
+            case Behind(worker) if worker in self.parting:
+                return self._lose([worker], "left", now_s)
             case JobFailed(reason):
                 self._failure = reason
             case GenerationSeen(generation, node, started):
@@ -185,7 +190,9 @@ class Membership(Renewal):
                 self._trained = self._settled = True
                 self._base = self._plan
                 self._unsettled.clear()
-                return self._lose(list(leavers), "left", now_s)
+                # where all scripts return at this step, those that leave may still save what they have
+                self._parting = leavers if self._are_done else ()
+                return [] if self._parting else self._lose(list(leavers), "left", now_s)
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:
@@ -221,14 +228,30 @@ class Membership(Renewal):
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
+    @property
+    def _are_done(self) -> bool:
+        """Whether every member committed the last step.
+
+        A joiner of a generation that never settled has done nothing that it could finish.
+        """
+        trainees = [worker for worker in self.members if self._settled or (self._base and self._base.member(worker))]
+        return bool(trainees) and self._done.issuperset(trainees)
+
+    def _end(self, now_s: float) -> Finish | None:
+        """The end of the job, once those that leave are done as well, or their time is over."""
+        self._over_s = min(self._over_s, now_s)
+        is_late = now_s >= self._over_s + self._limits.farewell_of(self._config)
+        if is_late or self._done.issuperset(self.crew[len(self.members) :]):
+            return Finish(True, "every rank committed the last step")
+        return None
+
     def _decide(self, now_s: float) -> Publish | Finish | None:
         if self._failure:
             return Finish(False, self._failure)
         members = self.members
-        # A joiner of a generation that never settled has done nothing that it could finish.
-        trainees = [worker for worker in members if self._settled or (self._base and self._base.member(worker))]
-        if trainees and self._done.issuperset(trainees):
-            return Finish(True, "every rank committed the last step")
+        if self._are_done:
+            return self._end(now_s)
+        self._over_s = math.inf
         if self._losses > self._config.max_failures:
             budget = f"max_failures={self._config.max_failures}"
             return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")

@@ -35,6 +35,8 @@ class Roll:
         self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
+        self._parting: tuple[str, ...] = ()  # those that leave the last generation when it is at its end
+        self._over_s = math.inf  # when all members had committed the last step
         self._entered: set[str] = set()  # members that stand in the last generation
         self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
         self._unsettled: dict[int, frozenset[str]] = {}  # generations since the last one that worked -> their members
@@ -94,10 +96,16 @@ class Roll:
 
     @property
     def crew(self) -> tuple[str, ...]:
-        """The members, and those who leave at a step boundary that not all are known to have passed."""
-        if self._settled or not self._plan or not self._plan.leavers:
+        """The members, and those that leave at a step boundary that not all are known to have passed, or at the end."""
+        if not self._plan or not self._plan.leavers:
             return self.members
-        return (*self.members, *(worker for worker in self._plan.leavers if worker in self._hosts))
+        leavers = self._parting if self._settled else self._plan.leavers
+        return (*self.members, *(worker for worker in leavers if worker in self._hosts))
+
+    @property
+    def parting(self) -> tuple[str, ...]:
+        """Those that leave when the job is at its end, and are waited for."""
+        return self.crew[len(self.members) :] if self._settled else ()
 
     @property
     def _crew_size(self) -> int:

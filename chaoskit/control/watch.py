@@ -45,6 +45,11 @@ class Watch:
         self._beats.pop(worker, None)
         self._heard_s.pop(worker, None)
 
+    def regroups(self, worker: str) -> bool:
+        """Whether it is waiting for a new process group."""
+        beat = self._beats.get(worker)
+        return beat is not None and beat.phase == Phase.REGROUP
+
     def waiting_s(self, members: Sequence[str]) -> float:
         """For how long all ``members`` have been waiting for each other; 0 if one of them is not."""
         beats = [self._beats[worker] for worker in members if worker in self._beats]

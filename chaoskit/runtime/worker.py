@@ -310,8 +310,9 @@ def _finish(
         cut_short_by=cut_short_by,
         sources=imported_sources(),
     )
-    control.regrouper.finish()
+    # said before this rank builds a group with others that are done: then that group is known to be the end's
     control.send(WorkerDone(context.name, step, weights_digest, generation, cut_short_by))
+    control.regrouper.finish()
 
 
 def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:

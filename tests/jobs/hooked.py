@@ -75,6 +75,7 @@ def train(
     awaits_world: int = 0,
     step_s: float = 0.0,
     leaves: bool = False,
+    last_saves_s: float = 0.0,
     until: dict[str, Any] | None = None,
 ) -> None:
     """Train a replicated model.
@@ -83,6 +84,7 @@ def train(
         fails: see :func:`name_hooks`; so are ``takes_s`` and ``awaits_world``.
         step_s: least time of a shard.
         leaves: save and return when the world is about to change.
+        last_saves_s: the time that the last rank takes to save then.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
@@ -100,6 +102,7 @@ def train(
             sign_of(trainer, trainer.world).touch()
             tell(trainer, "step", world=trainer.world, elastic=trainer.elastic_event_detected())
             if leaves and trainer.elastic_event_detected():
+                time.sleep(last_saves_s if trainer.rank == trainer.world - 1 else 0.0)
                 torch.save(model.state_dict(), Path(trainer.disk) / "left.pt")
                 return
     finally:
