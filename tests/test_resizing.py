@@ -293,6 +293,12 @@ def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: in
     """The unfinished move is taken back: the rank that was to leave may be the only one that has gone so far."""
     faults = [Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup")]
     outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
+    plans = journal(outcome, Event.PLAN)
+    move = next(number for number, plan in enumerate(plans) if plan["leavers"])
+    (leaver,) = plans[move]["leavers"]
+    after = plans[move + 1]
+    assert after["abort"], "the kill struck after the move"
+    assert leaver in {member["worker"] for member in after["members"]}
     assert sizes(outcome)[-1] == 3
     assert len({record["worker"] for record in journal(outcome, Event.DETECTED)}) == 1
     assert len(outcome.recoveries) == 1
