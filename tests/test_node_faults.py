@@ -146,19 +146,21 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("the first nodes of all racks keep copies of the state before the second of any does")
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
-    """After its loss all other workers tear their state: only the copies in the other rack can bring it back."""
-    doom = {"fatal": {"14": [0, 1, 2, 3]}, "marker": str(tmp_path / "ended"), "step_s": 0.05}
+    """In the step in which it is lost the workers of the other rack tear their state: only the copy there brings it
+    back. A step later the nodes that are left would have copies anew, wherever those before them were."""
+    doom = {"fatal": {str(AT): [2, 3]}, "copied": [2], "marker": str(tmp_path / "ended"), "step_s": 0.05}
     settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 24, "rack_nodes": 2, "memory_copies": 2}
+    fault = Rack(rank=0, at_step=AT, phase="optimizer")
     outcome = chaos.run(
-        DOOMED, faults=[Rack(rank=0, at_step=AT)], options=doom, twin=False, check=False, deadline_s=90.0, **settings
+        DOOMED, faults=[fault], options=doom, twin=False, check=False, deadline_s=90.0, max_lost_steps=1, **settings
     )
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], outcome.directory  # that the job kills itself is planned by nobody
-    assert {record["source"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("memory")}
+    sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
+    assert any(source.startswith("memory") for source in sources), sources
     same = {"nodes": 4, "steps": 24}
     twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **same))
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
-    assert outcome.lost_steps == 0
 
 
 def test_a_rack_must_be_known() -> None:
