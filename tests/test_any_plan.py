@@ -191,6 +191,32 @@ def test_any_plan_in_which_the_network_is_parted(chaos: Chaos, item: int) -> Non
     _campaign(chaos, experiments(kinds=PARTING, most=3), item)
 
 
+@pytest.mark.promise(
+    "a new generation that begins with one survivor can only commit when that one has come to it, and "
+    "then the old one cannot"
+)
+@pytest.mark.chaos(substrate="netns")
+def test_a_plan_that_certainly_parts_the_network(chaos: Chaos) -> None:
+    """Two of four ranks are cut off, and reach each other; one of the other two dies in the same step: one survives.
+
+    Of the plans that are drawn none need part the network.
+    """
+    faults = (Cut(rank=0, side=(1,), at_step=8), Kill(rank=3, at_step=8))
+    outcome = holds(chaos, plan(faults, nodes=4, spares=0, shards=8))
+    assert [record.state for record in outcome.faults] == ["confirmed", "confirmed"]
+    records = read_journals(Path(outcome.directory) / "journal")
+    first = next(record["members"] for record in records if record.event == Event.PLAN)
+    parted = {member["node"] for member in first if member["rank"] < 2}
+    assert len(parted) == 2
+    before: list[Record] = []
+    after: list[Record] = []
+    for record in records:
+        if record.event == Event.COMMIT:
+            (before if record["generation"] == 1 else after).append(record)
+    assert parted.isdisjoint(record.source.rpartition(".")[0] for record in after)
+    assert max(record["step"] for record in before) < min(record["step"] for record in after)
+
+
 def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> None:
     states: Counter[str] = Counter()
 

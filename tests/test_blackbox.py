@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -300,15 +301,31 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
 @pytest.mark.promise("`chaoskit replay` runs it again, in the same working directory")
 @pytest.mark.costly
 def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
-    """By the command line, with the lines that it prints as it goes."""
-    experiment = plan_command(plain(10), watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine")
+    """By the command line, from another directory, with the lines that it prints as it goes.
+
+    The command names its script by a path that exists only in the working directory of the plan.
+    """
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    for directory in (work, elsewhere):
+        directory.mkdir()
+    shutil.copy(JOBS / "logged.py", work / "mine.py")
+    command = ["sh", "-c", f"pwd >> {tmp_path}/pwd; RANK={{node_rank}} exec python mine.py 10 0.02 0"]
+    experiment = plan_command(
+        command, watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine", working_directory=work
+    )
     save(experiment, tmp_path / "plan.json")
     replay = [sys.executable, "-m", "chaoskit.cli", "replay", str(tmp_path / "plan.json"), "--no-twin", "--json"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
-        [*replay, "--report", str(tmp_path / "report")], capture_output=True, text=True, env=environment, check=False
+        [*replay, "--report", str(tmp_path / "report")],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == Verdict.FAILED.exit_code, done.stderr
+    assert set((tmp_path / "pwd").read_text().splitlines()) == {str(work.resolve())}
     (outcome,) = json.loads(done.stdout)["outcomes"]
     assert outcome["faults"][0]["state"] == "confirmed"
     assert "Kill(rank=0, at_step=3) strikes" in done.stderr

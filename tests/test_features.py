@@ -2,16 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from jobs import features
+from torch import Tensor, nn
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
 from faults import Kill
 
 JOBS = "jobs/features.py"
-RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "steps": 20, "deadline_s": 120.0}
+SHARDS = 4
+RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": SHARDS, "steps": 20, "deadline_s": 120.0}
+
+
+class PlainTrainer:
+    """Plain torch behind the calls of a trainer: one process, which adds the gradients of all shards in float32.
+
+    Attributes:
+        losses: of each step, the mean over its shards.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.seed, self.step, self.world, self.disk = 0, 0, 1, directory / "disk"
+        self.losses: list[float] = []
+
+    def register(self, *, model: nn.Module, optimizer: Any, scheduler: Any = ()) -> None:
+        self._parameters = list(model.parameters())
+        self._optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+        self._schedulers = scheduler
+
+    @contextmanager
+    def transaction(self) -> Iterator[PlainTrainer]:
+        self._found: list[list[Tensor | None]] = []
+        self._loss = 0.0
+        yield self
+        for parameter, gradients in zip(self._parameters, zip(*self._found, strict=True), strict=True):
+            parameter.grad = _mean(gradients, parameter)
+        for one in [*self._optimizers, *self._schedulers]:
+            one.step()
+        self.losses.append(self._loss / SHARDS)
+        self.step += 1
+
+    def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Any]:
+        sampler = Sampler(len(dataset), batch_size, SHARDS, self.seed)
+        for shard in range(SHARDS):
+            for parameter in self._parameters:
+                parameter.grad = None
+            seed_everything(self.seed, self.step, shard)
+            yield SimpleNamespace(batch=fetch(dataset, sampler.samples(self.step, shard), torch.device("cpu")))
+            self._found.append([parameter.grad for parameter in self._parameters])
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+        self._loss += loss.item()
+
+
+def _mean(gradients: tuple[Tensor | None, ...], parameter: Tensor) -> Tensor | None:
+    """Of the four shards, in the order in which ranks add them: pairs, then their sums."""
+    if all(one is None for one in gradients):
+        return None
+    first, second, third, fourth = (torch.zeros_like(parameter) if one is None else one.float() for one in gradients)
+    return (((first + second) + (third + fourth)) / SHARDS).to(parameter.dtype)
+
+
+def plain_losses(job: str, directory: Path) -> list[float]:
+    """Of the first steps of a job, trained by plain torch."""
+    trainer = PlainTrainer(directory)
+    getattr(features, job)(trainer, steps=RUN["steps"])
+    return trainer.losses
 
 
 def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
@@ -30,7 +96,7 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     "reduced with the gradients: 8 bytes a channel; two copies of the statistics a shard",
     job="batchnorm",
 )
-@pytest.mark.promise("nothing; gradients are summed in float32", job="autocast")
+@pytest.mark.promise("nothing; gradients are summed in float32", job=["autocast", "half"])
 @pytest.mark.promise("gradients and losses add up; refused with `buckets` > 1", job="accumulation")
 @pytest.mark.promise("tied weights, tied buffers | covered", job="tied")
 @pytest.mark.promise("may thaw later, if registered before they were frozen", job="frozen")
@@ -43,9 +109,12 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     "job",
     ["batchnorm", "autocast", "half", "accumulation", "tied", "frozen", "experts", "optimizers"],
 )
-def test_a_feature_survives_a_resize(chaos: Chaos, job: str) -> None:
-    """The bits are those of the unbroken run, also of steps with the rank that joined."""
-    resized(chaos, job)
+def test_a_feature_survives_a_resize(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    """The bits are those of the unbroken run, also of steps with the rank that joined; and plain torch, which has the
+    same numbers, learns the same from them."""
+    outcome = resized(chaos, job)
+    if job != "batchnorm":  # plain torch has no mean over shards of what buffers become
+        assert outcome.losses[: RUN["steps"]] == pytest.approx(plain_losses(job, tmp_path), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_the_users_own_code_has_a_limit_of_its_own() -> None:
     assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s + 1), waiting) == ["a"]
 
 
+@pytest.mark.promise("a phase older than 3 recent step times, not counting time without a CPU")
 def test_time_without_a_cpu_does_not_count() -> None:
     waiting = beat("b", Phase.REDUCE, 0.6)
     assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7, starved_ms=150), waiting) == []

@@ -221,6 +221,7 @@ def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
     assert limit.events() == counted
 
 
+@pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
 @needs("memory")
 def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds) -> None:
     """A process that takes more memory than the node may have is killed and counted."""
@@ -231,6 +232,7 @@ def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds
     assert limit.lift()
 
 
+@pytest.mark.promise("the kernel counts processes and threads that it refused")
 @needs("pids")
 def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
     """A node may start as many processes as are allowed; what the kernel refuses is counted."""
@@ -245,6 +247,7 @@ def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
     assert node.ask("fork").isdecimal()
 
 
+@pytest.mark.promise("the kernel counts so many written bytes that the node used up what it may write")
 @needs("io")
 def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds) -> None:
     """Writes of a node pass at the rate of the limit, and are counted as held back."""

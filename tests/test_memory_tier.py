@@ -197,9 +197,14 @@ def _parent(pid: int) -> int:
 
 
 def test_an_agent_is_lost_as_well(chaos: Chaos) -> None:
-    outcome = run(chaos, nodes=3, steps=30, watch=NodeKiller())
+    """The state comes from the memory of another node, never from that of the node that is lost."""
+    killer = NodeKiller()
+    outcome = run(chaos, nodes=3, steps=30, watch=killer)
+    assert killer.struck
+    (lost,) = {record["node"] for record in journal(outcome, Event.NODE_LOST)}
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
-    assert "memory of node0" not in sources, outcome.directory
+    assert f"memory of {lost}" not in sources, outcome.directory
+    assert restored(outcome), "the state of no node's memory was of use"
     assert len(repeated(outcome)) <= 1, outcome.directory
 
 

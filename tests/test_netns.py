@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.network import without_networks
-from support.waiting import wait_until
+from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.osprocess import descendants
 from chaoskit.pytest_plugin import Chaos
@@ -22,7 +22,7 @@ from chaoskit.substrate import abilities, commands
 from chaoskit.substrate.local import COORDINATOR
 from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.switch import Switch
-from chaoskit.substrate.traffic import Block, Unplug, between
+from chaoskit.substrate.traffic import Block, Narrow, Unplug, between
 from chaoskit.substrate.undo import UndoLog
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +92,7 @@ def test_every_station_reaches_every_station(network: NamespaceNetwork) -> None:
         assert connection.getpeername() == network.address
 
 
+@pytest.mark.promise("the kernel counts packets that it dropped by the rule")
 @needs_networks
 def test_changes_strike_where_they_should_and_are_lifted(network: NamespaceNetwork) -> None:
     """A cut and a pulled cable strike the ways that they name and no other, and end when they are lifted."""
@@ -106,6 +107,17 @@ def test_changes_strike_where_they_should_and_are_lifted(network: NamespaceNetwo
     network.lift(pulled)
     assert network.round_trips_ms("node1", "node2", 3, 1.0)
     assert network.round_trips_ms("node3", "node0", 3, 1.0)
+
+
+@pytest.mark.promise("the kernel counts how often it held packets back")
+@needs_networks
+def test_a_link_that_is_wide_enough_holds_nothing_back(network: NamespaceNetwork) -> None:
+    """What passes within the rate is not counted."""
+    if reason := abilities.rates():
+        pytest.skip(reason)
+    rate = network.impose(Narrow(bits_per_s=8e10, ways=between(["node1"], ["node2"]), stations=("node1",)))
+    assert len(network.round_trips_ms("node1", "node2", 5, LIMIT_S)) == 5
+    assert network.lift(rate) == 0
 
 
 @needs_networks

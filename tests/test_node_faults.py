@@ -35,6 +35,7 @@ from faults import (
 )
 
 TROUBLED = f"{Path(__file__).parent / 'jobs' / 'troubled.py'}:plain"
+HELD = str(Path(__file__).parent / "jobs" / "held.py")
 DOOMED = str(Path(__file__).parent / "jobs" / "doomed.py")
 JOBS = Path(__file__).parent.parent / "suites" / "recovery" / "jobs.py"
 AT = 8
@@ -95,16 +96,26 @@ def test_the_silence_of_a_node_needs_a_network() -> None:
     assert set(KillNode.substrates) - set(LoseNode.substrates) == {"local"}
 
 
+@pytest.mark.promise("the new one is fresh capacity, and the world is whole again", substrate="local")
 @pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
-def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, substrate: str) -> None:
-    """The same name, another incarnation: it counts as fresh capacity, and the world is whole again."""
-    outcome = run(chaos, ReplaceNode(rank=2, at_step=AT, back_after_s=0.3), **steady(3), spares=0)
+def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, tmp_path: Path, substrate: str) -> None:
+    """The same name, another incarnation: the next worker starts on it, as it has fewer than the other node.
+
+    The loss is made up for on the node that is left, before the empty one is there; so another worker is lost then.
+    """
+    back = node_returns(tmp_path / "back")
+    faults = [ReplaceNode(rank=1, at_step=AT, back_after_s=0.3), Kill(rank=0, at_step=AT + 12)]
+    plan = {"gates": {str(AT + 4): back.until["file"]}, "full": 2}
+    outcome = run(chaos, *faults, job=HELD, options=plan, nodes=2, spares=0, watch=back, until={"world": 2})
+    first, *_, last = journal(outcome, Event.PLAN)
+    lost = next(member for member in first["members"] if member["rank"] == 1)
     seen = re.search(
-        r"agent of node2 \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)", evidence(outcome)
+        rf"agent of {lost['node']} \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)", evidence(outcome)
     )
     assert seen
     assert seen[1] != seen[2]
-    assert full_again(outcome, 3)
+    assert {member["node"] for member in last["members"]} == {"node0", "node1"}
+    assert lost["worker"] not in {member["worker"] for member in last["members"]}
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
@@ -135,19 +146,21 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("the first nodes of all racks keep copies of the state before the second of any does")
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
-    """After its loss all other workers tear their state: only the copies in the other rack can bring it back."""
-    doom = {"fatal": {"14": [0, 1, 2, 3]}, "marker": str(tmp_path / "ended"), "step_s": 0.05}
+    """In the step in which it is lost the workers of the other rack tear their state: only the copy there brings it
+    back. A step later the nodes that are left would have copies anew, wherever those before them were."""
+    doom = {"fatal": {str(AT): [2, 3]}, "copied": [2], "marker": str(tmp_path / "ended"), "step_s": 0.05}
     settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 24, "rack_nodes": 2, "memory_copies": 2}
+    fault = Rack(rank=0, at_step=AT, phase="optimizer")
     outcome = chaos.run(
-        DOOMED, faults=[Rack(rank=0, at_step=AT)], options=doom, twin=False, check=False, deadline_s=90.0, **settings
+        DOOMED, faults=[fault], options=doom, twin=False, check=False, deadline_s=90.0, max_lost_steps=1, **settings
     )
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], outcome.directory  # that the job kills itself is planned by nobody
-    assert {record["source"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("memory")}
+    sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
+    assert any(source.startswith("memory") for source in sources), sources
     same = {"nodes": 4, "steps": 24}
     twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **same))
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
-    assert outcome.lost_steps == 0
 
 
 def test_a_rack_must_be_known() -> None:

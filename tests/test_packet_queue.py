@@ -77,6 +77,7 @@ def test_delays_add_up_and_end_one_by_one(fabric: Fabric, queues: _Queues) -> No
     assert min(echo(fabric, "a", "b")) >= 9.9
 
 
+@pytest.mark.promise("packets are counted that were held up while others passed")
 def test_a_packet_that_overtakes_is_not_held_up(fabric: Fabric, queues: _Queues) -> None:
     """Packets that overtake others are not delayed, and are no evidence of the delay."""
     queues.impose(1, Degrade(ways=towards(["a"], ["b"]), delay_ms=50.0, overtaking=1.0))
@@ -84,6 +85,7 @@ def test_a_packet_that_overtakes_is_not_held_up(fabric: Fabric, queues: _Queues)
     assert queues.packets(1) == 0
 
 
+@pytest.mark.promise("packets are counted in which a bit was flipped")
 def test_a_flipped_bit_is_found_by_a_checksum(fabric: Fabric, queues: _Queues) -> None:
     """An echo with a flipped bit is dropped by the kernel that receives it, and counted."""
     queues.impose(1, Degrade(ways=towards(["a"], ["b"]), corrupted=1.0))

@@ -176,15 +176,20 @@ def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
 
 @pytest.mark.promise("the node's ranks leave at a step boundary, before it is gone; no step is lost")
 def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
-    """Its workers have left before it is gone: no rank is lost with it."""
-    outcome = run(chaos, TakeSpot(rank=2, grace_s=5.0, at_step=AT), goal=happened(chaos, Event.NODE_LOST))
+    """Its worker has left and ended within the grace period, its agent ends after it: no rank is lost with the node."""
+    grace_s = 5.0
+    outcome = run(chaos, TakeSpot(rank=2, grace_s=grace_s, at_step=AT), goal=happened(chaos, Event.NODE_LOST))
     assert sizes(outcome) == [4, 3]
     planned(outcome)
-    (struck,) = [record["worker"] for record in journal(outcome, Event.INJECTED)]
+    (notice,) = journal(outcome, Event.INJECTED)
+    struck = notice["worker"]
     assert left(outcome) == {struck}
     (evidence,) = [one for one in outcome.faults[0].evidence if one.level == "effective"]
     assert evidence.observed.endswith(", out of the world by then")
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [struck.rpartition(".")[0]]
+    (gone,) = journal(outcome, Event.NODE_LOST)
+    assert gone["node"] == struck.rpartition(".")[0]
+    (ended,) = [record for record in journal(outcome, Event.WORKER_EXITED) if record["worker"] == struck]
+    assert ended.t_ns < notice.t_ns + grace_s * 1e9 <= gone.t_ns
 
 
 def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
@@ -288,6 +293,12 @@ def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: in
     """The unfinished move is taken back: the rank that was to leave may be the only one that has gone so far."""
     faults = [Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup")]
     outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
+    plans = journal(outcome, Event.PLAN)
+    move = next(number for number, plan in enumerate(plans) if plan["leavers"])
+    (leaver,) = plans[move]["leavers"]
+    after = plans[move + 1]
+    assert after["abort"], "the kill struck after the move"
+    assert leaver in {member["worker"] for member in after["members"]}
     assert sizes(outcome)[-1] == 3
     assert len({record["worker"] for record in journal(outcome, Event.DETECTED)}) == 1
     assert len(outcome.recoveries) == 1

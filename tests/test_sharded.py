@@ -170,7 +170,12 @@ def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("The first copy is never in the rack of its owner if there is another rack")
 def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
-    run(chaos, Rack(rank=2, at_step=AT), rack_nodes=2, spares=2)
+    """Three of four nodes are one rack: whatever pairs they made without racks, two of them would be partners."""
+    outcome = run(chaos, Rack(rank=1, at_step=AT), rack_nodes=3, spares=0)
+    outcome.assert_same_losses_as_twin()
+    assert len(events(outcome, Event.NODE_LOST)) == 3
+    restored = [record["source"] for record in events(outcome, Event.RESTORED)]
+    assert restored.count("peer of node3") == 3
 
 
 @pytest.mark.parametrize("fault", [ReplaceNode(rank=2, at_step=AT), FreezeNode(rank=2, at_step=AT)])

@@ -20,8 +20,9 @@ from chaoskit.config import RunConfig
 from chaoskit.osprocess import die_with_parent
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone
-from faults import Straggle
+from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, journal, survives
+from chaoskit.vocabulary import Event
+from faults import Hang, Straggle
 
 
 def hang_floor_s(chaos: Chaos) -> float:
@@ -120,3 +121,10 @@ def test_a_crowded_machine(chaos: Chaos, world: int) -> None:
     """Twice as many processes as cores compete with the ranks: waiting for a CPU is no hang."""
     with crowd(2 * (os.cpu_count() or 1)):
         is_left_alone(chaos, job="gpt", nodes=world, steps=24, options={"size": "tiny"}, twin=False)
+
+
+def test_a_hang_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
+    """Beside as many processes: what leaves a rank alone that waits for a CPU still finds one that hangs."""
+    with crowd(2 * (os.cpu_count() or 1)):
+        outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=24, twin=False)
+    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "hung")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,21 @@ class Doom:
         where: ``forward``, ``backward``, ``update`` (before anything is written) or ``torn`` (half of it is written).
         marker: path of files that tell which ranks have ended already.
         ahead: a rank that begins the next step before these end.
+        copied: ranks that wait for a copy of their state before they end; None for the first ones that have copies,
+            which wait before each step.
     """
 
     def __init__(
-        self, trainer: Any, fatal: dict[str, list[int]], where: str, marker: str, ahead: int | None = None
+        self,
+        trainer: Any,
+        fatal: dict[str, list[int]],
+        where: str,
+        marker: str,
+        ahead: int | None = None,
+        copied: list[int] | None = None,
     ) -> None:
         self._trainer, self._fatal, self._where, self._marker = trainer, fatal, where, marker
-        self._ahead = ahead
+        self._ahead, self._copied = ahead, copied
 
     def begin(self) -> None:
         """Tell the others that this rank, which is to be ahead, begins a step."""
@@ -60,7 +69,10 @@ class Doom:
         """
         trainer = self._trainer
         copies = trainer.config.memory_copies if self._where == "torn" and self._fatal else 0
-        if trainer.rank >= min(copies, self._copies_awaited()) or not trainer.took_part:
+        waiting: Container[int] = range(min(copies, self._copies_awaited()))
+        if self._copied is not None:
+            waiting = self._copied if str(trainer.step) in self._fatal and not self._file(trainer.rank).exists() else ()
+        if trainer.rank not in waiting or not trainer.took_part:
             return
         with trainer.long_phase("copy"):
             deadline_s = time.monotonic() + PATIENCE_S
@@ -106,11 +118,12 @@ def train(
     where: str = "torn",
     marker: str = "",
     ahead: int | None = None,
+    copied: list[int] | None = None,
 ) -> None:
     """See :class:`Doom`."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
-    doom = Doom(trainer, fatal, where, marker, ahead)
+    doom = Doom(trainer, fatal, where, marker, ahead, copied)
     optimizer = DoomedAdam(model.parameters(), doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
