@@ -90,6 +90,16 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     assert gone["step"] == next(point.step for point in outcome.steps if point.world == 3)
 
 
+def test_a_rank_that_is_ended_in_its_own_code_has_left_all_the_same(chaos: Any) -> None:
+    """The others meet before it comes to its next step: its journal says at which boundary it left, as that of any."""
+    goal, job = worlds_seen(chaos, 2), "jobs/troubled.py:slow_to_leave"
+    plan = {"nodes": 3, "spares": 0, "steps": 20, "elastic": policy(), "until": goal.until, "deadline_s": 120.0}
+    outcome = chaos.run(job, faults=[Scale(to=2, at_step=AT)], watch=goal, **plan)
+    (gone,) = journal(outcome, Event.LEFT)
+    assert gone.source == planned(outcome)[-1]["leavers"][0]
+    assert gone["step"] == next(point.step for point in outcome.steps if point.world == 2)
+
+
 @pytest.mark.slow
 @pytest.mark.promise("Where nodes are missing a launcher on this machine starts them")
 def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:

@@ -72,6 +72,7 @@ class Regrouper:
         self._changed = threading.Condition()
         self._course = GenerationCourse(worker, Formation)
         self._retired: list[Formation] = []
+        self._left: Formation | None = None  # the last one that this worker is known to have left
         self.dismissal: Dismissed | None = None
 
     # -- control thread -----------------------------------------------------------------------------------------
@@ -163,11 +164,15 @@ class Regrouper:
         with self._changed:
             return self._course.known if self.dismissal is None else None
 
-    @property
-    def departing(self) -> Formation | None:
-        """The newest formation, if this worker departs: it waits for its end, or for a newer formation with it."""
+    def note_left(self) -> None:
+        """Write down that this worker leaves at this step boundary: once, and only if it does."""
         with self._changed:
-            return self._course.departing
+            formation = self._course.departing
+            if formation is None or formation is self._left:
+                return
+            self._left = formation
+            place = {"generation": formation.plan.generation, "rank": formation.me.rank}
+            self._journal.write(Event.LEFT, step=self._course.step, **place)
 
     def membership(self) -> Formation:
         """The newest formation, once the steps of its members are known.

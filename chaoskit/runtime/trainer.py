@@ -257,9 +257,7 @@ class Trainer(BaseTrainer):
     def _await_membership(self) -> Formation:
         """Wait for the next world. Where it has no place for this worker: for its end, or to be needed once more."""
         regrouper = self._worker.regrouper
-        if (formation := regrouper.departing) is not None:
-            place = {"generation": formation.plan.generation, "rank": formation.me.rank}
-            self._worker.journal.write(Event.LEFT, step=self.step, **place)
+        regrouper.note_left()
         try:
             return regrouper.membership()
         except Dismissed as order:

@@ -94,6 +94,15 @@ def overflowing(trainer: Any, *, steps: int, at_step: int) -> None:
                 step.backward((weight * huge).sum() + (weight * huge).sum() + shard.batch.mean())
 
 
+def slow_to_leave(trainer: Any, *, steps: int, until: dict[str, Any] | None = None) -> None:
+    """The last rank is busy in its own code when it is to leave, until long after the others have met."""
+
+    def outside() -> None:
+        time.sleep(5.0 if trainer.elastic_event_detected() and trainer.rank == trainer.world - 1 else 0.0)
+
+    _train(trainer, steps, outside=outside, step_s=lambda step: 0.02, until=until)
+
+
 def with_a_slope(trainer: Any, *, steps: int) -> None:
     """The gradient of ``slope`` is 1.5 in every step, which one flipped bit, the 30th, makes no number."""
     torch.manual_seed(trainer.seed)
