@@ -93,6 +93,25 @@ def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int
         partner.close()
 
 
+def test_a_copy_is_not_safe_before_it_is_known_where_it_belongs(tmp_path: Path) -> None:
+    """A rank may seal a copy before the keeper of its node has its plan: what lies on that node alone is not safe."""
+    partner = CopyServer("node1", "127.0.0.1", "token", 2**30)
+    worker = Worker(tmp_path, nodes=2, memory_copies=1)
+    worker.commit(1, 1)
+    for number in (1, 2):  # a bell that rang before the first one is heard before the second
+        worker.keeper.recall(number)
+        wait_until(lambda number=number: len(worker.told) == number, "the answer to a recall")
+    end = Endpoint(host_id(), "127.0.0.1", partner.address.port, os.getpid(), -1)
+    members = (Member(0, "node0.0", "node0", HERE, (0,)), Member(1, "node1.0", "node1", end, (1,)))
+    worker.keeper.follow(Plan(1, members, True))
+    wait_until(lambda: worker.board.protected == 1, "the copy of step 1")
+    told = [
+        (one.event, one["nodes"]) for one in read_journals(tmp_path) if "protected" in one.event or one.get("nodes")
+    ]
+    assert told == [(Event.PROTECTED, ["node1"])]
+    partner.close()
+
+
 def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_path: Path) -> None:
     """A worker waits for the copies of a step until its membership ends, and looks once more then."""
     board, asked = Board.create(), list[int]()

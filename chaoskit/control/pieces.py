@@ -180,7 +180,9 @@ class PieceKeeper(NodeKeeper):
     def _counts(self, seal: Seal) -> bool:
         """Whether a copy is of what is trained now, and not of steps that are trained again."""
         plan = self._plan
-        if plan is None or seal.generation >= plan.generation:
+        if plan is None:
+            return False  # it is not known yet which nodes shall have it
+        if seal.generation >= plan.generation:
             return True
         return seal.step <= (plan.restore[0].step if plan.restore else 0)
 
