@@ -25,6 +25,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event, Verdict
 from faults import KillCoordinator, ReplaceNode
 
@@ -85,9 +86,18 @@ def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, j
     """None by steps; of the remote tier every one, too."""
     disk = {"target": str(tmp_path / "stored"), "every_steps": 0, "every_s": 1.0, "keep_last": 0}
     remote = {"target": f"file://{tmp_path}/remote", "every_steps": 0, "every_s": 0.5, "keep_last": 0}
-    settings = settings_of(job) | ({"step_s": 0.1} if job == PLAIN else {})
-    fault = ReplaceNode(rank=1, at_step=25)
-    outcome = chaos.run(job, nodes=2, steps=60, options=settings, disk=disk, remote=remote, faults=[fault])
+    settings = settings_of(job) | ({"step_s": 0.1} if job == PLAIN else {"schedule_steps": 40})
+    steps: set[int] = set()
+    seen: set[str] = set()
+
+    def is_last(record: Record) -> bool:
+        steps.update([record["step"]] if record.event == Event.SAVED and record["tier"] == "disk" else [])
+        seen.add(record.event)
+        return len(steps) >= 2 and Event.EVIDENCE in seen
+
+    flag, fault = JournalFlag(chaos, is_last), ReplaceNode(rank=1, at_step=25)
+    goal = {"until": flag.until | {"world": 2}, "watch": flag, "deadline_s": 120.0}
+    outcome = chaos.run(job, nodes=2, steps=40, options=settings, disk=disk, remote=remote, faults=[fault], **goal)
     stored = DiskTier(tmp_path / "stored").snapshots().snapshots
     saved = {record["step"] for record in journal(outcome, Event.SAVED) if record["tier"] == "disk"}
     assert saved == {one.manifest.step for one in stored}
