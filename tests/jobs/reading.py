@@ -50,10 +50,12 @@ def wait_until_mapped(path: Path) -> None:
     """By the keeper of this node: like the zygote that has started this process, a child of the agent."""
     agent, deadline_s = parent(os.getppid()), time.monotonic() + LIMIT_S
     assert agent is not None
-    (keeper,) = [pid for pid in children(agent) if process_name(pid) == "ck-keeper"]
-    while mapped_bytes(keeper, path) < path.stat().st_size:
+    while True:
+        keepers = [pid for pid in children(agent) if process_name(pid) == "ck-keeper"]  # none until it has its name
+        if any(mapped_bytes(keeper, path) >= path.stat().st_size for keeper in keepers):
+            return
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"the keeper {keeper} does not map {path}")
+            raise TimeoutError(f"the keepers {keepers} do not map {path}")
         time.sleep(0.01)
 
 
