@@ -56,7 +56,7 @@ def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(chaos: Chaos, stop
     assert (found["rank"], found["cause"]) == (1, "hung")
     assert f"limit {HANG_S * 1000:.0f} ms, while others wait" in found["detail"]
     assert found.t_ns - hang.t_ns > HANG_S * 1e9
-    stopwatch.within(HANG_S + 0.2, hang, found)
+    stopwatch.within(HANG_S + 0.5, hang, found)
 
 
 def test_a_rank_that_hangs_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
