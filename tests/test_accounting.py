@@ -28,6 +28,11 @@ from faults import Hang, Kill
 MS = 1_000_000
 
 
+#: A loss of which no rank of the next world is ready; without the time of the first step after it.
+WAITED_FOR: dict[str, Any] = {"cause": "exited", "injected": True, "waits": True, "early": False, "back": 0}
+WAITED_FOR |= {"struck": 40, "notice": 60, "wait": 50, "quiesce": 50, "leave": 0, "form": 100, "restore": 100}
+
+
 class Script:
     """Writes the journals of a run of which it is known where the time goes. All steps take ``step_ms``."""
 
@@ -332,17 +337,7 @@ def test_a_record_that_comes_late_moves_no_recovery() -> None:
     script.begin(0, 0, 0)
     script.records[0].fields["spares"] = 1  # of which there is none again
     script.good_step()
-    loss = {
-        "cause": "exited",
-        "injected": True,
-        "waits": True,
-        "early": False,
-        "struck": 40,
-        "notice": 60,
-        "wait": 50,
-        "quiesce": 50,
-    }
-    script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 90})
+    script.lose(WAITED_FOR | {"first": 90})
     script.good_step()
     late = script.records.pop(-3)  # the second rank's commit of the first good step
     assert (late.event, late["step"], late["rank"]) == (Event.COMMIT, 1, 1)
@@ -403,17 +398,7 @@ def test_the_ratios_say_what_they_say() -> None:
     script.begin(500, 100, 100)
     for _ in range(10):
         script.good_step()
-    loss = {
-        "cause": "exited",
-        "injected": True,
-        "waits": True,
-        "early": False,
-        "struck": 40,
-        "notice": 60,
-        "wait": 50,
-        "quiesce": 50,
-    }
-    script.lose(loss | {"leave": 0, "form": 100, "restore": 100, "back": 0, "first": 100})
+    script.lose(WAITED_FOR | {"first": 100})
     account = script.account(100)
     assert account.wall_s == pytest.approx(0.7 + 1.0 + 0.4 + 0.1 + 0.1)
     assert account.goodput == pytest.approx(1.1 / 2.3)

@@ -272,8 +272,7 @@ def test_a_loss_that_was_written_down_and_not_told_is_told_by_the_next() -> None
 
 
 def test_a_plan_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
-    """Line by line what its coordinator says of it, with the time of the decision: the journal has it once, whoever
-    wrote it."""
+    """Line by line what its coordinator says of it, with the time of the decision: so the journal can have it once."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
     bench.hear(ready("a.1"))
     bench.now_s = 3.0

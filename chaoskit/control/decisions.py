@@ -113,7 +113,7 @@ class Decisions:
             self._results = Results()  # the last steps are taken again, by fewer ranks perhaps
         nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
         return [
-            note_of_plan(plan, now_s),  # before anybody acts on it: this process may end at any moment
+            note_of_plan(plan, now_s),  # before it is sent: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
             *(Send(node, plan) for node in dict.fromkeys(nodes)),
             Show(plan),
