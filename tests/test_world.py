@@ -348,6 +348,7 @@ def deserted(line: Line, directory: Path) -> Any:
     return None
 
 
+@pytest.mark.promise("every rank out within milliseconds; then a new world can be entered in the same process")
 def test_a_rank_that_has_not_heard_is_freed_by_those_that_leave(tmp_path: Path) -> None:
     """The collective of a rank ends with an error when another rank leaves the world and lives on."""
     first, second = ranks.results(2, deserted, tmp_path)
