@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import read_journals
+from chaoskit.suites.goals import JournalFlag, all_took_effect, happened
 from chaoskit.vocabulary import Event
 from faults import (
     BadBatch,
@@ -33,6 +35,11 @@ AT = 8
 def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
     settings = {"nodes": 4, "spares": 1, "steps": 24, "options": TINY} | plan
     return chaos.run("fsdp", faults=faults, **settings)  # type: ignore[no-any-return]
+
+
+def open_ended(goal: JournalFlag) -> dict[str, Any]:
+    """Settings of a run that goes on until ``goal`` is reached."""
+    return {"steps": 20, "until": goal.until, "watch": goal, "options": TINY | {"schedule_steps": 40}}
 
 
 def events(outcome: Outcome, event: Event) -> list[Any]:
@@ -119,7 +126,8 @@ def test_another_loss_during_the_recovery(chaos: Any, moment: str) -> None:
 
 
 def test_the_coordinator_is_lost_with_a_rank(chaos: Any) -> None:
-    run(chaos, Kill(rank=2, at_step=AT), KillCoordinator(rank=0, at_step=AT))
+    goal = happened(chaos, Event.RESUMED)
+    run(chaos, Kill(rank=2, at_step=AT), KillCoordinator(rank=0, at_step=AT), **open_ended(goal))
 
 
 def test_a_loss_in_the_last_step(chaos: Any) -> None:
@@ -137,6 +145,16 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     assert len(causes) == 4  # the first one trained
     assert all("fails for this process" in cause for cause in causes[1:])
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
+
+
+def test_a_rank_that_dies_while_a_nan_is_looked_into(chaos: Any, tmp_path: Path) -> None:
+    """The new membership begins without a suspicion: its newcomer has none, and all must decide alike."""
+    job, options = Path(__file__).parent / "jobs" / "suspected.py", {"bad_step": 5, "marker": str(tmp_path / "ended")}
+    outcome = chaos.harness.run(str(job), nodes=4, spares=1, steps=12, options=options, twin=False)
+    assert [record["rank"] for record in events(outcome, Event.DETECTED)] == [1], outcome.directory
+    assert len(events(outcome, Event.NONFINITE)) == 4
+    twin = chaos.harness.twin(plan_experiment(str(job), nodes=4, steps=12))
+    assert [point.loss for point in outcome.steps] == twin.losses
 
 
 @pytest.mark.slow
@@ -180,7 +198,7 @@ def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
 
 @pytest.mark.parametrize("fault", [ReplaceNode(rank=2, at_step=AT), FreezeNode(rank=2, at_step=AT)])
 def test_a_node_that_is_replaced_or_stands_still(chaos: Any, fault: Fault) -> None:
-    run(chaos, fault)
+    run(chaos, fault, **open_ended(all_took_effect(chaos, 1)))
 
 
 @pytest.mark.slow

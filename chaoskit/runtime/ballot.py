@@ -100,18 +100,14 @@ class Decision:
 class Suspicion:
     """Tells a bad rank from a bad batch: the step is computed again with every shard on another rank.
 
-    What stays with the rank is the rank's fault, what goes with the shard is the batch's. A pure state machine; the
-    same on all ranks, as it sees the same rows.
+    What stays with the rank is the rank's fault, what goes with the shard is the batch's. A pure state machine, and the
+    same on all ranks of one membership, as it sees the same rows. Each membership begins with a new one.
     """
 
     def __init__(self) -> None:
         self._step = -1
         self._before: frozenset[int] = frozenset()  # shards that were not finite, when every rank had its own
         self._attempts = 0
-
-    def attempts_at(self, step: int) -> int:
-        """How often ``step`` was computed and not committed."""
-        return self._attempts if step == self._step else 0
 
     def decide(self, step: int, owners: Sequence[Sequence[int]], rows: Sequence[Row]) -> Decision:
         """What follows from one attempt at ``step``.

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
-from chaoskit.runtime.ballot import Suspicion
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.regroup import Dismissed, Formation
@@ -41,7 +40,6 @@ class Entries:
         self._worker, self._train = worker, train
         at = worker.hooks.rig.breakpoints.reach
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
-        self._suspicion = Suspicion()
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
         self._barren = 0  # entries in a row that committed nothing, and failed here
@@ -123,7 +121,7 @@ class Entries:
                 group = worker.regrouper.group(formation)
                 worker.board.enter(Phase.OUTSIDE)
             alone = formation is None or len(formation.plan.members) == 1
-            trainer = ShardedTrainer(worker, self._copies, formation, None if alone else group, self._suspicion)
+            trainer = ShardedTrainer(worker, self._copies, formation, None if alone else group)
             self._train(trainer)
             if formation is None:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"

@@ -73,7 +73,6 @@ class ShardedTrainer(BaseTrainer):
         copies: Copies,
         formation: Formation | None,
         group: Group | None,
-        suspicion: Suspicion,
     ) -> None:
         super().__init__(worker, formation)
         self._copies, self._group = copies, group
@@ -81,7 +80,9 @@ class ShardedTrainer(BaseTrainer):
         self._state: ShardedState | None = None
         self._world: World | None = None
         self._clip_norm: float | None = None
-        self._suspicion = suspicion
+        self._suspicion = (
+            Suspicion()
+        )  # none of what a rank saw before: newcomers saw nothing, and all must decide alike
         self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
         self._began_ns = 0
         self._samplers: dict[tuple[int, int], Sampler] = {}
