@@ -88,18 +88,19 @@ class Scale(ResizeFault):
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
-        _say_again(target)
         _follow(target, message)
-        if isinstance(message, Answered) and message.request == target.fault_id:
-            target.notes["answer"] = message
+        _hear(target, message)
         return False
 
     def observe(self, target: Target) -> str | None:
-        answer = target.notes.get("answer")
-        settled = target.notes.get("settled")
-        if answer is None or not answer.accepted or settled is None or len(settled.members) != self.to:
+        answer, settled = target.notes.get("answer"), target.notes.get("settled")
+        if answer is None or not answer.accepted:
             return None
-        return f"generation {settled.generation} of {self.to} ranks is formed"
+        if settled is None:  # a loss may have made the world so small before
+            return f"{self.to} ranks trained already" if len(target.places) == self.to else None
+        return (
+            f"generation {settled.generation} of {self.to} ranks is formed" if len(settled.members) == self.to else None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,15 +180,18 @@ class TakeSpot(NodeFault):
     def again(self, target: Target, message: Any) -> bool:
         _follow(target, message)
         if "taken" not in target.notes:
-            _say_again(target)
+            if not self._is_out(target):
+                _say_again(target, SpotNotice(target.node, max(0.0, self.grace_s - target.seconds_since)))
             if target.seconds_since >= self.grace_s:
                 self._take(target)
         return False
 
-    def _take(self, target: Target) -> None:
+    def _is_out(self, target: Target) -> bool:
         settled = target.notes.get("settled")
-        out = settled is not None and all(member.node != target.node for member in settled.members)
-        target.notes["taken"] = "out of the world by then" if out else "not out of the world by then"
+        return settled is not None and all(member.node != target.node for member in settled.members)
+
+    def _take(self, target: Target) -> None:
+        target.notes["taken"] = f"{'' if self._is_out(target) else 'not '}out of the world by then"
         target.acted_ns = time.monotonic_ns()
         signal_all(target, target.notes["processes"][:1], signal.SIGKILL)  # its agent takes along what is left
 
@@ -229,10 +233,8 @@ class Demand(ResizeFault):
 
     def again(self, target: Target, message: Any) -> bool:
         _follow(target, message)
-        if isinstance(message, Answered) and message.request == target.fault_id:
-            target.notes["answer"] = message
         if "had_s" not in target.notes:
-            _say_again(target)
+            _hear(target, message)
             if self._has_them(target):
                 target.notes["had_s"] = time.monotonic()
         elif not target.lifted_ns and time.monotonic() >= target.notes["had_s"] + self.return_after_s:
@@ -258,10 +260,17 @@ def _say(target: Target, message: Message) -> None:
         target.cluster.send(message)
 
 
-def _say_again(target: Target) -> None:
-    """What was said may be lost with a coordinator, until it is answered or something has come of it."""
-    if not {"answer", "settled"} & target.notes.keys() and time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
-        _say(target, target.notes["said"])
+def _hear(target: Target, message: Any) -> None:
+    """Note the answer to what was said. It may be lost with a coordinator: until there is one it is said again."""
+    if isinstance(message, Answered) and message.request == target.fault_id:
+        target.notes["answer"] = message
+    if "answer" not in target.notes:
+        _say_again(target, target.notes["said"])
+
+
+def _say_again(target: Target, message: Message) -> None:
+    if time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
+        _say(target, message)
 
 
 def _follow(target: Target, message: Any) -> None:

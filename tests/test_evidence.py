@@ -28,7 +28,18 @@ from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
 from chaoskit.experiment.twin import interruptions
 from chaoskit.journal import Journal, Record
-from chaoskit.messages import EndJob, LeverPulled, Message, WorkerLost
+from chaoskit.messages import (
+    Answered,
+    EndJob,
+    Endpoint,
+    Formed,
+    LeverPulled,
+    Member,
+    Message,
+    Plan,
+    ScaleTo,
+    WorkerLost,
+)
 from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
@@ -314,6 +325,49 @@ def test_a_coordinator_that_ended_by_itself_was_not_killed(
     fault.again(struck, None)
     assert children[1].wait() == -signal.SIGKILL
     assert seen(fault, struck)
+
+
+class Hearing:
+    """A cluster that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.heard.append(message)
+
+
+def world(generation: int, size: int) -> list[Message]:
+    """What is heard of a world that is planned and formed."""
+    place = Endpoint("host", "", 0, 1, -1)
+    members = tuple(Member(rank, f"node{rank}.0", f"node{rank}", place, (rank,)) for rank in range(size))
+    return [Plan(generation, members, True), *(Formed(member.worker, generation) for member in members)]
+
+
+def test_a_request_is_made_again_until_it_is_answered(undo: UndoLog) -> None:
+    """It may be lost with a coordinator; a world that a loss has made is no answer."""
+    fault, struck, cluster = Scale(to=3, at_step=8), target(undo), Hearing()
+    struck.cluster = cluster  # type: ignore[assignment]
+    fault.inject(struck)
+    for message in world(2, 3):
+        fault.again(struck, message)
+    assert not seen(fault, struck)
+    assert len(cluster.heard) == 1
+    struck.notes["said_s"] -= 2.0
+    fault.again(struck, None)
+    assert cluster.heard == [ScaleTo("fault0", 3, "the harness")] * 2
+    fault.again(struck, Answered("fault0", True, ""))
+    assert seen(fault, struck)
+
+
+def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(undo: UndoLog) -> None:
+    places = {0: "node0", 1: "node1", 2: "node2"}
+    for size, answer in ((3, True), (3, False), (2, True)):
+        fault, struck = Scale(to=size, at_step=8), target(undo, places=places)
+        fault.inject(struck)
+        assert not seen(fault, struck)
+        fault.again(struck, Answered("fault0", answer, ""))
+        assert seen(fault, struck) == (size == 3 and answer)
 
 
 def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
