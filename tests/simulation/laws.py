@@ -262,7 +262,7 @@ class Laws:
         self.formed.add(generation)
         self.require(
             target >= self.high - 1
-            or generation < max(self.settled, default=generation + 1)  # a zombie hears of the past
+            or generation < max(self.formed)  # a zombie hears of the past: a newer one has begun without it
             or (target < 0 and self.high == 1),  # a copy in place broke off
             f"generation {generation} goes back to step {target} from {self.high}",
         )
