@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chaoskit.experiment.harness import Harness
 from chaoskit.journal import JournalTail, Record
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
@@ -21,12 +22,13 @@ class JournalFlag:
     The journals are looked at whenever the coordinator shows a message, so at each heartbeat.
 
     Args:
-        chaos: makes the run, as its next one.
+        chaos: makes the run, as its next one; or its harness.
         condition: is shown every record, in order, until it is true.
     """
 
-    def __init__(self, chaos: Chaos, condition: Callable[[Record], bool]) -> None:
-        self._runs, self._condition = chaos.harness.directory, condition
+    def __init__(self, chaos: Chaos | Harness, condition: Callable[[Record], bool]) -> None:
+        harness = chaos.harness if isinstance(chaos, Chaos) else chaos
+        self._runs, self._condition = harness.directory, condition
         self._path = Path(tempfile.mkdtemp(prefix="goal-", dir=self._runs)) / "seen"
         self._tail: JournalTail | None = None
 

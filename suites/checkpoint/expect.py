@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.redundancy import windows
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event
 from faults import Fault
 
@@ -21,9 +23,24 @@ SHARDED: dict[str, dict[str, Any]] = {"fsdp": TINY, "hsdp": TINY | {"replicas": 
 COPIED = f"{Path(__file__).with_name('jobs.py')}:copied"
 
 
-def sharded(chaos: Chaos, *faults: Fault, job: str = "fsdp", copied: bool = False, **plan: Any) -> Outcome:
-    """A sharded job on four nodes that ends with the twin's bits; one step may be lost. ``copied``: see ``COPIED``."""
+def sharded(
+    chaos: Chaos,
+    *faults: Fault,
+    job: str = "fsdp",
+    copied: bool = False,
+    goal: JournalFlag | None = None,
+    **plan: Any,
+) -> Outcome:
+    """A sharded job on four nodes that ends with the twin's bits; one step may be lost.
+
+    Args:
+        copied: see ``COPIED``.
+        goal: of an open-ended run, which goes on until it is reached.
+    """
     settings = _copied(job, plan) if copied else {"job": "fsdp", **_settings(job, plan)}
+    if goal is not None:
+        settings |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
+        settings["options"] = settings["options"] | {"schedule_steps": 40}
     outcome = chaos.run(faults=faults, **settings)
     outcome.assert_same_losses_as_twin()
     return outcome
@@ -41,6 +58,29 @@ def _copied(job: str, plan: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(job: str, plan: dict[str, Any]) -> dict[str, Any]:
     return {"nodes": 4, "spares": 1, "steps": 20, "options": SHARDED[job]} | plan
+
+
+def copied_again(chaos: Chaos) -> JournalFlag:
+    """The goal of a run in which pieces lacked copies, and have them again."""
+    seen: list[Record] = []
+
+    def are_copied(record: Record) -> bool:
+        seen.append(record)
+        found = windows(sorted(seen, key=lambda one: one.t_ns), 1) if record.event == Event.PROTECTED else []
+        return bool(found) and found[-1].ended_ns is not None
+
+    return JournalFlag(chaos, are_copied)
+
+
+def all_copied(chaos: Chaos, nodes: int) -> JournalFlag:
+    """The goal of a run in which the pieces of so many nodes have their copies."""
+    owners: set[str] = set()
+
+    def are_copied(record: Record) -> bool:
+        owners.update([record["worker"]] if record.event == Event.PROTECTED else [])
+        return len(owners) >= nodes
+
+    return JournalFlag(chaos, are_copied)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:

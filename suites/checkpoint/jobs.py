@@ -26,14 +26,16 @@ def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, A
 
     Args:
         until: ``healed_at``, ``stored_at``: these steps; ``every_steps``: from save to save; ``directory``: of the disk
-            tier. None, as of the unbroken run, which has no disk tier: the job never waits.
+            tier. Or ``snapshots``: see :func:`_wait_for_snapshots`. None, as of the unbroken run, which has no disk
+            tier: the job never waits.
     """
-
     torch.manual_seed(trainer.seed)
-    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 1))
+    model = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Dropout(0.1), nn.Linear(512, 1))
     trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5)
     while trainer.step < steps:
-        if until is not None:
+        if until is not None and "snapshots" in until:
+            _wait_for_snapshots(trainer, until)
+        elif until is not None:
             _wait(trainer, until)
         with trainer.transaction() as step:
             time.sleep(step_s)
@@ -57,18 +59,21 @@ def copied(trainer: Any, *, steps: int, replicas: int = 1, until: dict[str, Any]
 
     Args:
         replicas: groups of ranks that hold the whole state together; more than one for HSDP.
-        until: ``copied_at``: the step. None, as of the unbroken run: the job does not wait.
+        until: ``copied_at``: the step. Or ``snapshots``: see :func:`_wait_for_snapshots`. None, as of the unbroken run:
+            the job does not wait.
     """
     mesh = trainer.mesh(replicate=replicas, shard=-1) if replicas > 1 else trainer.mesh()
     torch.manual_seed(trainer.seed)
     with torch.device("meta") if trainer.will_restore else nullcontext():
-        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+        model = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 1))
     fully_shard(model, mesh=mesh)
     if trainer.will_restore:
         model.to_empty(device=trainer.device)
     trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
     while trainer.step < steps:
-        if until is not None and trainer.step == until["copied_at"]:
+        if until is not None and "snapshots" in until:
+            _wait_for_snapshots(trainer, until)
+        elif until is not None and trainer.step == until["copied_at"]:
             _wait_for_copies(trainer)
         with trainer.transaction() as step:
             for shard in step.shards(_DATA, batch_size=48):
@@ -85,6 +90,13 @@ def _wait_for_copies(trainer: Any) -> None:
     mine.touch()
     while not all((marks / str(rank)).exists() for rank in range(trainer.world)):
         time.sleep(0.005)
+
+
+def _wait_for_snapshots(trainer: Any, until: dict[str, Any]) -> None:
+    """Before a step of ``until["snapshots"]``, until whole snapshots of its steps are in the directory."""
+    wanted = until["snapshots"].get(str(trainer.step), [])
+    while not all(_is_stored(Path(until["directory"]), step) for step in wanted):
+        time.sleep(0.02)
 
 
 def _is_healed(trainer: Any) -> bool:

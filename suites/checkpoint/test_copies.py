@@ -6,7 +6,15 @@ import pytest
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.checkpoint.expect import AT, SHARDED, ends, journal, no_damaged_copy_was_taken, sharded
+from chaoskit.suites.checkpoint.expect import (
+    AT,
+    SHARDED,
+    copied_again,
+    ends,
+    journal,
+    no_damaged_copy_was_taken,
+    sharded,
+)
 from chaoskit.vocabulary import Event
 from faults import CorruptReplica, Kill, LosePeerCopy, PoisonSnapshot
 
@@ -102,7 +110,7 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
 @JOBS
 def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:
     """No rank is given up, no step is lost. Until the copies are there the state does not count as safe."""
-    outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), job=job, steps=60)
+    outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), job=job, goal=copied_again(chaos))
     assert outcome.lost_steps == 0
     assert journal(outcome, Event.DETECTED) == []
     told = [

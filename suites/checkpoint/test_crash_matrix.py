@@ -15,7 +15,9 @@ from chaoskit.checkpoint import boundaries
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Record
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import JournalFlag
 from chaoskit.suites.recovery.expect import STEADY, journal
 from chaoskit.vocabulary import Event
 from faults import Fault, ReplaceNode, TornWrite
@@ -25,8 +27,8 @@ EVERY, STEPS, NODES = 5, 40, 3
 LOST = {"gpt": 0, "fsdp": 1, STEADY: 0}  # committed steps that the death of a node may cost, if no copy was dropped
 DROPPED = 8  # as many times, where a busy machine dropped copies: one step that all have is kept for so long
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpt": {"shards": 4, "options": {"size": "tiny"}},
-    "fsdp": {"shards": 3, "options": {"size": "tiny", "batch": 6}},
+    "gpt": {"shards": 4, "options": {"size": "tiny", "schedule_steps": STEPS}},
+    "fsdp": {"shards": 3, "options": {"size": "tiny", "batch": 6, "schedule_steps": STEPS}},
     STEADY: {"shards": 4, "options": {"step_s": 0.03}},
 }
 
@@ -39,8 +41,26 @@ def tiers(directory: Path) -> dict[str, Any]:
     }
 
 
-def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, **plan: Any) -> Outcome:
-    """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole."""
+def uploaded_after(chaos: Chaos, event: Event) -> JournalFlag:
+    """The goal that a snapshot was uploaded after this event, and of a later step if that tells of one."""
+    since: list[Record] = []
+    uploads: list[Record] = []
+
+    def is_uploaded(record: Record) -> bool:
+        since.extend([record] if record.event == event else [])
+        uploads.extend([record] if record.event == Event.SAVED and record["tier"] == "remote" else [])
+        return any(up.t_ns > one.t_ns and up["step"] > one.get("step", -1) for one in since for up in uploads)
+
+    return JournalFlag(chaos, is_uploaded)
+
+
+def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: Event = Event.EVIDENCE, **plan: Any) -> Outcome:
+    """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole.
+
+    It goes on until something is uploaded ``after`` this event.
+    """
+    goal = uploaded_after(chaos, after)
+    plan |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
     settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": DROPPED * LOST[job]}
     settings["lease_beats"] = 20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
@@ -110,7 +130,7 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """A snapshot does not wait for ever for the part of a node that is gone: its save fails, later ones are made."""
     fault = TornWrite(rank=2, at_step=AT, boundary=boundary)
-    outcome = run(chaos, tmp_path, STEADY, fault, steps=150)
+    outcome = run(chaos, tmp_path, STEADY, fault, after=Event.SAVE_FAILED)
     failed = [record["step"] for record in journal(outcome, Event.SAVE_FAILED) if record["tier"] == "disk"]
     assert failed, "no save was under way when the node died"
     assert min(failed) < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step

@@ -6,12 +6,10 @@ import pytest
 
 from chaoskit.experiment.outcome import Exposure, Outcome
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.checkpoint.expect import AT, SHARDED, sharded
+from chaoskit.suites.checkpoint.expect import AT, SHARDED, copied_again, sharded
 from faults import Fault, Kill, KillNode, LosePeerCopy
 
 pytestmark = pytest.mark.costly
-
-STEPS = 30  # there is a step after the recovery
 
 
 def the_exposure(outcome: Outcome, fault: Fault) -> Exposure:
@@ -33,7 +31,7 @@ def test_none_without_a_fault(chaos: Chaos) -> None:
 def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     """It ends, and no later than the redundancy of the job is restored."""
     fault = Kill(rank=2, at_step=AT)
-    outcome = sharded(chaos, fault, job=job, steps=STEPS)
+    outcome = sharded(chaos, fault, job=job, goal=copied_again(chaos))
     found = the_exposure(outcome, fault)
     assert found.seconds is not None
     assert found.seconds > 0
@@ -47,7 +45,7 @@ def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
 def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
     """The node was a partner, too: the piece that it kept for another one is copied elsewhere."""
     fault = KillNode(rank=2, at_step=AT)
-    the_exposure(sharded(chaos, fault, steps=STEPS), fault)
+    the_exposure(sharded(chaos, fault, goal=copied_again(chaos)), fault)
 
 
 @pytest.mark.slow
@@ -55,7 +53,7 @@ def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
 def test_after_the_loss_of_copies_alone(chaos: Chaos) -> None:
     """The owner sends again what it still has: that waits for no recovery, and for no step."""
     fault = LosePeerCopy(rank=2, at_step=AT)
-    outcome = sharded(chaos, fault)
+    outcome = sharded(chaos, fault, goal=copied_again(chaos))
     found = the_exposure(outcome, fault)
     assert found.pieces == [2]
     assert outcome.recoveries == []

@@ -18,7 +18,10 @@ from faults.stored import HOWS
 
 NODES = 2
 EVERY = 10
-LATE = 28  # the snapshots of steps 10 and 20 are there, for long
+LATE = 28
+#: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
+JOBS = {"replicas": "stored", "pieces": "copied"}
+SNAPSHOTS = {str(LATE): [EVERY, 2 * EVERY], "34": [3 * EVERY]}
 
 
 def lose_all(at_step: int) -> list[ReplaceNode]:
@@ -26,28 +29,28 @@ def lose_all(at_step: int) -> list[ReplaceNode]:
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(NODES)]
 
 
-@pytest.mark.slow(job="fsdp")
+@pytest.mark.slow(job="pieces")
 @pytest.mark.promise(
     "bytes that are read back differ from those before, and their digest is wrong",
-    job="gpt",
+    job="replicas",
     how="bit",
 )
 @pytest.mark.promise(
     "sets the snapshot aside, and the next plan names the one before",
-    job="fsdp",
+    job="pieces",
     how="older",
 )
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("job", ["gpt", "fsdp"])
+@pytest.mark.parametrize("job", JOBS)
 def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: str, how: str) -> None:
     """With every node lost, the job goes on from the one before; the journal says what was lost, and why."""
     stored = DiskTier(tmp_path / "stored")
     outcome = chaos.run(
-        job,
+        f"{Path(__file__).with_name('jobs.py')}:{JOBS[job]}",
         nodes=NODES,
         spares=0,
         steps=35,
-        options={"size": "tiny"},
+        until={"snapshots": SNAPSHOTS, "directory": str(stored.root)},
         disk={"target": str(stored.root), "every_steps": EVERY, "keep_last": 3},
         faults=[CorruptFile(at_step=LATE, how=how), *lose_all(LATE)],
         max_lost_steps=LATE - EVERY,

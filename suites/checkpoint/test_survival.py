@@ -9,7 +9,7 @@ import pytest
 from chaoskit.checkpoint.placement import Piece, survival_probability
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.checkpoint.expect import AT, ends, journal, sharded
+from chaoskit.suites.checkpoint.expect import AT, all_copied, ends, journal, sharded
 from chaoskit.vocabulary import Event
 from faults import KillNode
 
@@ -44,7 +44,7 @@ def of_a_ring(nodes: int, lost: int) -> float:
 @pytest.mark.slow
 @pytest.mark.promise("`exposure` says which pieces lack copies, `survival_probability` what a placement is worth.")
 def test_four_nodes(chaos: Chaos) -> None:
-    found = survival(sharded(chaos, spares=0, steps=3), 2)
+    found = survival(sharded(chaos, spares=0, goal=all_copied(chaos, 4)), 2)
     assert found == pytest.approx(of_pairs(4, 2))
     assert found > of_a_ring(4, 2)
 
@@ -52,14 +52,14 @@ def test_four_nodes(chaos: Chaos) -> None:
 @pytest.mark.slow
 def test_eight_nodes(chaos: Chaos) -> None:
     """The row of the published tables: 0.857 for two lost nodes, 0.571 for three; a ring has 0.714 and 0.286."""
-    outcome = sharded(chaos, nodes=8, spares=0, steps=3)
+    outcome = sharded(chaos, nodes=8, spares=0, goal=all_copied(chaos, 8))
     assert [round(survival(outcome, lost), 3) for lost in (2, 3)] == [0.857, 0.571]
     assert [round(of_a_ring(8, lost), 3) for lost in (2, 3)] == [0.714, 0.286]
 
 
 def test_one_node_of_each_pair_may_be_lost_and_not_both(chaos: Chaos) -> None:
     """As the probability says: who is whose partner decides."""
-    pair = partners(sharded(chaos, spares=0, steps=3))
+    pair = partners(sharded(chaos, spares=0, goal=all_copied(chaos, 4)))
     partner = int(pair["node0.0"][0].removeprefix("node"))
     stranger = next(rank for rank in (1, 2, 3) if rank != partner)
     outcome = ends(chaos, KillNode(rank=0, at_step=AT), KillNode(rank=partner, at_step=AT), spares=0)

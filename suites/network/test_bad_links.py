@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, survives
 from faults import Bandwidth, Corrupt, Delay, Duplicate, Fault, Kill, Loss, Reorder
 
@@ -31,7 +32,7 @@ NARROW = [  # struck beside a job that sends more
 @pytest.mark.promise("packets are counted in which a bit was flipped", fault=FAULTS[5])
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_bad_link(chaos: Chaos, fault: Fault) -> None:
-    survives(chaos, fault, nodes=3)
+    survives(chaos, fault, nodes=3, goal=all_took_effect(chaos, 1))
 
 
 @pytest.mark.promise("the kernel counts how often it held packets back", fault=NARROW[0])
@@ -42,4 +43,4 @@ def test_a_narrow_link(chaos: Chaos, fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS[:3], ids=str)
 def test_a_rank_is_lost_beside_a_bad_link(chaos: Chaos, fault: Fault) -> None:
-    survives(chaos, fault, Kill(rank=2, at_step=AT + 8), nodes=3, steps=50)
+    survives(chaos, fault, Kill(rank=2, at_step=AT + 8), nodes=3, goal=all_took_effect(chaos, 2))

@@ -6,7 +6,9 @@ import pytest
 
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.device import device_of
+from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, JOBS, heals, is_left_alone, survives
+from chaoskit.vocabulary import Event
 from faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
 
 
@@ -18,13 +20,14 @@ def require(fault: type[Fault]) -> None:
 @pytest.mark.promise("the kernel counts periods in which it held the node back")
 def test_a_node_with_little_cpu_time_is_waited_for(chaos: Chaos) -> None:
     require(LimitCpu)
-    is_left_alone(chaos, LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5))
+    is_left_alone(chaos, LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5), goal=all_took_effect(chaos, 1))
 
 
 @pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
 def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
     require(LimitMemory)
-    outcome = survives(chaos, LimitMemory(rank=1, at_step=AT, lift_after_s=0.5))
+    goal = happened(chaos, Event.DETECTED)
+    outcome = survives(chaos, LimitMemory(rank=1, at_step=AT, lift_after_s=0.5), goal=goal)
     assert outcome.recoveries
 
 

@@ -17,18 +17,19 @@ STEADY = f"{JOBS}:steady"
 WORLDS = (2, 3, 4)
 PHASES = ("forward", "backward", "reduce", "optimizer")
 AT = 8  # the step in which most faults strike: step times are known by then
-FROZEN_S = 2.5  # longer than a lease, whichever limits of detection are in force
+FROZEN_S = 3.0  # three relaxed leases: by then a node is given up, however late the coordinator looks
 
 
 def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
     """A run in which every fault takes effect, and that costs nothing: no step, no sample, no bit of any loss.
 
     Args:
-        goal: of an open-ended run, which goes on until it is reached.
+        goal: of an open-ended run, which goes on until it is reached, and what ``until`` says beside it.
     """
     settings: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 40}
     if goal is not None:
-        settings |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
+        settings |= {"watch": goal, "deadline_s": 240.0}
+        plan["until"] = goal.until | plan.get("until", {})
     settings |= plan
     outcome = chaos.run(job, faults=faults, **settings)
     assert outcome.lost_steps == 0
@@ -39,7 +40,7 @@ def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag 
 
 def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
     """The faults cost nothing, and the run goes on until the world is full: so is the last membership."""
-    settings: dict[str, Any] = {"steps": 90, "until": {"world": nodes}} | plan
+    settings: dict[str, Any] = {"steps": 90} | plan | {"until": {"world": nodes} | plan.get("until", {})}
     outcome = survives(chaos, *faults, nodes=nodes, **settings)
     assert len(journal(outcome, Event.PLAN)[-1]["members"]) == nodes
     return outcome

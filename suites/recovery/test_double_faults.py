@@ -38,7 +38,8 @@ def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -
 @pytest.mark.promise("A rank is a number, in whatever process holds it by then")
 def test_the_same_rank_twice(chaos: Chaos) -> None:
     """Its replacement is lost as well, one step later."""
-    outcome = survives(chaos, Kill(rank=1, at_step=AT), Exit(rank=1, at_step=AT + 1), nodes=2, spares=2)
+    faults = [Kill(rank=1, at_step=AT), Exit(rank=1, at_step=AT + 1)]
+    outcome = survives(chaos, *faults, nodes=2, spares=2, until={"spares": 2})
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
@@ -60,9 +61,10 @@ def test_many_at_once(chaos: Chaos, role: str) -> None:
 )
 @pytest.mark.parametrize(("world", "drawn"), [(2, 5), (3, 3)])
 def test_losses_at_a_rate(chaos: Chaos, world: int, drawn: int) -> None:
-    """A rank is lost every ten steps or so, at random, as machines fail."""
+    """A rank is lost every ten steps or so, at random, as machines fail; a spare for each is ready before."""
     kill = Kill(rank="any")
     faults, again, others = (at_rate(kill, mtbf_steps=10, steps=40, seed=seed) for seed in (drawn, drawn, 9))
     assert len({fault.at_step for fault in faults}) > 1
     assert faults == again != others
-    survives(chaos, *faults, nodes=world, spares=2, steps=50, until={"world": world})
+    until = {"world": world, "spares": len(faults)}
+    survives(chaos, *faults, nodes=world, spares=len(faults), steps=60, until=until)

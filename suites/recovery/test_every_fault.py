@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
 from faults import (
     CATALOGUE,
@@ -193,7 +194,7 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(NUISANCES), ids=_id)
 def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
     """A dead coordinator, a wrong clock, a slow rank, a late batch: nobody is given up, nobody regroups."""
-    is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world)
+    is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world, goal=all_took_effect(chaos, 1))
 
 
 @pytest.mark.slow

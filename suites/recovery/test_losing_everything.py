@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, journal, survives
+from chaoskit.suites.goals import happened
+from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, journal, survives, victim
 from chaoskit.vocabulary import Event
 from faults import Kill, KillCoordinator, KillNode
 
@@ -35,8 +36,10 @@ def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
 @pytest.mark.parametrize("world", [3, 4])
 def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     """A node that has taken over a second rank is lost with both."""
-    outcome = survives(chaos, Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24), nodes=world, steps=60)
-    lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
+    faults = [Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24)]
+    outcome = survives(chaos, *faults, nodes=world, steps=60, until={"spares": 1})  # it is on the node of rank 0
+    node = victim(outcome, 1).rpartition(".")[0]
+    lost = [record for record in journal(outcome, Event.DETECTED) if record["worker"].rpartition(".")[0] == node]
     assert len({record["rank"] for record in lost}) == 2
 
 
@@ -54,14 +57,14 @@ def test_two_nodes_at_once(chaos: Chaos) -> None:
 def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
     """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
     faults = [KillCoordinator(rank=0, at_step=AT, phase=phase), Kill(rank=1, at_step=AT, phase=phase)]
-    survives(chaos, *faults, nodes=3, steps=60)
+    survives(chaos, *faults, nodes=3, goal=happened(chaos, Event.RESUMED))
 
 
 @pytest.mark.promise("Ranks commit steps while there is no coordinator.")
 def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
     """Four deaths, and nobody regroups: training needs no coordinator while nobody is lost."""
     faults = [KillCoordinator(rank=0, at_step=step) for step in (0, 6, 14, 22)]
-    outcome = is_left_alone(chaos, *faults, nodes=3)
+    outcome = is_left_alone(chaos, *faults, nodes=3, goal=happened(chaos, Event.RESUMED, len(faults)))
     assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3, 4, 5]
 
 
@@ -69,4 +72,4 @@ def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
 @pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
 def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
     """Wherever the ranks are just then."""
-    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, steps=60)
+    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, Event.RESUMED))

@@ -20,6 +20,7 @@ from chaoskit.config import RunConfig
 from chaoskit.osprocess import die_with_parent
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, journal, survives
 from chaoskit.vocabulary import Event
 from faults import Hang, Straggle
@@ -85,7 +86,8 @@ def test_a_rank_that_is_slow_within_the_limit(chaos: Chaos) -> None:
 @pytest.mark.promise("or the CPU time of the burning thread")
 def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
     """Another thread of the process takes half of a CPU for itself."""
-    is_left_alone(chaos, Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=12))
+    fault = Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000)  # until it was seen to burn
+    is_left_alone(chaos, fault, goal=all_took_effect(chaos, 1))
 
 
 @pytest.mark.promise("the kernel's count of times that it was throttled")
