@@ -427,12 +427,13 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
 @pytest.mark.promise("the parts add up to the wall time, to the nanosecond")
 def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     """The account of a run covers its wall time, and agrees with the timeline, which reads the same records."""
-    outcome = chaos.run("gpt", nodes=2, spares=1, steps=24, twin=False, faults=[Kill(rank=1, at_step=8)])
+    plan: dict[str, Any] = {"steps": 20, "until": {"spares": 1}, "options": {"schedule_steps": 20}}
+    outcome = chaos.run("gpt", nodes=2, spares=1, twin=False, faults=[Kill(rank=1, at_step=8)], **plan)
     account = outcome.account
     assert account is not None
     assert_adds_up(account)
     assert account.wall_s == pytest.approx(outcome.wall_s)
-    assert (account.failures, account.steps) == (1, 24)
+    assert (account.failures, account.steps) == (1, 20)
     recovery = outcome.recovery
     for span in recovery.spans:
         if span.name in RECOVERY_PHASES[:4]:  # the same as the timeline says, which reads the journals in its own way

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import losses
 from support.waiting import LIMIT_S
 
 from chaoskit.config import JobSpec, RunConfig
@@ -22,11 +23,12 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import Heartbeat, Message, Plan
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
 CONFIG = RunConfig(job=JobSpec("job.py"))
-SETTINGS: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 60, "deadline_s": 300.0, "check": False}
+SETTINGS: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "deadline_s": 300.0, "check": False}
 
 
 def run(chaos: Chaos, job: str, **plan: Any) -> Outcome:
@@ -52,9 +54,11 @@ def _parent(pid: int) -> int:
 def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos: Chaos) -> None:
     """What is missing from a journal is missing from every verdict."""
     worker = struck = 0
+    goal = happened(chaos, Event.NODE_LOST)
 
     def watch(message: Any) -> None:
         nonlocal worker, struck
+        goal(message)
         match message:
             case Plan(generation=1):
                 worker = message.members[1].endpoint.pid
@@ -63,7 +67,7 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
                 resource.prlimit(struck, resource.RLIMIT_FSIZE, (0, 0))
                 os.kill(worker, signal.SIGKILL)  # how it ended is to be written down
 
-    outcome = run(chaos, "plain", options={"step_s": 0.02}, watch=watch)
+    outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
     assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], outcome.directory
     assert not Path(f"/proc/{struck}").exists()
 
@@ -71,7 +75,9 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
 def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, tmp_path: Path) -> None:
     """A worker that sends what is no message is given up; its node stays."""
     options = {"step_s": 0.02, "marker": str(tmp_path / "babbled")}
-    outcome = run(chaos, "babbling", options=options, twin=False)  # the twin would babble, too
+    flag = losses(tmp_path / "lost")
+    # the twin would babble, too
+    outcome = run(chaos, "babbling", options=options, until=flag.until, watch=flag, twin=False)
     (lost,) = journal(outcome, Event.DETECTED)
     assert (lost["rank"], lost["cause"]) == (1, "raised")
     assert "no message" in lost["detail"]
@@ -87,8 +93,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
             (directory,) = set(chaos.harness.directory.iterdir()) - before
             (directory / "log" / "node1.1.log").mkdir()
 
-    options, faults = {"step_s": 0.05}, [Kill(rank=1, at_step=6)]
-    outcome = chaos.run("jobs/troubled.py:plain", options=options, faults=faults, watch=watch, twin=False, **SETTINGS)
+    plan: dict[str, Any] = {"options": {"step_s": 0.05}, "faults": [Kill(rank=1, at_step=6)], "until": {"world": 2}}
+    outcome = chaos.run("jobs/troubled.py:plain", watch=watch, twin=False, **plan, **SETTINGS)
     (refused,) = [record for record in journal(outcome, Event.DETECTED) if record["worker"] == "node1.1"]
     assert refused["cause"] == "raised"
     assert refused["detail"].startswith("could not be started: IsADirectoryError")

@@ -30,6 +30,7 @@ from chaoskit.messages import (
     GroupBroken,
     Healed,
     Heartbeat,
+    HookReached,
     Plan,
     Welcome,
     WorkerDone,
@@ -41,6 +42,7 @@ from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
 PLAIN = "jobs/troubled.py:plain"
+HELD = "jobs/held.py"
 
 
 def journal(outcome: Outcome, *events: Event) -> list[JournalRecord]:
@@ -81,19 +83,12 @@ class Regicide:
 
 
 def regicide(
-    chaos: Chaos, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
-) -> tuple[Outcome, Regicide]:
-    """A run that must pass every check although its coordinator is killed."""
-    assassin = Regicide(moment, times)
-    settings = {"nodes": 3, "spares": 1, "steps": 30, "options": {"step_s": 0.02}, "deadline_s": 120.0} | plan
-    outcome = chaos.run(PLAIN, **{"watch": assassin} | settings)
-    return outcome, checked(outcome, assassin, times)
-
-
-def regicide_in_time(
     chaos: Chaos, directory: Path, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
-) -> tuple[Outcome, Regicide]:
-    """The same, of a run that does not end before the coordinator was killed and another one has taken over."""
+) -> Outcome:
+    """A run that must pass every check although its coordinator is killed.
+
+    It does not end before that, and another one has taken over.
+    """
     assassin = Regicide(moment, times)
 
     def look(message: Any) -> bool:
@@ -103,17 +98,17 @@ def regicide_in_time(
     flag = Flag(directory / "killed", look)
     settings = {"nodes": 3, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0} | plan
     outcome = chaos.run(PLAIN, watch=flag, **settings | {"until": flag.until | settings.get("until", {})})
-    return outcome, checked(outcome, assassin, times)
+    check(outcome, assassin, times)
+    return outcome
 
 
-def checked(outcome: Outcome, assassin: Regicide, times: int) -> Regicide:
+def check(outcome: Outcome, assassin: Regicide, times: int) -> None:
     """What holds of every such run."""
     assert assassin.kills == times, outcome.directory
     resumed = journal(outcome, Event.RESUMED)
     assert [record["term"] for record in resumed] == list(range(2, times + 2)), outcome.directory
     generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
     assert generations == sorted(set(generations)), "a generation came twice, or went down"
-    return assassin
 
 
 # -- real runs ----------------------------------------------------------------------------------------------------
@@ -121,7 +116,7 @@ def checked(outcome: Outcome, assassin: Regicide, times: int) -> Regicide:
 
 def test_training_goes_on_without_a_coordinator(chaos: Chaos, tmp_path: Path) -> None:
     """No rank is lost, so no membership changes, and no rank regroups."""
-    outcome, _ = regicide_in_time(chaos, tmp_path, lambda assassin, message: assassin.committed >= 5)
+    outcome = regicide(chaos, tmp_path, lambda assassin, message: assassin.committed >= 5)
     assert len(journal(outcome, Event.PLAN)) == 1
     assert outcome.false_alarms == 0
 
@@ -132,12 +127,12 @@ def test_killed_again_and_again(chaos: Chaos, tmp_path: Path) -> None:
     due = [next(moments)]
 
     def moment(assassin: Regicide, message: Any) -> bool:
-        if assassin.committed < due[0]:
-            return False
+        if not isinstance(message, Heartbeat) or assassin.committed < due[0]:
+            return False  # before a node is heard, the coordinator has not said that it goes on
         due[0] = next(moments, 10**9)
         return True
 
-    outcome, _ = regicide_in_time(chaos, tmp_path, moment, times=5)
+    outcome = regicide(chaos, tmp_path, moment, times=5)
     assert len(journal(outcome, Event.PLAN)) == 1
 
 
@@ -151,12 +146,15 @@ def test_killed_again_and_again(chaos: Chaos, tmp_path: Path) -> None:
 def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: type, spares: int) -> None:
     """It is killed when it hears of a loss, has published a plan, hears that a group is formed, and so on: with a
     spare and without one, the world is full again in the end."""
+    strikes = False  # a heartbeat may tell of no step before
 
     def moment(assassin: Regicide, message: Any) -> bool:
-        return assassin.committed >= 3 and isinstance(message, kind)
+        nonlocal strikes
+        strikes |= isinstance(message, HookReached)
+        return strikes and isinstance(message, kind)
 
     plan: dict[str, Any] = {"spares": spares, "faults": [Kill(rank=1, at_step=8, phase="reduce")]}
-    outcome, _ = regicide_in_time(chaos, tmp_path, moment, until={"world": 3}, **plan)
+    outcome = regicide(chaos, tmp_path, moment, until={"world": 3}, **plan)
     assert outcome.steps[-1].world == 3
     first, last = (journal(outcome, Event.PLAN)[at]["members"] for at in (0, -1))
     killed = first[1]["worker"]  # which node has rank 1 depends on the order in which nodes came
@@ -191,32 +189,47 @@ def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos, tmp_path: Path)
     assert journal(outcome, Event.RESUMED)
 
 
-def test_killed_before_anybody_is_ready(chaos: Chaos) -> None:
+def test_killed_before_anybody_is_ready(chaos: Chaos, tmp_path: Path) -> None:
     """Nothing is decided yet: the nodes attach to the next coordinator, and the run begins."""
-    regicide(chaos, lambda assassin, message: isinstance(message, Welcome), steps=10)
+    regicide(chaos, tmp_path, lambda assassin, message: isinstance(message, Welcome))
 
 
-def test_killed_before_the_first_plan(chaos: Chaos) -> None:
-    regicide(chaos, lambda assassin, message: isinstance(message, WorkerReady), steps=10)
+def test_killed_before_the_first_plan(chaos: Chaos, tmp_path: Path) -> None:
+    regicide(chaos, tmp_path, lambda assassin, message: isinstance(message, WorkerReady))
 
 
-def test_killed_when_a_rank_is_done(chaos: Chaos) -> None:
-    regicide(chaos, lambda assassin, message: isinstance(message, WorkerDone), steps=10)
+def regicide_at_the_end(chaos: Chaos, last: Path, watch: Callable[[Any], None]) -> Outcome:
+    """A run of whose two ranks one is not done before the file ``last`` is there."""
+    options = {"step_s": 0.02, "last": str(last)}
+    plan: dict[str, Any] = {"steps": 20, "until": {"world": 2}, "options": options, "deadline_s": 120.0}
+    return chaos.run(HELD, nodes=2, spares=0, watch=watch, **plan)
 
 
-def test_an_observer_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos) -> None:
+def test_killed_when_a_rank_is_done(chaos: Chaos, tmp_path: Path) -> None:
+    """The other one is done when another coordinator is there."""
+
+    def look(message: Any) -> bool:
+        assassin(message)
+        return assassin.is_done
+
+    assassin, last = Regicide(lambda assassin, message: isinstance(message, WorkerDone)), tmp_path / "killed"
+    check(regicide_at_the_end(chaos, last, Flag(last, look)), assassin, times=1)
+
+
+def test_an_observer_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos, tmp_path: Path) -> None:
     """An observer that attaches after every worker has ended is told of the end of the job."""
+    last = tmp_path / "killed"
 
     def watch(message: Any) -> None:
         before = assassin.kills
         assassin(message)
         if assassin.kills > before:
+            last.touch()
             pids = [member.endpoint.pid for member in assassin.plans[-1].members]
             wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the ends of all ranks")
 
     assassin = Regicide(lambda assassin, message: isinstance(message, WorkerDone))
-    chaos.run(PLAIN, nodes=2, spares=0, steps=10, options={"step_s": 0.02}, watch=watch)
-    assert assassin.kills == 1
+    check(regicide_at_the_end(chaos, last, watch), assassin, times=1)
 
 
 def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:

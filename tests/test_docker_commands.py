@@ -68,7 +68,7 @@ def test_the_root_of_this_host_is_no_place_for_a_command(chaos: Chaos) -> None:
 @pytest.mark.slow
 def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chaos) -> None:
     """The rank that is left waits for it in vain."""
-    faults = FreezeNode(rank=0, at_step=5, thaw_after_s=0.3), LoseNode(rank=1, at_step=15)
+    faults = FreezeNode(rank=0, at_step=5, thaw_after_s=2.5), LoseNode(rank=1, at_step=15)
     training = f"{sys.executable} {JOBS / 'averaged.py'} 1000 0.02 15"
     outcome = run(chaos, ["sh", "-c", f"RANK={{node_rank}} WORLD_SIZE={{nodes}} exec {training}"], *faults)
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
@@ -83,7 +83,7 @@ def test_torchrun_in_two_containers_waits_out_a_cut(chaos: Chaos) -> None:
     where = "--nnodes={nodes} --node-rank={node_rank} --master-addr={master_addr} --master-port={master_port}"
     launcher = [sys.executable, "-m", "torch.distributed.run", *where.split(), "--nproc-per-node=1"]
     fault = Cut(rank=1, at_step=5, heal_after_s=0.8)
-    outcome = run(chaos, [*launcher, str(JOBS / "averaged.py"), "20", "0.02"], fault)
+    outcome = run(chaos, [*launcher, str(JOBS / "averaged.py"), "150", "0.02"], fault)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert re.search(r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail)
     assert outcome.recovery.seconds >= 0.7

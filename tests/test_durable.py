@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,11 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
+from chaoskit.messages import HookReached
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event, Verdict
-from faults import KillCoordinator, ReplaceNode
+from faults import Fault, KillCoordinator, ReplaceNode, Target
 
 pytestmark = pytest.mark.costly
 
@@ -51,6 +54,29 @@ def plain_load(path: Path) -> dict[str, Any]:
     return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wait(Fault):
+    """The rank stands still at its step while the test looks at the message that says so, and comes to no harm."""
+
+    def inject(self, target: Target) -> None:
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        return "it went on"
+
+
+def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:
+    """Plan of a run that takes none of these steps before the state at its begin is stored: no save is skipped."""
+
+    def watch(message: Any) -> None:
+        if isinstance(message, HookReached) and message.step in steps:
+            wait_until(
+                lambda: message.step in {one.manifest.step for one in stored.snapshots().snapshots}, "the snapshot"
+            )
+
+    return {"faults": [Wait(rank=0, at_step=step) for step in steps], "watch": watch}
+
+
 def settings_of(job: str) -> dict[str, Any]:
     return {"step_s": 0.05} if job == PLAIN else TINY
 
@@ -63,7 +89,8 @@ def settings_of(job: str) -> dict[str, Any]:
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
     stored = DiskTier(tmp_path / "stored")
     disk = {"target": str(stored.root), "every_steps": 4, "keep_last": 3}
-    outcome = chaos.run(job, nodes=2, spares=0, steps=15, options=settings_of(job), twin=False, disk=disk)
+    plan = {"options": settings_of(job), "disk": disk} | awaiting(stored, 4, 8, 12)
+    outcome = chaos.run(job, nodes=2, spares=0, steps=15, twin=False, **plan)
     assert not journal(outcome, Event.SAVE_FAILED)
     found = stored.snapshots()
     assert [one.manifest.step for one in found.snapshots] == [12, 8, 4]
@@ -118,17 +145,23 @@ def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
 @pytest.mark.promise("nodes that come back in `startup_s` go on by themselves", job="fsdp")
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    stored = DiskTier(tmp_path / "stored")
+    plan = awaiting(stored, 5, 10)
+    plan["faults"] += lose_all(2, 19)
     outcome = chaos.run(
         job,
         nodes=2,
         spares=0,
         steps=30,
         options=settings_of(job),
-        disk={"target": str(tmp_path / "stored"), "every_steps": 5},
-        faults=lose_all(2, 19),
-        max_lost_steps=14,
+        disk={"target": str(stored.root), "every_steps": 5},
+        max_lost_steps=9,
+        **plan,
     )
-    assert {record["source"].split()[0] for record in journal(outcome, Event.RESTORED)} == {"disk"}
+    origins = {record.source: record["source"].split()[0] for record in journal(outcome, Event.RESTORED)}
+    late = {origin for origin in origins.values() if origin != "disk"}  # a node that came first has begun without it
+    assert origins, outcome.directory
+    assert all(origins.get(origin) == "disk" for origin in late), outcome.directory
     outcome.assert_same_losses_as_twin()
 
 
@@ -163,10 +196,19 @@ class Launches:
     def keep(self, every: int = 5) -> list[str]:
         return ["--checkpoints", str(self.stored.root), "--checkpoint-every", str(every)]
 
-    def kill_at(self, step: int, *more: str) -> None:
-        """Kill the launcher, and all that it has started with it, when a snapshot of that age is there."""
+    def kill_at(self, step: int, *more: str, also: Callable[[], object] = lambda: True) -> None:
+        """Kill the launcher, and all that it has started with it, when two snapshots are there, one of that age.
+
+        Args:
+            also: what must be true then, too.
+        """
+
+        def are_there() -> bool:
+            ages = [one.manifest.step for one in self.stored.snapshots().snapshots]
+            return len(ages) >= 2 and max(ages) >= step and bool(also())
+
         launcher = self.start("killed", *more)
-        wait_until(lambda: any(one.manifest.step >= step for one in self.stored.snapshots().snapshots), "a snapshot")
+        wait_until(are_there, "the snapshots", limit_s=LIMIT_S)
         launcher.kill()
         launcher.communicate(timeout=LIMIT_S)
         wait_until(lambda: not self._living(), "the end of all processes", poll_s=0.05)
@@ -223,8 +265,9 @@ def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
 def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: Path, job: str, during: str) -> None:
     """That the job resumes is in its record: the next coordinator begins nothing anew."""
     common: dict[str, Any] = {"nodes": 2, "spares": 0, "options": settings_of(job)}
-    disk = {"target": str(tmp_path / "stored"), "every_steps": 5}
-    chaos.run(job, **common, steps=12, twin=False, disk=disk)
+    stored = DiskTier(tmp_path / "stored")
+    disk = {"target": str(stored.root), "every_steps": 5}
+    chaos.run(job, **common, steps=12, twin=False, disk=disk, **awaiting(stored, 5, 10))
     fault = KillCoordinator(rank=0, during=during)
     outcome = chaos.run(job, **common, steps=30, disk=disk, resume=True, faults=[fault], check=False)
     assert [one.state for one in outcome.faults] == ["confirmed"]
@@ -242,7 +285,7 @@ def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: P
 def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
     launches = Launches(tmp_path, PLAIN, *OF_PLAIN)
     launches.kill_at(10, *launches.keep())
-    newest, older = launches.stored.snapshots().snapshots
+    newest, older, *_ = launches.stored.snapshots().snapshots
     with (newest.path / "__1_0.distcp").open("r+b") as file:
         file.seek(200)
         file.write(b"damage")
@@ -276,9 +319,12 @@ def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
 ) -> None:
     launches = Launches(tmp_path, job, *options)
     remote = ["--remote", f"file://{tmp_path}/remote", "--remote-every", "10"]
-    launches.kill_at(25, *launches.keep(), *remote)
-    uploaded = {path.parent.name for path in (tmp_path / "remote").glob("*/manifest.json")}
-    assert uploaded
+
+    def manifests() -> list[Path]:
+        return list((tmp_path / "remote").glob("*/manifest.json"))
+
+    launches.kill_at(25, *launches.keep(), *remote, also=manifests)
+    uploaded = {path.parent.name for path in manifests()}
     shutil.rmtree(launches.stored.root)
     resumed = launches.end("resumed", *launches.keep(), *remote)
     assert (resumed["ok"], resumed["steps"]) == (True, 60)

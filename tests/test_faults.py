@@ -23,6 +23,7 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.local import LocalCluster
 from chaoskit.substrate.undo import state_directory
+from chaoskit.suites.goals import JournalFlag, happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
     CATALOGUE,
@@ -42,10 +43,12 @@ PLAIN = "jobs/troubled.py:plain"
 THAW_S = 3.0  # three leases: by then the node is given up, however late the coordinator looks
 
 
-def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """An experiment that must pass."""
-    settings = {"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 60.0, "options": {"step_s": 0.02}} | plan
-    return chaos.run(PLAIN, faults=faults, **settings)
+def run(chaos: Chaos, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
+    """An experiment that must pass, and goes on until ``goal`` is reached, if there is one."""
+    settings: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 60.0, "options": {"step_s": 0.02}}
+    if goal is not None:
+        settings |= {"steps": 20, "until": goal.until, "watch": goal}
+    return chaos.run(PLAIN, faults=faults, **settings | plan)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
@@ -96,7 +99,7 @@ class Watcher:
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
     """Node 0 has a spare, too: its workers, zygote and keeper are gone, and no loss is called a false alarm."""
-    outcome = run(chaos, fault(rank=0, at_step=6, phase=phase))
+    outcome = run(chaos, fault(rank=0, at_step=6, phase=phase), goal=happened(chaos, Event.EVIDENCE))
     assert effective(outcome).startswith("the agent of node0 (pid ")
     assert "its 4 other processes are gone" in effective(outcome)
     late = [record for record in journal(outcome, Event.COMMIT) if record.source.startswith("node0.")]
@@ -108,7 +111,8 @@ def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
 
 def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
     """After the first loss the spare of node 0 holds a rank beside the one that was there before."""
-    outcome = run(chaos, Kill(rank=2, at_step=4), KillNode(rank=0, at_step=20), steps=60)
+    goal = happened(chaos, Event.EVIDENCE)
+    outcome = run(chaos, Kill(rank=2, at_step=4), KillNode(rank=0, at_step=20), goal=goal, steps=40)
     lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
     assert len(lost) == 2
     assert len(outcome.recoveries) == 2
@@ -125,33 +129,27 @@ def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos
 
 def test_two_nodes_at_once(chaos: Chaos) -> None:
     """A majority of the nodes is lost in the same reduction; both faults take effect."""
-    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), nodes=3)
+    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), goal=happened(chaos, Event.EVIDENCE, 2))
     assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
 
 
-def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos) -> None:
     """A fault at a time and one in the recovery from it both take effect, on different ranks."""
-    lost: set[str] = set()
-
-    def both_are_lost(message: Any) -> bool:
-        if isinstance(message, WorkerLost) and message.cause == "node lost":
-            lost.add(message.node)
-        return len(lost) == 2
-
-    flag = Flag(tmp_path / "lost", both_are_lost)
     faults = [KillNode(rank=1, after_s=0.1), KillAgent(rank=2, during="regroup")]
-    outcome = run(chaos, *faults, until=flag.until, watch=flag)
+    outcome = run(chaos, *faults, goal=happened(chaos, Event.EVIDENCE, 2))
     assert {fault.rank for fault in outcome.faults} == {1, 2}
 
 
 @pytest.mark.promise("one node is told to end, and after a grace period made to")
 def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
     """Its agent stands still and cannot obey SIGTERM: SIGKILL must follow, after the grace period. Its worker obeys."""
-    grace_s = 1.5
+    grace_s = 3.0
+    goal = happened(chaos, Event.EVIDENCE)
     ended_ns: dict[str, int] = {}  # as it is noticed at the next heartbeat
     pids: dict[str, int] = {}
 
     def watch(message: Any) -> None:
+        goal(message)
         if isinstance(message, HookReached) and message.worker == "node1.0":
             pids.update(worker=message.pid, agent=_parent(_parent(message.pid)))
             os.kill(pids["agent"], signal.SIGSTOP)
@@ -161,7 +159,7 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
             if osprocess.is_ending(pid):
                 ended_ns.setdefault(name, time.monotonic_ns())
 
-    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=grace_s), watch=watch, steps=100)
+    outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=grace_s), goal=goal, watch=watch)
     left = int(effective(outcome).partition("gone, ")[2].split()[0])
     assert 1 <= left <= 3  # of agent, keeper, zygote and worker
     (struck,) = journal(outcome, Event.INJECTED)
@@ -206,7 +204,7 @@ def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
 
 def test_the_coordinator_is_killed(chaos: Chaos) -> None:
     """The evidence names the process that is gone; the run passes with the coordinator that was started after it."""
-    outcome = run(chaos, KillCoordinator(at_step=6))
+    outcome = run(chaos, KillCoordinator(at_step=6), goal=happened(chaos, Event.RESUMED))
     observed = journal(outcome, Event.EVIDENCE)
     assert [record["observed"].startswith("the coordinator (pid ") for record in observed] == [True]
     assert journal(outcome, Event.RESUMED)

@@ -23,6 +23,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.runtime.following import Following, needed
 from chaoskit.runtime.registered import Registered
 from chaoskit.runtime.sampling import Sampler
+from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event
 from faults import Kill, Scale
 
@@ -256,7 +257,7 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
         shards=8,
         buckets=2,
         steps=60,
-        options={"step_s": 0.03},
+        options={"step_s": 0.1},  # a node is started, and joins, within thirty steps
         elastic=ELASTIC,
         follow={"rule": "square-root", "warmup_steps": 4},
         faults=[Scale(to=3, at_step=10), Kill(rank=1, at_step=24), Scale(to=1, at_step=40)],
@@ -352,12 +353,22 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
         "twin": False,
         "check": False,
     }
-    before = chaos.run(JOB, steps=30, faults=[Scale(to=1, at_step=4)], **common)
-    after = chaos.run(JOB, steps=60, resume=True, **common)
+    of_one: set[int] = set()
+
+    def is_stored(record: Record) -> bool:
+        """Whether a state after batches of two sizes is on the disk."""
+        of_one.update([record["step"]] if record.event == Event.COMMIT and record["world"] == 1 else [])
+        return record.event == Event.SAVED and bool(of_one) and record["step"] > min(of_one)
+
+    goal = JournalFlag(chaos, is_stored)
+    plan = {"steps": 20, "until": goal.until, "watch": goal, "faults": [Scale(to=1, at_step=4)]}
+    before = chaos.run(JOB, **plan, **common)
+    steps = len(before.steps) + 40
+    after = chaos.run(JOB, steps=steps, resume=True, **common)
     old, new = (dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after))
     begun = min(new)
     assert len({len(samples) for step, samples in old.items() if step < begun}) == 2
-    order = [sample for step in range(60) for sample in (old if step < begun else new)[step]]
+    order = [sample for step in range(steps) for sample in (old if step < begun else new)[step]]
     assert len(order) > 5 * 128
     assert once_an_epoch(order)
     resumed = [record for record in commits(after) if record["step"] < begun + 5]

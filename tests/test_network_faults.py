@@ -19,6 +19,7 @@ from chaoskit.messages import Heartbeat
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate import choice
 from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.suites.goals import all_took_effect
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
     CATALOGUE,
@@ -73,10 +74,10 @@ BROKEN = [
 WORSE = [
     (Flap(rank=2, at_step=AT, down_s=0.1, up_s=0.2, times=2), r"an echo from the coordinator to node\d was lost"),
     (Delay(rank=2, at_step=AT, delay_ms=5.0, heal_after_s=0.5), r"takes \d+\.\d ms, .* [1-9]\d* packets were held up"),
-    (Loss(rank=2, at_step=AT, share=0.02, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Loss(rank=2, at_step=AT, share=0.02), r"[1-9]\d* packets"),
     (Duplicate(rank=2, at_step=AT, share=0.1), r"[1-9]\d* packets"),
-    (Reorder(rank=2, at_step=AT, delay_ms=2.0, heal_after_s=0.5), r"[1-9]\d* packets"),
-    (Corrupt(rank=2, at_step=AT, share=0.02, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (Reorder(rank=2, at_step=AT, delay_ms=2.0), r"[1-9]\d* packets"),
+    (Corrupt(rank=2, at_step=AT, share=0.02), r"[1-9]\d* packets"),
     (Bandwidth(rank=2, at_step=AT, bits_per_s=5e6, heal_after_s=0.5), r"[1-9]\d* packets"),
     (Bandwidth(rank=2, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5), r"[1-9]\d* packets"),
 ]
@@ -100,8 +101,11 @@ def test_a_node_that_nobody_reaches_is_given_up(chaos: Chaos, tmp_path: Path, fa
 @pytest.mark.parametrize(("fault", "words"), WORSE, ids=_id)
 def test_a_bad_network_costs_time_at_most(chaos: Chaos, fault: Fault, words: str) -> None:
     """Whether a rank is given up or not, no step, sample or bit is lost."""
-    narrow = {"job": "gpt", "options": {"size": "tiny"}} if isinstance(fault, Bandwidth) else {}  # it sends more
-    outcome = run(chaos, fault, **narrow)
+    goal = all_took_effect(chaos, 1)
+    plan: dict[str, Any] = {"steps": 40, "until": goal.until, "watch": goal}
+    if isinstance(fault, Bandwidth):
+        plan = {"job": "gpt", "options": {"size": "tiny"}}  # it sends more
+    outcome = run(chaos, fault, **plan)
     assert re.search(words, evidence(outcome))
     assert outcome.false_alarms == outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
@@ -177,7 +181,8 @@ def test_a_change_that_meets_nothing_leaves_the_run_unknown(chaos: Chaos, fault:
 )
 def test_a_fault_that_needs_no_network_strikes_here_too(chaos: Chaos, fault: Fault) -> None:
     """Faults of processes take effect on nodes that have networks of their own, at no cost of a step."""
-    outcome = run(chaos, fault)
+    goal = all_took_effect(chaos, 1)
+    outcome = run(chaos, fault, steps=40, until=goal.until, watch=goal)
     assert evidence(outcome)
     assert outcome.substrate == "netns"
     assert outcome.false_alarms == outcome.lost_steps == 0

@@ -28,6 +28,7 @@ from chaoskit.experiment.timeline import Timeline
 from chaoskit.journal import Record
 from chaoskit.messages import Sealed
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
     BitFlip,
@@ -118,7 +119,7 @@ SABOTAGED = {
         ("23S",), "does_not_look_at_numbers", (NaN(rank=1, at_step=AT, parameter=WEIGHT),), _UNGUARDED
     ),
     "seeds by process": Sabotage(("25S",), "seeds_by_process", (KILL,), twin=True),
-    "forgets momentum": Sabotage(("26S",), "forgets_momentum", (KILL,), _UNGUARDED),
+    "forgets momentum": Sabotage(("26S",), "forgets_momentum", (KILL,), _UNGUARDED | {"until": {"spares": 1}}),
     "shrinks the batch": Sabotage(("27S",), "shrinks_the_batch", (KILL,)),
     "believes the clock": Sabotage(
         ("28S",), "believes_the_clock", (ClockJump(rank=1, at_step=AT, seconds=3600.0),), {"nodes": 2}
@@ -133,11 +134,14 @@ def settings_of(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def execute(chaos: Chaos, sabotage: Sabotage, **plan: Any) -> tuple[RawRun, Outcome]:
-    settings = chaos.limits | settings_of(sabotage.plan | plan)
+    settings, watch = chaos.limits | settings_of(sabotage.plan | plan), sabotage.watch
+    if any(isinstance(fault, KillCoordinator) for fault in sabotage.faults):
+        watch = goal = happened(chaos, Event.RESUMED)
+        settings["until"] = goal.until
     options = {"how": sabotage.how, **settings.pop("options", {})}
     experiment = plan_experiment(JOB, faults=sabotage.faults, options=options, **settings)
     twin = chaos.harness.twin(experiment) if sabotage.twin else None
-    run = chaos.harness._execute(experiment, sabotage.watch, 0)
+    run = chaos.harness._execute(experiment, watch, 0)
     return run, judge(run, twin, "local")
 
 

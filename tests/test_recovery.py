@@ -130,8 +130,8 @@ def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
 
 def test_whoever_is_behind_at_the_end_was_not_cut_short(chaos: Chaos) -> None:
     """One rank commits the last step and returns, one is late and one is replaced: both take its state over."""
-    late = Straggle(rank=2, at_step=15, delay_ms=300.0, steps=1)
-    outcome = run(chaos, faults=[late, Kill(rank=0, at_step=15, phase="optimizer")])
+    faults = [Straggle(rank=2, at_step=19, delay_ms=300.0, steps=1), Kill(rank=0, at_step=19, phase="optimizer")]
+    outcome = run(chaos, faults=faults, steps=20, until={"spares": 1})
     assert journal(outcome, Event.RESTORED)
     assert {record["cut_short_by"] for record in journal(outcome, Event.FINISHED)} == {""}
 

@@ -16,7 +16,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
 from chaoskit.messages import ScaleTo
-from chaoskit.suites.goals import JournalFlag, happened, worlds_seen
+from chaoskit.suites.goals import JournalFlag, all_took_effect, happened, worlds_seen
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
 from faults import AddNode, Demand, Fault, Kill, KillCoordinator, Scale, TakeSpot, Target
@@ -82,8 +82,9 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4))
     assert sizes(outcome) == [4, 3, 4]
     plans = planned(outcome)
-    assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node3.0",), ()]
-    assert left(outcome) == {"node3.0"}
+    last = plans[0]["members"][3]["worker"]
+    assert [tuple(plan["leavers"]) for plan in plans] == [(), (last,), ()]
+    assert left(outcome) == {last}
     assert [record["size"] for record in journal(outcome, Event.RESIZED)] == [3, 4]
     assert {record["accepted"] for record in journal(outcome, Event.ASKED)} == {True}
     (gone,) = journal(outcome, Event.LEFT)
@@ -218,10 +219,11 @@ def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
     outcome = run(chaos, *faults, goal=happened(chaos, Event.NODE_LOST), **plan)
     assert sizes(outcome) == [3]
     plans = planned(outcome)
-    assert [tuple(plan["leavers"]) for plan in plans] == [(), ("node1.0",)]
-    assert "node1 will be taken away: 3 -> 3" in plans[-1]["reason"]
-    assert {member["node"] for member in plans[-1]["members"]} == {"node0", "node2", "node3"}
-    assert left(outcome) == {"node1.0"}
+    taken = plans[0]["members"][1]
+    assert [tuple(plan["leavers"]) for plan in plans] == [(), (taken["worker"],)]
+    assert f"{taken['node']} will be taken away: 3 -> 3" in plans[-1]["reason"]
+    assert {member["node"] for member in plans[-1]["members"]} == {f"node{n}" for n in range(4)} - {taken["node"]}
+    assert left(outcome) == {taken["worker"]}
 
 
 @pytest.mark.slow
@@ -255,9 +257,10 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
     assert sizes(outcome)[:2] == [4, 2]
     assert sizes(outcome)[-1] == 4
     plans = planned(outcome)
-    assert left(outcome) == {"node2.0", "node3.0"} == set(plans[1]["leavers"])
+    lent = plans[0]["members"][2:]
+    assert left(outcome) == {member["worker"] for member in lent} == set(plans[1]["leavers"])
     (asked,) = journal(outcome, Event.ASKED)
-    assert set(asked["nodes"]) == {"node2", "node3"}
+    assert set(asked["nodes"]) == {member["node"] for member in lent}
 
 
 @pytest.mark.promise("new capacity is used after so long", setting="scaling_timeout_s")
@@ -280,7 +283,7 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
 def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
     """The request is in the record, or is made again."""
     faults = [Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT)]
-    outcome = run(chaos, *faults, goal=worlds_seen(chaos, 4, 2))
+    outcome = run(chaos, *faults, goal=all_took_effect(chaos, 2, 4, 2))
     assert sizes(outcome)[-1] == 2
     assert journal(outcome, Event.RESUMED)
     assert journal(outcome, Event.DETECTED) == []

@@ -27,6 +27,7 @@ from chaoskit.rules.budget import LINE_CHARS_MAX, Budget, TooSlow
 from chaoskit.rules.lint import lint
 from chaoskit.rules.patterns import nests_repeats
 from chaoskit.runtime.board import Board
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Phase
 
 ENDLESS = r"(a+)+$"
@@ -133,7 +134,9 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
 def test_a_pattern_without_end_costs_a_run_nothing(chaos: Chaos) -> None:
     """Every rank prints what it cannot be matched with. Its node is not lost, and another rule still does its work."""
     rules = [SLOW, {"name": "bad", "logPattern": r"step 9 (loss)", "faultOnMatch": True, "action": "alert"}]
-    outcome = chaos.run("jobs/printing.py", nodes=2, steps=40, options={"riddle_at": 5}, rules=rules, twin=False)
+    goal = happened(chaos, Event.RULE_FIRED, 4)
+    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": goal.until, "watch": goal, "twin": False}
+    outcome = chaos.run("jobs/printing.py", options={"riddle_at": 5}, rules=rules, **plan)
     journal = read_journals(Path(outcome.directory) / "journal")
     assert [record for record in journal if record.event in (Event.DETECTED, Event.NODE_LOST)] == []
     fired = [(one["rule"], one["verdict"], one["rank"]) for one in journal if one.event == Event.RULE_FIRED]

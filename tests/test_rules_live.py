@@ -18,6 +18,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.messages import Heartbeat, Welcome, WorkerLost
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import BadBatch, Hang, Kill, Straggle
 
@@ -156,8 +157,8 @@ def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
 def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
     """A rank that waits for the recovery of another is not called hanging, though rules are looked at."""
     rules = [QUIET | {"expectedStartCutOffInSeconds": OFTEN_S}, SEEN]
-    faults = [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)]
-    outcome = run(chaos, *rules, faults=faults, spares=0)
+    faults, goal = [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)], happened(chaos, Event.RULE_FIRED)
+    outcome = run(chaos, *rules, faults=faults, spares=0, until=goal.until, watch=goal)
     assert {cause for _, cause in lost(outcome)} == {"exited"}
     assert {rule for rule, _, _ in fired(outcome)} == {"seen"}
 
@@ -176,11 +177,12 @@ def test_a_rank_that_never_prints_is_excused_while_another_one_prints(chaos: Cha
 
     start = QUIET | {"expectedStartCutOffInSeconds": 5}
     fault = Hang(rank=0, at_step=10, how="spin")
-    options = {"printers": [0], "hold_at": 5, "until": str(excused)}
+    options = {"printers": [0], "hold_at": 5, "file": str(excused)}
     outcome = run(chaos, start, steps=20, options=options, faults=[fault], watch=watch, twin=False, **BLIND)
     assert lost(outcome) == [(0, "log rule")]
     assert silent_and_excused(Path(outcome.directory) / "journal") == {"node1.0", "node2.0"}
-    assert "node0.0 prints" in journal(outcome, Event.RULE_EXCUSED)[0]["detail"]
+    first = journal(outcome, Event.PLAN)[0]["members"][0]["worker"]  # two start on its node
+    assert f"{first} prints" in journal(outcome, Event.RULE_EXCUSED)[0]["detail"]
 
 
 def silent_and_excused(directory: Path) -> set[str]:
@@ -207,7 +209,8 @@ def test_a_node_can_be_replaced(chaos: Chaos) -> None:
 def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -> None:
     """Rules that are looked at fire on no healthy rank."""
     rules = [QUIET | {"action": action, "expectedStartCutOffInSeconds": OFTEN_S}, SLOW | {"action": action}, SEEN]
-    outcome = run(chaos, *rules, steps=12, spares=0)
+    goal = happened(chaos, Event.RULE_FIRED)
+    outcome = run(chaos, *rules, steps=20, spares=0, until=goal.until, watch=goal)
     assert ({rule for rule, _, _ in fired(outcome)}, lost(outcome)) == ({"seen"}, [])
 
 

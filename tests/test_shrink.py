@@ -193,7 +193,7 @@ def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
     """Of four faults, the two that strike in one step are left, and the minimal file fails again."""
     job = f"{UNFAITHFUL}:loses_two"
     save(plan_experiment(job, steps=30, faults=TWO_AT_ONCE, nodes=4, spares=0, buckets=2), tmp_path / "plan.json")
-    done = _chaoskit("replay", "plan.json", "--shrink", "--budget-s", "60", "--json", "--report", "out", at=tmp_path)
+    done = _chaoskit("replay", "plan.json", "--shrink", "--budget-s", "240", "--json", "--report", "out", at=tmp_path)
     assert done.returncode == Verdict.FAILED.exit_code, done.stderr
     said = json.loads(done.stdout)
     assert said["symptoms"] == ["losses equal the twin's"]

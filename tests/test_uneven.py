@@ -191,7 +191,7 @@ def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
 @by_night
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
     """The world shrinks in the middle of it, and grows again."""
-    outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), steps=50)
+    outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), until={"world": 4})
     assert loads(outcome)[1][1] <= 3
     (shrunk,) = [counts for counts in loads(outcome) if len(counts) == 3][:1]
     assert shrunk[1] < min(shrunk[0], shrunk[2])

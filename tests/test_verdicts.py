@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import losses
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput, HarnessError
@@ -106,12 +107,14 @@ def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
 
 
 @pytest.mark.promise("any other one is a false alarm")
-def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos) -> None:
+def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos, tmp_path: Path) -> None:
     """A rank that dies without a planned fault is noticed, survived, and reported."""
     pids: dict[str, int] = {}
     killed: list[int] = []
+    lost = losses(tmp_path / "lost")
 
     def kill_rank_one(message: Any) -> None:
+        lost(message)
         if isinstance(message, Plan):
             pids.update({member.worker: member.endpoint.pid for member in message.members})
         if isinstance(message, Heartbeat) and not killed:
@@ -120,24 +123,28 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos) -> None:
                     killed.append(pids[beat.worker])
                     os.kill(killed[0], signal.SIGKILL)
 
-    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=400, watch=kill_rank_one, check=False)
+    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": lost.until, "watch": kill_rank_one}
+    outcome = chaos.run(f"{JOBS}:faithful", **plan, check=False)
     assert outcome.false_alarms == 1
     assert check(outcome, "no false alarm") == Verdict.FAILED
     outcome.assert_same_losses_as_twin()
 
 
 @pytest.mark.parametrize("fault", [Straggle(rank=1, at_step=8), DataStall(rank=1, at_step=8, stall_ms=20.0)])
-def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos, fault: Fault) -> None:
+def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos, tmp_path: Path, fault: Fault) -> None:
     """A rank that was made slow, and is then killed from outside, is a false alarm: its slowness killed nothing."""
     pids: list[int] = []
+    lost = losses(tmp_path / "lost")
 
     def kill_it(message: Any) -> None:
+        lost(message)
         if isinstance(message, HookReached):
             pids.append(message.pid)
         if isinstance(message, LeverPulled) and message.effective and pids:
             os.kill(pids.pop(), signal.SIGKILL)
 
-    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=60, faults=[fault], watch=kill_it, check=False)
+    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": lost.until, "watch": kill_it}
+    outcome = chaos.run(f"{JOBS}:faithful", faults=[fault], **plan, check=False)
     assert outcome.faults[0].state == "confirmed"
     assert outcome.false_alarms == 1
     assert outcome.verdict == Verdict.FAILED
@@ -147,7 +154,7 @@ def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos,
 
 
 @pytest.mark.promise("a harness that breaks makes it `error`")
-def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos) -> None:
+def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos, tmp_path: Path) -> None:
     """A coordinator that dies without a planned fault says nothing about the job: the verdict is an error."""
     coordinators: list[int] = []
 
@@ -157,8 +164,9 @@ def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos) -> None:
         if isinstance(message, Heartbeat) and any(beat.commits >= 3 for beat in message.beats) and coordinators:
             os.kill(coordinators.pop(), signal.SIGKILL)
 
+    never = {"file": str(tmp_path / "never")}
     with pytest.raises(HarnessError, match="coordinator"):
-        chaos.run(f"{JOBS}:faithful", nodes=2, steps=2000, twin=False, watch=kill_coordinator)
+        chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, until=never, twin=False, watch=kill_coordinator)
 
 
 def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.jobs import gpt
 from chaoskit.journal import Record, read_journals
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event
 from faults import BadBatch, Cut, Fault, Hang, Kill, KillNode, NaN, Rack
 
@@ -166,16 +167,17 @@ def test_the_whole_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
 
 def test_plain_dcp_reads_what_is_stored_and_plain_torch_goes_on_with_it(chaos: Any, tmp_path: Path) -> None:
     stored = DiskTier(tmp_path / "stored")
-    disk = {"target": str(stored.root), "every_steps": 5}
-    outcome = chaos.run(
-        "zero", nodes=3, spares=0, steps=12, shards=3, options=TINY | {"batch": 6}, twin=False, disk=disk
-    )
+    disk, goal = {"target": str(stored.root), "every_steps": 10}, happened(chaos, Event.SAVED)
+    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 20, "shards": 3, "until": goal.until, "watch": goal}
+    plan["options"] = TINY | {"batch": 6, "schedule_steps": 40}
+    outcome = chaos.run("zero", **plan, twin=False, disk=disk)
     assert not events(outcome, Event.SAVE_FAILED)
-    state = plain_load(stored.snapshots().snapshots[0].path)
-    assert state["scalars"]["step"] == 10
+    newest = stored.snapshots().snapshots[0]
+    state = plain_load(newest.path)
+    assert state["scalars"]["step"] == newest.manifest.step
     names = {name.removeprefix("model.") for name in state if name.startswith("model.")}
     for name in names - {name for name in names if f"optimizer.state.{name}.step" not in state}:
-        assert state[f"optimizer.state.{name}.step"] == 10
+        assert state[f"optimizer.state.{name}.step"] == newest.manifest.step
         assert state[f"optimizer.state.{name}.exp_avg"].shape == state[f"model.{name}"].shape
         assert state[f"optimizer.state.{name}.exp_avg_sq"].count_nonzero()
 

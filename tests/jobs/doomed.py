@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chaoskit.fixtures.jobs.goal import Goal
 from chaoskit.runtime.board import _COPIED
 
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
@@ -51,6 +52,7 @@ class Doom:
         """Does not return if this is the place."""
         trainer = self._trainer
         doomed = self._fatal.get(str(trainer.step), []) if trainer.took_part else []
+        doomed = [rank for rank in doomed if rank < trainer.world]  # after a loss not all are back yet
         if where != self._where or trainer.rank not in doomed or not self._is_first(trainer.rank):
             return
         if where == "torn":
@@ -119,19 +121,21 @@ def train(
     marker: str = "",
     ahead: int | None = None,
     copied: list[int] | None = None,
+    until: dict[str, Any] | None = None,
 ) -> None:
-    """See :class:`Doom`."""
+    """See :class:`Doom`. ``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     doom = Doom(trainer, fatal, where, marker, ahead, copied)
     optimizer = DoomedAdam(model.parameters(), doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         with trainer.transaction() as step:
             doom.begin()
             doom.await_copy()
-            time.sleep(step_s)
+            goal.pace(step_s)
             for shard in step.shards(DATA, batch_size=24):
                 loss = model(shard.batch).square().mean()
                 doom.strike("forward", model[0].weight)

@@ -1,4 +1,4 @@
-"""A job whose ranks wait until a file is there: in the first steps of a larger world, or before chosen steps."""
+"""A job whose ranks wait until a file is there: in the first steps of a larger world, before others, or at the end."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def train(
     gates: dict[str, str] | None = None,
     step_s: float = 0.0,
     full: int = 0,
+    last: str = "",
     until: dict[str, Any] | None = None,
 ) -> None:
     """Train a small replicated model.
@@ -33,6 +34,7 @@ def train(
             takes ``PATIENCE_S`` at most. The unbroken run, which has no goal, waits nowhere.
         gates: step -> file for which each rank waits before it.
         full: steps take 0.1 s while there are fewer ranks.
+        last: file for which the last rank waits before it is done.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
@@ -48,6 +50,8 @@ def train(
                 _wait_for(trainer, Path(file))
             for shard in step.shards(DATA, batch_size=24):
                 step.backward(model(shard.batch).square().mean())
+    if until is not None and last and trainer.rank == trainer.world - 1:
+        _wait_for(trainer, Path(last))
 
 
 def _wait_for(trainer: Any, file: Path) -> None:

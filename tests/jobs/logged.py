@@ -3,8 +3,8 @@
     python logged.py STEPS STEP_S EVERY
 
 Every rank prints the loss of each step; rank 0 writes a checkpoint after every EVERY steps (0: none) into the run's
-directory, from which each new attempt goes on. No torch: imports would be
-most of the time.
+directory, from which each new attempt goes on. It is written when the next step has been shown: whenever the training
+is killed, it repeats a step. No torch: imports would be most of the time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def main() -> None:
         step, weight = int(words[0]), float(words[1])
     while step < steps:
         time.sleep(step_s)
+        before = f"{step} {weight!r}"
         weight = weight * 0.9 + 0.001 * step
         print(f"[rank{rank}] step {step} loss {weight:.6f}", flush=True)
-        step += 1
-        if every and step % every == 0 and rank == 0:
+        if every and step and step % every == 0 and rank == 0:
             draft = checkpoint.with_suffix(".draft")
-            draft.write_text(f"{step} {weight!r}")
+            draft.write_text(before)
             draft.replace(checkpoint)
+        step += 1
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from chaoskit.fixtures.jobs.goal import Goal
+
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 
 
@@ -23,7 +25,8 @@ def train(
     stop_at: int | None = None,
     riddle_at: int | None = None,
     hold_at: int | None = None,
-    until: str = "",
+    file: str = "",
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Each rank prints the loss of each of its shards, and how long that took it without the others.
 
@@ -32,15 +35,18 @@ def train(
         printers: ranks that print; all, if None.
         nan_from: from this step on the printed loss is NaN, on every rank. Nothing else is.
         stop_at: in this step every rank prints that it is about to stop.
-        hold_at: in this step every rank waits until the file ``until`` is there; printers go on to print.
+        hold_at: in this step every rank waits until ``file`` is there; printers go on to print.
         riddle_at: in this step every rank prints a line on which ``(a+)+$`` backtracks for longer than anybody lives.
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     trainer.register(model=model, optimizer=optimizer)
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         with trainer.transaction() as step:
+            goal.pace()
             for shard in step.shards(DATA, batch_size=24):
                 begun_s = time.monotonic()
                 time.sleep(step_s)
@@ -48,7 +54,7 @@ def train(
                 step.backward(loss)
                 # in the rehearsal, alone in its world, every worker has rank 0
                 prints = printers is None or (trainer.took_part and trainer.rank in printers)
-                while trainer.step == hold_at and not Path(until).exists():
+                while trainer.step == hold_at and not Path(file).exists():
                     time.sleep(step_s)
                     if prints:
                         print(f"step {trainer.step} loss {loss.item():.6f} took {step_s * 1000:.1f} ms, and waits")

@@ -161,7 +161,7 @@ def late_ones_fail(
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
-def babbling(trainer: Any, *, steps: int, step_s: float, marker: str) -> None:
+def babbling(trainer: Any, *, steps: int, step_s: float, marker: str, until: dict[str, Any] | None = None) -> None:
     """At one step, rank 1 writes nonsense to every descriptor that it has inherited; once."""
 
     def outside() -> None:
@@ -173,7 +173,7 @@ def babbling(trainer: Any, *, steps: int, step_s: float, marker: str) -> None:
                 if (ours.family, ours.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
                     ours.send(b"\xff" * 64)
 
-    _train(trainer, steps, outside=outside, step_s=lambda step: step_s)
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
 def late_ones_differ(

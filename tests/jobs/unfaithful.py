@@ -9,22 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from chaoskit.fixtures.jobs.goal import Goal
+
 DATA = torch.arange(256, dtype=torch.float32).view(64, 4)
 
 
-def _train(trainer: Any, steps: int, noise: Any) -> None:
+def _train(trainer: Any, steps: int, noise: Any, until: dict[str, Any] | None = None) -> None:
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
-    while trainer.step < steps:
+    goal = Goal(trainer, steps, until)
+    while goal.is_ahead():
         with trainer.transaction() as step:
+            goal.pace()
             for shard in step.shards(DATA, batch_size=8):
                 step.backward(model(shard.batch / 256).square().mean() + noise())
 
 
-def faithful(trainer: Any, *, steps: int) -> None:
-    """Keeps every promise."""
-    _train(trainer, steps, lambda: 0.0)
+def faithful(trainer: Any, *, steps: int, until: dict[str, Any] | None = None) -> None:
+    """Keeps every promise. ``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
+    _train(trainer, steps, lambda: 0.0, until)
 
 
 def remembers_its_process(trainer: Any, *, steps: int) -> None:
