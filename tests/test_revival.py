@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from chaoskit.control.limits import LIMITS
 from chaoskit.control.revival import Revival
+from chaoskit.messages import Endpoint, Snapshot
 
 
 def test_the_time_without_copies_counts_from_the_end_of_the_questions_whoever_looked() -> None:
@@ -56,3 +58,20 @@ def test_a_difference_between_ranks_that_stays_is_asked_about_once() -> None:
         revival.answer("b", (), 10.3 + number, number=number, committed=7)
         assert revival.outdated == (number == 0)
         revival.ask_again()
+
+
+def test_a_copy_beside_a_corrupt_one_of_the_same_age_is_taken() -> None:
+    """A rank that took its piece over from another node has it copied anew: in another place, with the same seal."""
+    revival = Revival()
+    damaged, renewed = (
+        Snapshot("a", "a.0", 3, 1, 8, "ab", Endpoint("host", "", 7000, 100, 4), inode=inode) for inode in (1, 2)
+    )
+    revival.begin(["a"], 10.0)
+    revival.answer("a", [damaged], 10.1)
+    revival.fail(damaged, True, 10.2)
+    revival.ask_again()
+    revival.begin(["a"], 11.0)
+    elsewhere = Endpoint("host", "", 8000, 100, 5)
+    damaged, renewed = (msgspec.structs.replace(copy, endpoint=elsewhere) for copy in (damaged, renewed))
+    revival.answer("a", [damaged, renewed], 11.1, number=1)
+    assert revival.snapshots == (renewed,)

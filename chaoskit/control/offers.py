@@ -82,4 +82,5 @@ class Offers:
             tier=tier,
             piece=piece,
             pieces=pieces,
+            inode=os.fstat(view.fd).st_ino,
         )

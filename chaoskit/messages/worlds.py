@@ -36,7 +36,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was. The state of a sharded job
     is in ``pieces`` different pieces, of which this is one; all of one age belong together. One that is stored has a
     ``path``, a directory or a URL; nobody serves it, and whoever can reach it reads it there. ``store``: where that of
-    the URL listens, if this does not say it.
+    the URL listens, if this does not say it. ``inode``: of the memory that holds it, which tells it from another one
+    with the same seal on the same node; 0 for one that is stored.
     """
 
     node: str
@@ -51,6 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pieces: int = 1
     path: str = ""
     store: str = ""
+    inode: int = 0
 
     @property
     def age(self) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class Laws:
         for entry in entries:
             self.untold.update(_lines_of(entry.event))
             self.resized += isinstance(entry.event, events.Resized)
-            self.size.remembered(entry.event)
+            self.size.remembered(entry.event, entry.now_s - entry.lag_s)
             match entry.event:
                 case events.WorkerLost(worker):
                     process = self._world.workers.get(worker)

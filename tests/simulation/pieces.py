@@ -211,7 +211,7 @@ class PieceKeeper:
         number = self._numbers.setdefault(copy, len(self._numbers))  # stands for its descriptor
         checksum, where = format(copy.state, "x"), Endpoint("host", "", self.recalls, self._agent.pid, number)
         place_ = (self._agent.node, copy.worker, *copy.age, 1, checksum, where, tier, copy.piece, copy.pieces)
-        return Snapshot(*place_)
+        return Snapshot(*place_, inode=number + 1)
 
     def read(self, snapshot: Snapshot) -> Copy | None:
         """What was offered, if it is still there."""

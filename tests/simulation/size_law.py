@@ -25,17 +25,23 @@ class SizeLaw:
         self._world = world
         self._asked = 0
         self._noticed: dict[str, Agent] = {}
+        self._gone_s: dict[str, float] = {}  # of these: when they were to be gone
+        self._began = False  # whether a world has trained
         self._lenders: set[str] = set()  # jobs that have nodes, if there were any to have
         self.checked = False
 
-    def remembered(self, event: events.AnyEvent) -> None:
-        """What a coordinator has written down."""
+    def remembered(self, event: events.AnyEvent, now_s: float) -> None:
+        """What a coordinator has written down, by the time of its membership."""
         policy = self._world.config.elastic
         match event:
             case events.Elastic(happenings.Scale(_, size)) if policy is not None and size in policy.sizes:
                 self._asked = size
-            case events.Elastic(happenings.Notice(node)):
-                self._noticed[node] = self._world.agents[node]
+            case events.Elastic(happenings.Notice(node, deadline_s)):
+                self._noticed[node], self._gone_s[node] = self._world.agents[node], deadline_s
+            case events.Settled():
+                self._began = True
+            case events.NodeJoined(node) if not self._began and self._gone_s.get(node, now_s + 1.0) <= now_s:
+                self._noticed.pop(node, None)  # it comes after it was to be gone: that was another one of its name
             case events.Elastic(happenings.Demand(_, job)):
                 self._lenders.add(job)
             case events.Elastic(happenings.Returned(job)):
