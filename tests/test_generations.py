@@ -148,6 +148,18 @@ def test_a_worker_that_is_to_go_keeps_its_place_and_forms_no_group() -> None:
     assert here.departing is None
 
 
+def test_a_worker_departs_with_a_plan_that_waits_for_its_step_boundary() -> None:
+    """The members of that plan go on without it, and it may be told to end before it has come to the boundary."""
+    here = course()
+    here.offer(plan(1))
+    assert here.farewell is None
+    here.offer(plan(2, leaves=True))
+    assert here.departing is None
+    assert here.farewell == plan(2, leaves=True)
+    here.offer(plan(3))
+    assert here.farewell is None
+
+
 @given(st.data())
 @settings(max_examples=examples(200), deadline=None)
 def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) -> None:

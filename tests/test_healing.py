@@ -14,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from torch.utils.data import TensorDataset
 
 from chaoskit.config import RunConfig, resolve_job
-from chaoskit.journal import Journal
+from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, GroupBroken, Member, Message, Plan
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
@@ -24,6 +24,7 @@ from chaoskit.runtime.group import Group
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.trainer import Trainer
+from chaoskit.vocabulary import Event
 
 NOWHERE = Endpoint("", "", 0, 0, -1)
 
@@ -105,4 +106,28 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
     assert not thread.is_alive()
     assert not raised
     assert trainer.step == 1
+    journal.close()
+
+
+def test_a_rank_that_is_told_to_go_before_its_step_boundary_has_left(tmp_path: Path) -> None:
+    """The members of the next world need not wait for it to begin that world: its agent may hear of it first."""
+    journal, ended = Journal(tmp_path, "node0.0"), threading.Event()
+
+    def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
+        ended.wait()
+        raise RuntimeError("the test is over")
+
+    regrouper = Regrouper(
+        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+    )
+    me, other = (Member(rank, f"node{rank}.0", f"node{rank}", NOWHERE, (rank,)) for rank in range(2))
+    regrouper.offer(Plan(1, (me, other), abort=True))
+    regrouper.offer(Plan(2, (other,), abort=False, leavers=("node0.0",)))
+    regrouper.note_left()  # it may be a member again before it comes to the boundary
+    assert list(read_journals(tmp_path)) == []
+    for _ in range(2):
+        regrouper.note_left(told=True)
+    (left,) = read_journals(tmp_path)
+    assert (left.event, left["generation"], left["rank"]) == (Event.LEFT, 2, 0)
+    ended.set()
     journal.close()

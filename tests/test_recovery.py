@@ -75,10 +75,11 @@ class Assassin:
         return [name for name in members if name not in self.victims and not is_ending(self.pids[name])]
 
     def kill(self, *workers: str) -> None:
-        """SIGKILL these workers, one right after the other."""
-        for worker in workers:
-            self.victims.append(worker)
-            os.kill(self.pids[worker], signal.SIGKILL)
+        """SIGKILL these workers. All stand still first: the last one serves no state when the first one is gone."""
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for worker in workers:
+                os.kill(self.pids[worker], signum)
+        self.victims += workers
 
 
 Act = Callable[[Assassin, Any], None]

@@ -183,6 +183,12 @@ class GenerationCourse(Generic[AnyGeneration]):
         current = self.current
         return current if current is not None and self._worker in current.plan.leavers else None
 
+    @property
+    def farewell(self) -> Plan | None:
+        """The newest plan, begun or waiting, if this worker departs with it. Its members do not wait for it."""
+        newest = self._waiting or (self.current.plan if self.current is not None else None)
+        return newest if newest is not None and self._worker in newest.leavers else None
+
     def is_over(self, generation: AnyGeneration) -> bool:
         """Whether it broke, or there is a newer one."""
         return generation.broken or self.current is not generation

@@ -72,7 +72,7 @@ class Regrouper:
         self._changed = threading.Condition()
         self._course = GenerationCourse(worker, Formation)
         self._retired: list[Formation] = []
-        self._left: Formation | None = None  # the last one that this worker is known to have left
+        self._left = 0  # the last generation that this worker is known to have left before
         self.dismissal: Dismissed | None = None
 
     # -- control thread -----------------------------------------------------------------------------------------
@@ -164,15 +164,21 @@ class Regrouper:
         with self._changed:
             return self._course.known if self.dismissal is None else None
 
-    def note_left(self) -> None:
-        """Write down that this worker leaves at this step boundary: once, and only if it does."""
+    def note_left(self, *, told: bool = False) -> None:
+        """Write down that this worker leaves at this step boundary: once, and only if it does.
+
+        Args:
+            told: it was told to end, as the others go on without it. It may not have come so far itself.
+        """
         with self._changed:
-            formation = self._course.departing
-            if formation is None or formation is self._left:
+            current, departing = self._course.current, self._course.departing
+            boundary = departing.plan if departing is not None else None
+            plan = self._course.farewell if told else boundary
+            if current is None or plan is None or plan.generation == self._left:
                 return
-            self._left = formation
-            place = {"generation": formation.plan.generation, "rank": formation.me.rank}
-            self._journal.write(Event.LEFT, step=self._course.step, **place)
+            self._changed.wait_for(lambda: self._course.may_report(current))
+            self._left = plan.generation
+            self._journal.write(Event.LEFT, step=self._course.step, generation=plan.generation, rank=current.me.rank)
 
     def membership(self) -> Formation:
         """The newest formation, once the steps of its members are known.

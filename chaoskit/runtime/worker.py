@@ -133,7 +133,7 @@ class Control:
         """The others go on without this worker. The agent ends it when its time is over."""
         nothing_to_do = not self.callbacks.on_preempt or self.regrouper.done
         if nothing_to_do or not self.regrouper.dismiss(order):
-            self.regrouper.note_left()  # the others may have met before it has come to its next step
+            self.regrouper.note_left(told=True)
             step_back()
             os._exit(0)
 
