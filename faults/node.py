@@ -181,10 +181,14 @@ class FreezeNode(NodeFault):
         signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
 
     def again(self, target: Target, message: Any) -> bool:
-        if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes:
+        if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes and self._was_seen(target):
             target.acted_ns = target.lifted_ns = time.monotonic_ns()
             self._thaw(target)
         return False
+
+    def _was_seen(self, target: Target) -> bool:
+        """Whether there is evidence, or never will be: a harness that was busy for so long must not thaw unseen."""
+        return "seen" in target.notes or any(map(_is_gone, target.notes.get("processes", [])))
 
     def _thaw(self, target: Target) -> None:
         target.notes["thawed"] = True
@@ -196,6 +200,12 @@ class FreezeNode(NodeFault):
             osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
 
     def observe(self, target: Target) -> str | None:
+        found = self._look(target)
+        if found is not None:
+            target.notes["seen"] = True
+        return found
+
+    def _look(self, target: Target) -> str | None:
         processes: list[Process] = target.notes["processes"]
         if self.how == "cgroup":
             freeze: Freeze = target.notes["freeze"]

@@ -282,6 +282,21 @@ def test_a_node_is_frozen_when_all_of_it_stands(undo: UndoLog, children: list[su
     assert seen(fault, struck)
 
 
+def test_a_node_is_thawed_when_it_was_seen_to_stand(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+    """A harness that was busy for longer than the node was to stand finds the evidence all the same."""
+    fault = FreezeNode(rank=1, at_step=8, thaw_after_s=1.0)
+    struck = target(undo, notes={"processes": [known(child) for child in children]})
+    for child in children:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    fault.again(struck, None)
+    assert seen(fault, struck)
+    fault.again(struck, None)
+    for child in children:
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+    assert not seen(fault, struck)
+
+
 def test_a_coordinator_that_lives_was_not_killed(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
     fault = KillCoordinator(at_step=8)
     assert not seen(fault, target(undo))
