@@ -131,3 +131,30 @@ def test_a_rank_that_is_told_to_go_before_its_step_boundary_has_left(tmp_path: P
     assert (left.event, left["generation"], left["rank"]) == (Event.LEFT, 2, 0)
     ended.set()
     journal.close()
+
+
+def test_a_group_that_is_built_too_late_is_closed(tmp_path: Path) -> None:
+    """Another plan came while it was built: no step will use it, and its sockets must not stay."""
+    journal, closed = Journal(tmp_path, "node0.0"), threading.Event()
+    me = Member(0, "node0.0", "node0", NOWHERE, (0,))
+
+    class Noting(Group):
+        """Tells when it is closed."""
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
+        if plan.generation > 1:
+            raise RuntimeError("the test is over")
+        group = Noting(HashStore(), 0, 1, torch.device("cpu"), address=HOST, timeout_s=LIMIT_S)
+        regrouper.offer(Plan(2, (me,), abort=True))
+        return group
+
+    regrouper = Regrouper(
+        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+    )
+    regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", NOWHERE, ())), abort=True))
+    wait_until(closed.is_set, "the end of the group")
+    journal.close()
