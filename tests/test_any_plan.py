@@ -283,7 +283,7 @@ def test_a_coordinator_dies_once() -> None:
 def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
     """A job that goes wrong when two ranks are lost in one step: the property fails, and says how to see it again."""
     pair = (Kill(rank=1, at_step=6), Raise(rank=2, at_step=6))
-    broken = plan_experiment(f"{JOBS / 'unfaithful.py'}:loses_two", nodes=3, spares=0, shards=8, steps=12, faults=pair)
+    broken = plan_experiment(f"{JOBS / 'unfaithful.py'}:loses_two", nodes=3, spares=0, shards=8, steps=10, faults=pair)
     with pytest.raises(AssertionError, match="losses equal the twin's") as failed:
         holds(chaos, broken, shrink_s=15.0)
     *_, line = str(failed.value).splitlines()

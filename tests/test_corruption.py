@@ -20,7 +20,7 @@ from faults import Fault, Kill
 from faults.base import Target
 
 JOB = "jobs/corrupting.py"
-STEPS = 14
+STEPS = 20
 
 Flipped = Callable[..., Outcome]
 
@@ -147,7 +147,7 @@ def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Fl
 
     flag = Flag(tmp_path / "flipped.ready", all_are_ready)
     kill: list[Fault] = [Kill(rank=2, at_step=5)]
-    plan = {"nodes": 4, "spares": 2, "rank": 3, "at_step": 3, "state_hash_steps": 8, "steps": 30, "faults": kill}
+    plan = {"nodes": 4, "spares": 2, "rank": 3, "at_step": 3, "state_hash_steps": 8, "steps": 40, "faults": kill}
     outcome = corrupted("weight", meet=5, watch=flag, **plan)
     found_ns = min(record.t_ns for record in journal(outcome, Event.CORRUPT))
     guilty = culprit(outcome, 3)
@@ -406,7 +406,7 @@ def test_the_same_checks_find_one_flip(corrupted: Flipped, where: str, plan: dic
 def test_an_audited_run_trains_the_same(chaos: Chaos) -> None:
     """The auditor's extra shard does not disturb the randomness, the sums or the samples."""
     plain, audited = (
-        chaos.run("gpt", nodes=4, steps=12, options={"size": "tiny"}, twin=False, audit_every=every) for every in (0, 1)
+        chaos.run("gpt", nodes=4, steps=10, options={"size": "tiny"}, twin=False, audit_every=every) for every in (0, 1)
     )
     assert plain.losses == audited.losses
     assert plain.weights_digest == audited.weights_digest

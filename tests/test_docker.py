@@ -204,7 +204,7 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
         outcome = harness.run(
             TROUBLED,
             nodes=2,
-            steps=30,
+            steps=40,
             options={"step_s": 0.02},
             faults=[Kill(rank=1, at_step=9)],
             twin=False,

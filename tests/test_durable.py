@@ -88,18 +88,18 @@ def settings_of(job: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
     stored = DiskTier(tmp_path / "stored")
-    disk = {"target": str(stored.root), "every_steps": 4, "keep_last": 3}
-    plan = {"options": settings_of(job), "disk": disk} | awaiting(stored, 4, 8, 12)
-    outcome = chaos.run(job, nodes=2, spares=0, steps=15, twin=False, **plan)
+    disk = {"target": str(stored.root), "every_steps": 6, "keep_last": 3}
+    plan = {"options": settings_of(job), "disk": disk} | awaiting(stored, 6, 12, 18)
+    outcome = chaos.run(job, nodes=2, spares=0, steps=20, twin=False, **plan)
     assert not journal(outcome, Event.SAVE_FAILED)
     found = stored.snapshots()
-    assert [one.manifest.step for one in found.snapshots] == [12, 8, 4]
+    assert [one.manifest.step for one in found.snapshots] == [18, 12, 6]
     assert not found.damaged
     for snapshot in found.snapshots:
         snapshot.verify()
         assert {item.file for item in snapshot.manifest.items} == {"__0_0.distcp", "__1_0.distcp"}
     state = plain_load(found.snapshots[0].path)
-    assert state["scalars"]["step"] == 12
+    assert state["scalars"]["step"] == 18
     weight = "3.weight" if job == PLAIN else "head.weight"
     assert state[f"optimizer.state.{weight}.exp_avg"].shape == state[f"model.{weight}"].shape
     assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
@@ -152,7 +152,7 @@ def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_pat
         job,
         nodes=2,
         spares=0,
-        steps=30,
+        steps=40,
         options=settings_of(job),
         disk={"target": str(stored.root), "every_steps": 5},
         max_lost_steps=9,
@@ -269,14 +269,14 @@ def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: P
     disk = {"target": str(stored.root), "every_steps": 5}
     chaos.run(job, **common, steps=12, twin=False, disk=disk, **awaiting(stored, 5, 10))
     fault = KillCoordinator(rank=0, during=during)
-    outcome = chaos.run(job, **common, steps=30, disk=disk, resume=True, faults=[fault], check=False)
+    outcome = chaos.run(job, **common, steps=40, disk=disk, resume=True, faults=[fault], check=False)
     assert [one.state for one in outcome.faults] == ["confirmed"]
     assert journal(outcome, Event.RESUMED), "no other coordinator took over"
     assert not journal(outcome, Event.RECORD_LOST)
     assert {(record["step"], record["source"].split()[0]) for record in journal(outcome, Event.RESTORED)} == {
         (10, "disk")
     }
-    assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(10, 30))
+    assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(10, 40))
     if job == PLAIN:  # the rate of the other one follows a curve of its length, which was another in the first run
         verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before
         assert verdicts["final weights equal the twin's"] == Verdict.PASSED
@@ -305,9 +305,9 @@ def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
         pytest.skip("mounting a small file system takes root")
     try:
         disk = {"target": str(stored), "every_steps": 5}
-        outcome = chaos.run("gpt", nodes=2, spares=0, steps=30, options=TINY, twin=False, disk=disk)
+        outcome = chaos.run("gpt", nodes=2, spares=0, steps=20, options=TINY, twin=False, disk=disk)
         assert not DiskTier(stored).snapshots().snapshots
-        assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(30))
+        assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(20))
         assert any("No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED))
     finally:
         subprocess.run(["umount", "-l", str(stored)], check=True)

@@ -138,6 +138,6 @@ def test_a_compiled_model_survives_a_resize(chaos: Chaos) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_compilation_in_the_middle_of_a_step_is_no_hang(chaos: Chaos, reset: bool) -> None:
     """The others wait for it, as long as it takes."""
-    outcome = chaos.run(f"{JOBS}:compiling_late", twin=False, options={"reset": reset}, **RUN | {"steps": 14})
+    outcome = chaos.run(f"{JOBS}:compiling_late", twin=False, options={"reset": reset}, **RUN)
     assert outcome.false_alarms == 0
     assert outcome.recoveries == []

@@ -313,7 +313,7 @@ def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: d
     """The twin's one rank has more shards than the batch: what it computed is asked for and written down, no more."""
     follow = {"rule": "none"}
     outcome = chaos.run(
-        f"{JOBS}:{job}", nodes=2, shards=8, spares=0, steps=8, options=options, elastic=ELASTIC, follow=follow
+        f"{JOBS}:{job}", nodes=2, shards=8, spares=0, steps=10, options=options, elastic=ELASTIC, follow=follow
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
     assert outcome.ledger.skipped == [skipped]

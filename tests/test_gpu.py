@@ -22,7 +22,7 @@ def test_losing_a_rank_costs_nothing(chaos: Chaos, fault: Kill | Hang) -> None:
     """NCCL's own abort frees the survivors; the replacement pulls its state."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
-    outcome = chaos.run("gpt", nodes=2, spares=2, steps=30, faults=[fault])
+    outcome = chaos.run("gpt", nodes=2, spares=2, steps=20, faults=[fault])
     assert outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
 
@@ -31,4 +31,4 @@ def test_a_nan_is_never_committed(chaos: Chaos) -> None:
     """Non-finite gradients are traced on GPUs, too."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
-    chaos.run("gpt", nodes=2, spares=2, steps=30, faults=[NaN(rank=1, at_step=10, parameter="head.weight")])
+    chaos.run("gpt", nodes=2, spares=2, steps=20, faults=[NaN(rank=1, at_step=10, parameter="head.weight")])

@@ -44,13 +44,13 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> face.Launched:
-    """A run of 12 steps; or of 20 and more, until a condition is true: nodes look at themselves at a low priority."""
+    """A run of 20 steps; or of more, until a condition is true: nodes look at themselves at a low priority."""
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
-    options: dict[str, Any] = {"steps": 12, "step_s": 0.03}
+    options: dict[str, Any] = {"steps": 20, "step_s": 0.03}
     if until is not None:
         seen = directory.parent / "seen"
-        options |= {"steps": 20, "until": {"file": str(seen)}}
+        options |= {"until": {"file": str(seen)}}
         threading.Thread(target=_touch_when, args=(until, seen), daemon=True).start()
     settings = {"nodes": 3, "spares": 0} | settings
     return face.launch(job, console, directory=directory, port=0, options=options, **settings)

@@ -145,7 +145,7 @@ def test_a_bit_in_the_state_has_its_rank_replaced(chaos: Chaos, where: str, phas
 def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos: Chaos) -> None:
     """By default a sixteenth of it is compared in each step; what was reduced before had come from good weights."""
     fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5)
-    outcome = run(chaos, fault, steps=AT + 18, check=False)
+    outcome = run(chaos, fault, steps=40, check=False)
     assert_flipped(outcome, 3)
     assert len(found(outcome)) == 1
     step, rank, verdict = found(outcome).pop()
@@ -281,7 +281,7 @@ def test_a_rank_that_sleeps_beyond_the_limit_is_replaced(chaos: Chaos) -> None:
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.3, steps=6)
-    outcome = chaos.run("gpt", nodes=2, spares=0, steps=24, options={"size": "tiny"}, faults=[fault])
+    outcome = chaos.run("gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault])
     assert re.search(r"throttled \S+ [1-9]\d* times, for \d+ ms", seen(outcome))
     assert_nobody_was_blamed(outcome)
     assert outcome.faults[0].undone
@@ -359,7 +359,7 @@ def test_a_replacement_reads_the_same_bad_data(chaos: Chaos) -> None:
 def test_bad_data_without_floating_point_inputs(chaos: Chaos) -> None:
     """Bytes cannot be NaN: the loss is, and the evidence says so."""
     fault = BadBatch(at_step=AT, shard=1, value="inf")
-    outcome = chaos.run("gpt", nodes=2, spares=0, steps=12, options={"size": "tiny"}, faults=[fault], twin=False)
+    outcome = chaos.run("gpt", nodes=2, spares=0, steps=10, options={"size": "tiny"}, faults=[fault], twin=False)
     assert re.fullmatch(
         r"shard 1 of step 8 has no floating-point inputs; its loss was \d+\.\d+ before, inf after", seen(outcome)
     )

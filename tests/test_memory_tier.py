@@ -24,7 +24,7 @@ from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
 JOB = str(Path(__file__).parent / "jobs" / "doomed.py")
-STEPS = 16
+STEPS = 20
 DEADLINE_S = 60.0
 
 
@@ -51,7 +51,7 @@ def haunted(chaos: Chaos, tmp_path: Path, assassin: Assassin, **plan: Any) -> Ou
         return assassin.is_done
 
     flag = Flag(tmp_path / "done", is_done)
-    return run(chaos, watch=flag, until=flag.until, steps=20, **plan)
+    return run(chaos, watch=flag, until=flag.until, **plan)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:

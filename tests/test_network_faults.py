@@ -52,7 +52,7 @@ def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outco
     for fault in faults:
         if reason := fault.unavailable():
             pytest.skip(reason)
-    settings = {"nodes": 4, "steps": 45, "options": {"step_s": 0.02}, "deadline_s": 60.0} | plan
+    settings = {"nodes": 4, "steps": 40, "options": {"step_s": 0.02}, "deadline_s": 60.0} | plan
     return chaos.run(job, faults=faults, **settings)
 
 

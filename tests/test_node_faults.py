@@ -56,7 +56,7 @@ def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outco
             pytest.skip(str(refused))
         if reason := fault.unavailable():
             pytest.skip(reason)
-    settings = {"nodes": 4, "steps": 45, "options": {"step_s": 0.02}, "deadline_s": 90.0} | plan
+    settings = {"nodes": 4, "steps": 40, "options": {"step_s": 0.02}, "deadline_s": 90.0} | plan
     return chaos.run(job, faults=faults, **settings)
 
 
@@ -168,7 +168,7 @@ def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> No
     """In the step in which it is lost the workers of the other rack tear their state: only the copy there brings it
     back. A step later the nodes that are left would have copies anew, wherever those before them were."""
     doom = {"fatal": {str(AT): [2, 3]}, "copied": [2], "marker": str(tmp_path / "ended"), "step_s": 0.05}
-    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 24, "rack_nodes": 2, "memory_copies": 2}
+    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 20, "rack_nodes": 2, "memory_copies": 2}
     fault = Rack(rank=0, at_step=AT, phase="optimizer")
 
     def watch(message: Any) -> None:
@@ -182,7 +182,7 @@ def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> No
     assert problems == ["no false alarm"], outcome.directory  # that the job kills itself is planned by nobody
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
     assert any(source.startswith("memory") for source in sources), sources
-    same = {"nodes": 4, "steps": 24}
+    same = {"nodes": 4, "steps": 20}
     twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **same))
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
 
@@ -259,7 +259,7 @@ def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
 def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     if device_of(chaos.harness.directory) is None:
         pytest.skip(f"{chaos.harness.directory} lies on no disk")
-    outcome = run(chaos, LimitIo(rank=2, at_step=AT), job=f"{JOBS}:writing", options={}, nodes=3, steps=30)
+    outcome = run(chaos, LimitIo(rank=2, at_step=AT), job=f"{JOBS}:writing", options={}, nodes=3)
     assert evidence(outcome).startswith(f"{struck(outcome).node} used up what it may write for ")
     assert journal(outcome, Event.DETECTED) == []
 

@@ -184,9 +184,9 @@ def test_a_job_is_looked_up_beside_the_plan(tmp_path: Path) -> None:
 def test_every_run_leaves_its_plan(chaos: Chaos) -> None:
     """What is beside the journals is the experiment that was run."""
     faults = [Kill(rank=1, at_step=3, phase="reduce")]
-    outcome = chaos.run("jobs/unfaithful.py:faithful", nodes=2, steps=8, seed=5, faults=faults)
+    outcome = chaos.run("jobs/unfaithful.py:faithful", nodes=2, steps=10, seed=5, faults=faults)
     read = load(Path(outcome.directory) / "plan.json")
-    assert (read.faults, read.steps, read.config.nodes, read.config.seed) == (tuple(faults), 8, 2, 5)
+    assert (read.faults, read.steps, read.config.nodes, read.config.seed) == (tuple(faults), 10, 2, 5)
     again = chaos.harness.run_planned(read)
     assert (again.losses, again.weights_digest) == (outcome.losses, outcome.weights_digest)
     assert again.faults[0].state == "confirmed"

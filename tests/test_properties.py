@@ -415,7 +415,7 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.promise("In an outcome, the properties that hold share one line")
 def test_the_outcome_tells_what_holds(chaos: Chaos) -> None:
     """One line for all that hold; each that is violated has one of its own."""
-    outcome = chaos.run(JOB, nodes=2, spares=1, steps=16, faults=[KILL], twin=False)
+    outcome = chaos.run(JOB, nodes=2, spares=1, steps=20, faults=[KILL], twin=False)
     (line,) = [check for check in outcome.checks if check.name == "properties"]
     assert line.detail.startswith(f"{len(line.detail.split(': ')[1].split(', '))} hold: 1S, 1L, ")
     assert not [check for check in outcome.checks if check.name.startswith("property ")]

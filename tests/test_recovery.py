@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 
 def run(chaos: Chaos, job: str = PLAIN, **plan: Any) -> Outcome:
     """An experiment that must pass, small enough to be one of many."""
-    settings = {"nodes": 3, "spares": 1, "steps": 16, "deadline_s": DEADLINE_S} | plan
+    settings = {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": DEADLINE_S} | plan
     return chaos.run(job, **settings)
 
 
@@ -97,7 +97,7 @@ def assassinated(chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **pla
         return goal(assassin)
 
     flag = Flag(Path(tempfile.mkdtemp(prefix="goal-", dir=chaos.harness.directory)) / "reached", is_reached)
-    settings = {"check": False, "steps": 20, "options": {"step_s": 0.02}} | plan
+    settings = {"check": False, "options": {"step_s": 0.02}} | plan
     outcome = run(chaos, watch=flag, until=flag.until, **settings)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
     assert not problems, outcome.directory
@@ -126,13 +126,13 @@ def test_a_kill_in_any_phase(chaos: Chaos, phase: str, reduction: str) -> None:
 @pytest.mark.parametrize("spares", [0, 2])
 def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
     """A joiner that finds the last step committed ends; it does not wait for a step that nobody takes."""
-    run(chaos, spares=spares, faults=[Kill(rank=0, at_step=15, phase=phase)])
+    run(chaos, spares=spares, faults=[Kill(rank=0, at_step=19, phase=phase)])
 
 
 def test_whoever_is_behind_at_the_end_was_not_cut_short(chaos: Chaos) -> None:
     """One rank commits the last step and returns, one is late and one is replaced: both take its state over."""
     faults = [Straggle(rank=2, at_step=19, delay_ms=300.0, steps=1), Kill(rank=0, at_step=19, phase="optimizer")]
-    outcome = run(chaos, faults=faults, steps=20, until={"spares": 1})
+    outcome = run(chaos, faults=faults, until={"spares": 1})
     assert journal(outcome, Event.RESTORED)
     assert {record["cut_short_by"] for record in journal(outcome, Event.FINISHED)} == {""}
 
@@ -147,7 +147,7 @@ def test_two_kills_in_one_step(chaos: Chaos) -> None:
 def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
     """4 -> 3 -> 2 -> 4 ranks without a spare: replacements are started, and join at a step boundary."""
     kills = [Kill(rank=3, at_step=5), Kill(rank=1, at_step=6)]
-    outcome = run(chaos, nodes=4, spares=0, shards=6, steps=20, until={"world": 4}, faults=kills)
+    outcome = run(chaos, nodes=4, spares=0, shards=6, until={"world": 4}, faults=kills)
     assert min(worlds(outcome)) <= 3
     assert worlds(outcome)[-1] == 4
     outcome.assert_same_losses_as_twin()
@@ -276,7 +276,7 @@ def test_a_sum_that_overflows_while_a_rank_dies_ends_the_run_if_it_shall(chaos: 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
     """What auditors find does not have to fit into 64 bits, nor do the flags of what is not finite."""
-    plan = {"nodes": 2, "shards": 96, "steps": 8, "reduction": reduction}
+    plan = {"nodes": 2, "shards": 96, "steps": 10, "reduction": reduction}
     outcome = run(chaos, "jobs/troubled.py:wide", options={"bad": {"4": list(range(96))}}, **plan)
     assert outcome.losses[4] is None
 
@@ -292,7 +292,7 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
 def test_replacements_that_cannot_be_built_do_not_end_the_run(chaos: Chaos, tmp_path: Path, refuse: bool) -> None:
     """They are started again, and spend none of the budget."""
     options = {"marker": str(tmp_path / "trained"), "failures": 4, "step_s": 0.03, "refuse": refuse}
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"world": 2}, "deadline_s": 120.0}
+    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "until": {"world": 2}, "deadline_s": 120.0}
     plan |= {"max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
     outcome = run(chaos, f"{JOBS}:late_ones_fail", options=options, **plan, twin=False, check=False)
     assert next(check.verdict for check in outcome.checks if check.name == "training completed") == Verdict.PASSED
@@ -322,7 +322,7 @@ def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
             commands.add(Path(f"/proc/{message.endpoint.pid}/cmdline").read_bytes().split(b"\0")[1])
 
     kill = Kill(rank=1, at_step=6)
-    run(chaos, nodes=2, spares=0, fork=False, faults=[kill], steps=12, twin=False, deadline_s=120.0, watch=look)
+    run(chaos, nodes=2, spares=0, fork=False, faults=[kill], twin=False, deadline_s=120.0, watch=look)
     assert commands == {b"-c"}, "a fork has the command line of the nursery, python -m"
 
 

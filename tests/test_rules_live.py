@@ -91,7 +91,7 @@ def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
 def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
     """The action ``alert`` writes down that the rule fired, and replaces no rank."""
     fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=4)
-    outcome = run(chaos, SLOW | {"action": "alert"}, faults=[fault], spares=0, steps=16, **BLIND)
+    outcome = run(chaos, SLOW | {"action": "alert"}, faults=[fault], spares=0, steps=20, **BLIND)
     assert lost(outcome) == []
     assert fired(outcome) == [("slow", "slow", 2)]
 

@@ -33,7 +33,7 @@ AT = 8
 
 
 def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
-    settings = {"nodes": 4, "spares": 1, "steps": 24, "options": TINY} | plan
+    settings = {"nodes": 4, "spares": 1, "steps": 20, "options": TINY} | plan
     return chaos.run("fsdp", faults=faults, **settings)  # type: ignore[no-any-return]
 
 
@@ -131,15 +131,15 @@ def test_the_coordinator_is_lost_with_a_rank(chaos: Any) -> None:
 
 
 def test_a_loss_in_the_last_step(chaos: Any) -> None:
-    run(chaos, Kill(rank=2, at_step=23, phase="optimizer")).assert_same_losses_as_twin()
+    run(chaos, Kill(rank=2, at_step=19, phase="optimizer")).assert_same_losses_as_twin()
 
 
 @pytest.mark.promise("`entries_max` entries in a row that failed here and committed nothing")
 def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
     """The second rung of the ladder has a budget; the third one is a new process."""
     job = Path(__file__).parent / "jobs" / "shaky.py"
-    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=12, entries_max=3, twin=False)
-    assert len(outcome.steps) == 12
+    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=20, entries_max=3, twin=False)
+    assert len(outcome.steps) == 20
     assert outcome.reasons[0].startswith("no false alarm: node1.0")  # no fault was planned
     causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]
     assert len(causes) == 4  # the first one trained
@@ -150,10 +150,10 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
 def test_a_rank_that_dies_while_a_nan_is_looked_into(chaos: Any, tmp_path: Path) -> None:
     """The new membership begins without a suspicion: its newcomer has none, and all must decide alike."""
     job, options = Path(__file__).parent / "jobs" / "suspected.py", {"bad_step": 5, "marker": str(tmp_path / "ended")}
-    outcome = chaos.harness.run(str(job), nodes=4, spares=1, steps=12, options=options, twin=False)
+    outcome = chaos.harness.run(str(job), nodes=4, spares=1, steps=20, options=options, twin=False)
     assert [record["rank"] for record in events(outcome, Event.DETECTED)] == [1], outcome.directory
     assert len(events(outcome, Event.NONFINITE)) == 4
-    twin = chaos.harness.twin(plan_experiment(str(job), nodes=4, steps=12))
+    twin = chaos.harness.twin(plan_experiment(str(job), nodes=4, steps=20))
     assert [point.loss for point in outcome.steps] == twin.losses
 
 
@@ -164,7 +164,7 @@ def test_a_rank_that_dies_while_a_nan_is_looked_into(chaos: Any, tmp_path: Path)
 )
 def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> None:
     job = Path(__file__).parent / "jobs" / "entered_again.py"
-    outcome = chaos.run(str(job), nodes=4, spares=1, steps=12, faults=[Kill(rank=2, at_step=AT, phase="backward")])
+    outcome = chaos.run(str(job), nodes=4, spares=1, steps=20, faults=[Kill(rank=2, at_step=AT, phase="backward")])
     outcome.assert_same_losses_as_twin()
     notes = {path.name: path.read_text() for path in Path(outcome.directory).rglob("* from step *")}
     again = {name: text for name, text in notes.items() if not name.endswith(" 0")}

@@ -223,13 +223,13 @@ def _chaoskit(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.promise("The budget is strict: a run that is under way when it ends is broken off.")
 def test_a_search_out_of_time_leaves_the_plan_and_nothing_running(chaos: Chaos, tmp_path: Path) -> None:
     """A run that is broken off in the middle ends its processes; the next one works."""
-    endless = plan_experiment(f"{UNFAITHFUL}:never_ends", nodes=2, steps=9, faults=[Kill(rank=1, at_step=3)])
+    endless = plan_experiment(f"{UNFAITHFUL}:never_ends", nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)])
     told: list[str] = []
     path = tmp_path / "minimal.json"
     shrunk = shrink_to_file(chaos.harness, endless, path, budget_s=3.0, twin=False, tell=told.append)
     assert (shrunk.runs, shrunk.failures, shrunk.complete) == (1, 0, False)
     assert load(path) == endless
-    chaos.run(JOB, nodes=2, steps=9, faults=[Kill(rank=1, at_step=3)])
+    chaos.run(JOB, nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)])
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_any_run(chaos: Chaos) -> None:

@@ -147,7 +147,7 @@ def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> No
 )
 def test_another_helper_is_another_twin(harness: Harness, job: Path, helper: str, text: str) -> None:
     """Wherever it lies, and whenever it is imported."""
-    experiment = plan(str(job), options={}, steps=4)
+    experiment = plan(str(job), options={}, steps=10)
     first = harness.twin(experiment)
     assert harness.twin(experiment) == first
     assert runs_of(harness) == 1
@@ -159,13 +159,13 @@ def test_another_helper_is_another_twin(harness: Harness, job: Path, helper: str
 
 def test_a_job_elsewhere_has_a_twin_of_its_own(harness: Harness, job: Path, tmp_path: Path) -> None:
     """A copy imports the helpers of its own folder: what has changed there, nobody sees in the first one's files."""
-    first = harness.twin(plan(str(job), options={}, steps=4))
+    first = harness.twin(plan(str(job), options={}, steps=10))
     copy = shutil.copytree(job.parent, tmp_path / "copy") / job.name
     (copy.parent / "parts" / "rates.py").write_text("RATE = 0.25\n")
-    second = harness.twin(plan(str(copy), options={}, steps=4))
+    second = harness.twin(plan(str(copy), options={}, steps=10))
     assert second.losses != first.losses
-    assert harness.twin(plan(str(copy), options={}, steps=4)) == second
-    assert harness.twin(plan(str(job), options={}, steps=4)) == first
+    assert harness.twin(plan(str(copy), options={}, steps=10)) == second
+    assert harness.twin(plan(str(job), options={}, steps=10)) == first
     assert runs_of(harness) == 2
 
 
@@ -178,7 +178,7 @@ def test_jobs_of_one_folder_have_twins_of_their_own(twins: TwinCache) -> None:
 
 def test_only_the_users_files_count(harness: Harness, job: Path) -> None:
     """Not torch's thousands, nor ours: those are in the key, by their versions and as a whole."""
-    twin = harness.twin(plan(str(job), options={}, steps=4))
+    twin = harness.twin(plan(str(job), options={}, steps=10))
     assert set(twin.sources) == {str(job), *(str(job.parent / "parts" / name) for name in ("layers.py", "rates.py"))}
 
 

@@ -47,7 +47,7 @@ def test_a_signal_that_the_process_survives_is_unknown(chaos: Chaos) -> None:
 def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
     """A fault that waits for a second loss, where there is only one, proves nothing."""
     faults = [Kill(rank=1, at_step=3), Kill(rank=0, during="detection", recovery=2)]
-    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, spares=0, steps=8, faults=faults, check=False)
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, spares=0, steps=10, faults=faults, check=False)
     assert [fault.state for fault in outcome.faults] == ["confirmed", "not fired"]
     assert outcome.verdict == Verdict.UNKNOWN
     assert [one.verdict for one in outcome.checks if one.name.startswith("evidence of")] == [
@@ -252,13 +252,13 @@ import signal
 JOB = {job!r}
 
 def test_passes(chaos):
-    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4)])
+    chaos.run(JOB + ":faithful", nodes=2, steps=10, faults=[Kill(rank=1, at_step=4)])
 
 def test_unknown(chaos):
-    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
+    chaos.run(JOB + ":faithful", nodes=2, steps=10, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
 
 def test_fails(chaos):
-    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=12, twin=False, max_failures=2)
+    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=10, twin=False, max_failures=2)
 
 def test_error(chaos):
     from chaoskit.errors import HarnessError
@@ -300,7 +300,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.chaos(nodes=2, seed=7)
         def test_twice(chaos):
-            outcome = chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", steps=5)
+            outcome = chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", steps=10)
             assert (outcome.nodes, outcome.seed) == (2, 7)
         """
     )
@@ -320,7 +320,7 @@ def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
 
         def test_a_kill(chaos):
             job = {str(Path(__file__).parent / JOBS)!r} + ":faithful"
-            plan = {{"nodes": 2, "steps": 12, "faults": [Kill(rank=1, at_step=4)]}}
+            plan = {{"nodes": 2, "steps": 10, "faults": [Kill(rank=1, at_step=4)]}}
             chaos.run(job, **plan)
             chaos.run(job, **plan, check=False)
         """

@@ -37,13 +37,13 @@ def where(chaos):
 
 @pytest.mark.parametrize("step", range(4))
 def test_passes(chaos, step):
-    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4 + step)])
+    chaos.run(JOB + ":faithful", nodes=2, steps=10, faults=[Kill(rank=1, at_step=4 + step)])
 
 def test_unknown(chaos):
-    chaos.run(JOB + ":faithful", nodes=2, steps=12, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
+    chaos.run(JOB + ":faithful", nodes=2, steps=10, faults=[Kill(rank=1, at_step=4, signum=signal.SIGURG)])
 
 def test_fails(chaos):
-    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=12, twin=False, max_failures=2)
+    chaos.run(JOB + ":fails_everywhere", nodes=2, steps=10, twin=False, max_failures=2)
 
 def test_error(chaos):
     from chaoskit.errors import HarnessError

@@ -23,7 +23,7 @@ JOBS = Path(__file__).parent / "jobs"
 
 
 def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
-    settings = {"nodes": 4, "spares": 1, "steps": 24, "options": TINY} | plan
+    settings = {"nodes": 4, "spares": 1, "steps": 20, "options": TINY} | plan
     return chaos.run("zero", faults=faults, **settings)  # type: ignore[no-any-return]
 
 
@@ -74,7 +74,7 @@ def test_a_rank_that_hangs(chaos: Any) -> None:
 
 
 def test_a_loss_in_the_last_step(chaos: Any) -> None:
-    run(chaos, Kill(rank=2, at_step=23, phase="optimizer")).assert_same_losses_as_twin()
+    run(chaos, Kill(rank=2, at_step=19, phase="optimizer")).assert_same_losses_as_twin()
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_world_that_shrinks_and_grows_keeps_every_bit(chaos: Any) -> None:
 def test_the_bits_are_those_of_the_replicated_job(chaos: Any) -> None:
     """Without a limit on the norm, which is summed in another order."""
     found = [
-        chaos.harness.run(job, nodes=nodes, spares=0, shards=6, steps=12, twin=False, options=options)
+        chaos.harness.run(job, nodes=nodes, spares=0, shards=6, steps=10, twin=False, options=options)
         for job, nodes, options in (
             ("gpt", 2, TINY | {"batch": 6, "clip_norm": 1e9}),
             ("zero", 2, TINY | {"batch": 6, "clip_norm": 0}),
@@ -149,7 +149,7 @@ def test_the_bits_are_those_of_the_replicated_job(chaos: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("Gradients are summed in the same order in every world, the norm for `clip_norm` too")
 def test_a_limited_norm_has_the_same_bits_in_every_world(chaos: Any) -> None:
-    found = [chaos.harness.run("zero", nodes=nodes, spares=0, shards=4, steps=12, options=TINY) for nodes in (1, 3)]
+    found = [chaos.harness.run("zero", nodes=nodes, spares=0, shards=4, steps=10, options=TINY) for nodes in (1, 3)]
     assert losses(found[0]) == losses(found[1])
 
 

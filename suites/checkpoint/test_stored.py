@@ -17,11 +17,11 @@ from faults.disk import DiskFault
 from faults.stored import HOWS
 
 NODES = 2
-EVERY = 10
+EVERY = 12
 LATE = 28
 #: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
 JOBS = {"replicas": "stored", "pieces": "copied"}
-SNAPSHOTS = {str(LATE): [EVERY, 2 * EVERY], "34": [3 * EVERY]}
+SNAPSHOTS = {str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}
 
 
 def lose_all(at_step: int) -> list[ReplaceNode]:
@@ -49,7 +49,7 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
         f"{Path(__file__).with_name('jobs.py')}:{JOBS[job]}",
         nodes=NODES,
         spares=0,
-        steps=35,
+        steps=40,
         until={"snapshots": SNAPSHOTS, "directory": str(stored.root)},
         disk={"target": str(stored.root), "every_steps": EVERY, "keep_last": 3},
         faults=[CorruptFile(at_step=LATE, how=how), *lose_all(LATE)],
@@ -88,7 +88,7 @@ def test_a_disk_that_fails_a_save_ends_no_training(
         f"{Path(__file__).with_name('jobs.py')}:stored",
         nodes=NODES,
         spares=0,
-        steps=105,
+        steps=100,
         until=waits,
         disk={"target": str(stored.root), "every_steps": 5},
         faults=[kind(rank=rank, at_step=8, directory="checkpoints", heal_after_s=1.5, **more), *lose_all(98)],

@@ -53,7 +53,7 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
 def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
     cut = fault(rank=1, at_step=AT - 2, apart_from="store", heal_after_s=2.0)
-    outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), steps=120)
+    outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), goal=happened(chaos, Event.LIFTED))
     struck = {victim(outcome, number).partition(".")[0] for number in range(2)}
     assert {record["worker"].partition(".")[0] for record in journal(outcome, Event.DETECTED)} <= struck
 

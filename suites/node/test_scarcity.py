@@ -42,4 +42,4 @@ def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     require(LimitIo)
     if device_of(chaos.harness.directory) is None:
         pytest.skip(f"{chaos.harness.directory} lies on no disk")
-    is_left_alone(chaos, LimitIo(rank=1, at_step=AT), job=f"{JOBS}:writing", steps=24)
+    is_left_alone(chaos, LimitIo(rank=1, at_step=AT), job=f"{JOBS}:writing")

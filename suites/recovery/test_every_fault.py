@@ -170,7 +170,7 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
     fault = recipe.make(rank, phase)
     if reason := fault.unavailable():
         pytest.skip(reason)
-    plan: dict[str, Any] = {"steps": 24, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
+    plan: dict[str, Any] = {"steps": 20, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
     outcome = survives(chaos, fault, job=recipe.job, nodes=world, **plan)
     assert len(outcome.recoveries) == 1
 

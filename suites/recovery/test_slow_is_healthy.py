@@ -58,7 +58,7 @@ def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
 def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
     """One rank compiles, as torch does when something is new to it."""
     options = longer_than_a_phase(chaos)
-    is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=16, options=options, twin=False)
+    is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=20, options=options, twin=False)
 
 
 @pytest.mark.promise(
@@ -67,14 +67,14 @@ def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
 def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
     """The others wait for it before the first step, and do not begin without it."""
     options = longer_than_a_phase(chaos)
-    outcome = is_left_alone(chaos, job=f"{JOBS}:starting_slowly", steps=16, options=options, spares=0, twin=False)
+    outcome = is_left_alone(chaos, job=f"{JOBS}:starting_slowly", steps=20, options=options, spares=0, twin=False)
     assert {point.world for point in outcome.steps} == {3}
 
 
 @pytest.mark.parametrize("job", ["uneven", "growing"])
 def test_steps_of_different_length(chaos: Chaos, job: str) -> None:
     """What is long for one step may be usual for the next."""
-    is_left_alone(chaos, job=f"{JOBS}:{job}", steps=24, twin=False)
+    is_left_alone(chaos, job=f"{JOBS}:{job}", steps=20, twin=False)
 
 
 @pytest.mark.promise("A rank that is slow within the limit is not given up for it.")
@@ -95,7 +95,7 @@ def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     """The kernel lets the process run for a part of each tenth of a second only."""
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.15, steps=10)
-    is_left_alone(chaos, fault, job="gpt", nodes=2, spares=0, steps=24, options={"size": "tiny"})
+    is_left_alone(chaos, fault, job="gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"})
 
 
 @contextmanager
@@ -122,11 +122,11 @@ def crowd(count: int) -> Iterator[None]:
 def test_a_crowded_machine(chaos: Chaos, world: int) -> None:
     """Twice as many processes as cores compete with the ranks: waiting for a CPU is no hang."""
     with crowd(2 * (os.cpu_count() or 1)):
-        is_left_alone(chaos, job="gpt", nodes=world, steps=24, options={"size": "tiny"}, twin=False)
+        is_left_alone(chaos, job="gpt", nodes=world, steps=20, options={"size": "tiny"}, twin=False)
 
 
 def test_a_hang_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
     """Beside as many processes: what leaves a rank alone that waits for a CPU still finds one that hangs."""
     with crowd(2 * (os.cpu_count() or 1)):
-        outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=24, twin=False)
+        outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=20, twin=False)
     assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "hung")]

@@ -15,7 +15,7 @@ from faults import Fault, Hang, Kill, NaN, Raise
 
 pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
 
-STEPS = 30
+STEPS = 40
 
 
 @pytest.mark.promise(
