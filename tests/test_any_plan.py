@@ -13,6 +13,7 @@ failure does not come back every time.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections import Counter
@@ -59,6 +60,7 @@ SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 PLANS = 3  # of an item
 STEPS = 24
 HIDDEN_S = 1.0  # faults on one worker within this time may hide each other
+HEARD_S = 1.0  # after its start an agent is heard within this time
 END_STEPS = 5  # a job that ends so few steps after a fault may leave no process to look at
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
 PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordinator)
@@ -122,13 +124,14 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
 
 def _is_excused(number: int, experiment: Experiment, outcome: Outcome) -> bool:
     """Whether another fault struck what this one did, before it could be seen: the same worker, or all of its node; or
-    the job was over."""
+    the job was over, or over before the node that came in place of the struck one could be heard."""
     records = read_journals(Path(outcome.directory) / "journal")
     struck = {
         int(record["fault"].removeprefix("fault")): record for record in records if record.event == Event.INJECTED
     }
     return number in struck and (
         _is_late(struck[number], records)
+        or (isinstance(experiment.faults[number], ReplaceNode) and not _is_back(struck[number], records))
         or any(
             _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
             for place, other in struck.items()
@@ -142,6 +145,19 @@ def _is_late(victim: Record, records: Sequence[Record]) -> bool:
     later = [record for record in records if record.t_ns > victim.t_ns]
     begun = {record["step"] for record in later if record.event == Event.REDUCE}
     return len(begun) <= END_STEPS and any(record.event == Event.JOB_ENDED for record in records)
+
+
+def _is_back(victim: Record, records: Sequence[Record]) -> bool:
+    """Whether the struck node had started a worker again, long enough before the end to be heard of: it takes seconds
+    to come back, and a plan has as many steps as it has."""
+    node = victim["worker"].rpartition(".")[0]
+    ended_ns = max((record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf)
+    return any(
+        record.event == Event.WORKER_STARTED
+        and record.source == node
+        and victim.t_ns < record.t_ns < ended_ns - HEARD_S * 1e9
+        for record in records
+    )
 
 
 def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
