@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.goals import Flag
+from support.waiting import stays, wait_until
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, load
-from chaoskit.fixtures.jobs.goal import ROUND_STEPS
+from chaoskit.fixtures.jobs.goal import ROUND_STEPS, Goal
+from chaoskit.journal import Journal
 from chaoskit.messages import Heartbeat
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.recovery.expect import STEADY
-from chaoskit.vocabulary import Verdict
+from chaoskit.vocabulary import Event, Verdict
 from faults import Kill, KillNode
 
 
@@ -43,6 +47,22 @@ def test_a_goal_that_a_test_reaches_by_what_it_sees(chaos: Chaos, tmp_path: Path
     outcome.assert_same_losses_as_twin()
     assert len(outcome.steps) > 2 * ROUND_STEPS
     assert len(outcome.steps) % ROUND_STEPS == 0
+
+
+def test_no_rank_begins_step_1_before_the_spares_are_ready(tmp_path: Path) -> None:
+    """A worker that is a member of the first world is no spare, though it was ready as one."""
+    disk = tmp_path / "disk" / "node0"
+    disk.mkdir(parents=True)
+    trainer = SimpleNamespace(step=1, world=1, rank=0, disk=disk)
+    goal, journal = Goal(trainer, 20, {"spares": 1}), Journal(tmp_path / "journal", "coordinator")
+    journal.write(Event.SPARE_READY, worker="node0.0")
+    journal.write(Event.PLAN, members=[{"worker": "node0.0"}])
+    thread = threading.Thread(target=goal.is_ahead, daemon=True)
+    thread.start()
+    stays(thread.is_alive, "the wait for a spare", for_s=0.3)
+    journal.write(Event.SPARE_READY, worker="node1.0")
+    wait_until(lambda: not thread.is_alive(), "the end of the wait")
+    journal.close()
 
 
 def test_a_goal_that_is_never_reached_fails_the_run(chaos: Chaos, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.waiting import wait_until
 
+from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.slots import Slots
@@ -74,6 +75,33 @@ def test_what_is_trained_again_is_not_safe(tmp_path: Path) -> None:
     wait_until(lambda: worker.board.protected == 5, "the copy of the new step 5")
     assert len(worker.protected()) >= 2  # told in each generation
     assert worker.protected()[-1] == 4
+
+
+def test_a_copy_is_known_by_the_memory_that_holds_it(tmp_path: Path) -> None:
+    """Whatever port and descriptor it is offered by: one that was found damaged is told from others by this."""
+    worker = Worker(tmp_path)
+    worker.follow(1)
+    worker.commit(4, 1)
+    worker.commit(5, 1)
+    wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
+    answers = []
+    for number in (1, 2):
+        worker.keeper.recall(number)
+        wait_until(lambda: len(worker.told) == 1, "the answer to the recall")
+        sealed = worker.told.pop()
+        assert isinstance(sealed, Sealed)
+        answers.append({copy.step: copy.inode for copy in sealed.snapshots})
+    assert answers[0] == answers[1]
+    assert answers[0] == {step: os.fstat(fd).st_ino for fd in worker.slots.fds for step in (4, 5) if _holds(fd, step)}
+    assert len({*answers[0].values()}) == 2
+
+
+def _holds(fd: int, step: int) -> bool:
+    view = ArenaView.open(f"/proc/self/fd/{fd}")
+    try:
+        return bool(view.checksum) and view.step == step
+    finally:
+        view.close()
 
 
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))])
