@@ -96,11 +96,11 @@ class Scale(ResizeFault):
         answer, settled = target.notes.get("answer"), target.notes.get("settled")
         if answer is None or not answer.accepted:
             return None
-        if settled is None:  # a loss may have made the world so small before
-            return f"{self.to} ranks trained already" if len(target.places) == self.to else None
-        return (
-            f"generation {settled.generation} of {self.to} ranks is formed" if len(settled.members) == self.to else None
-        )
+        if len(settled.members if settled is not None else target.places) != self.to:
+            return None
+        if settled is None:  # a loss had made the world so small before
+            return f"{self.to} ranks trained already"
+        return f"generation {settled.generation} of {self.to} ranks is formed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,14 +71,14 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 class Struck(NamedTuple):
-    """Whom the first fault struck."""
+    """The worker that the first fault struck, and its node."""
 
     worker: str
     node: str
 
 
 def struck(outcome: Outcome) -> Struck:
-    """By the journal: which node has which rank depends on who was ready first."""
+    """By the journal: which node has which rank depends on the order in which the nodes were ready."""
     worker = str(journal(outcome, Event.INJECTED)[0]["worker"])
     return Struck(worker, worker.rpartition(".")[0])
 

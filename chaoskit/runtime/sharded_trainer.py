@@ -80,9 +80,7 @@ class ShardedTrainer(BaseTrainer):
         self._state: ShardedState | None = None
         self._world: World | None = None
         self._clip_norm: float | None = None
-        self._suspicion = (
-            Suspicion()
-        )  # none of what a rank saw before: newcomers saw nothing, and all must decide alike
+        self._suspicion = Suspicion()  # of this membership only: its newcomers have seen no attempt of before
         self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
         self._began_ns = 0
         self._samplers: dict[tuple[int, int], Sampler] = {}

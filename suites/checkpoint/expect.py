@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.redundancy import windows
 from chaoskit.journal import Record, read_journals
@@ -81,6 +82,19 @@ def all_copied(chaos: Chaos, nodes: int) -> JournalFlag:
         return len(owners) >= nodes
 
     return JournalFlag(chaos, are_copied)
+
+
+def uploaded_after(chaos: Chaos | Harness, event: Event) -> JournalFlag:
+    """The goal that a snapshot was uploaded after this event, and of a later step if that tells of one."""
+    since: list[Record] = []
+    uploads: list[Record] = []
+
+    def is_uploaded(record: Record) -> bool:
+        since.extend([record] if record.event == event else [])
+        uploads.extend([record] if record.event == Event.SAVED and record["tier"] == "remote" else [])
+        return any(up.t_ns > one.t_ns and up["step"] > one.get("step", -1) for one in since for up in uploads)
+
+    return JournalFlag(chaos, is_uploaded)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:

@@ -15,9 +15,8 @@ from chaoskit.checkpoint import boundaries
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.journal import Record
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.goals import JournalFlag
+from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY, journal
 from chaoskit.vocabulary import Event
 from faults import Fault, ReplaceNode, TornWrite
@@ -39,19 +38,6 @@ def tiers(directory: Path) -> dict[str, Any]:
         "disk": {"target": str(directory / "disk"), "every_steps": EVERY, "keep_last": 2},
         "remote": {"target": f"file://{directory}/remote", "every_steps": EVERY, "keep_last": 1},
     }
-
-
-def uploaded_after(chaos: Chaos, event: Event) -> JournalFlag:
-    """The goal that a snapshot was uploaded after this event, and of a later step if that tells of one."""
-    since: list[Record] = []
-    uploads: list[Record] = []
-
-    def is_uploaded(record: Record) -> bool:
-        since.extend([record] if record.event == event else [])
-        uploads.extend([record] if record.event == Event.SAVED and record["tier"] == "remote" else [])
-        return any(up.t_ns > one.t_ns and up["step"] > one.get("step", -1) for one in since for up in uploads)
-
-    return JournalFlag(chaos, is_uploaded)
 
 
 def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: Event = Event.EVIDENCE, **plan: Any) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.s3_server import S3Server
-from chaoskit.journal import Record
 from chaoskit.substrate.local import LocalSubstrate
-from chaoskit.suites.goals import JournalFlag
+from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY, journal
 from chaoskit.vocabulary import Event, Verdict
 from faults import RemoteOutage
@@ -70,7 +69,7 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     bucket = f"out-{mode}"
     store.make_bucket(bucket)
     fault = RemoteOutage(at_step=12, mode=mode, heal_after_s=1.0)
-    goal = JournalFlag(harness, uploaded_after_healing())
+    goal = uploaded_after(harness, Event.LIFTED)
     plan: dict[str, Any] = {"steps": 40, "until": goal.until, "watch": goal, "deadline_s": 240.0}
     outcome = run(harness, store, bucket, tmp_path / "first", faults=[fault], **plan)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
@@ -86,19 +85,6 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     restored = journal(resumed, Event.RESTORED)
     assert {record["step"] for record in restored} == {newest}
     assert any(record["source"].startswith("remote") for record in restored)
-
-
-def uploaded_after_healing() -> Callable[[Record], bool]:
-    """The condition that something was uploaded when the store was back."""
-    healed: list[int] = []
-    uploaded: list[int] = []
-
-    def is_uploaded(record: Record) -> bool:
-        healed.extend([record.t_ns] if record.event == Event.LIFTED else [])
-        uploaded.extend([record.t_ns] if record.event == Event.SAVED and record["tier"] == "remote" else [])
-        return bool(healed) and max(uploaded, default=0) > healed[0]
-
-    return is_uploaded
 
 
 def _newest(store: S3Server, bucket: str) -> int:
