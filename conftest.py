@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Name the slice, so that the selection of another machine can be repeated."""
-    return f"gate: slice {_turn(config)} of {_SLICES} ({_SLICE})" if config.getoption(_GATE) else None
+    return f"gate: slice {_slice_of_gate(config)} of {_SLICES} ({_SLICE})" if config.getoption(_GATE) else None
 
 
 # -- selection ----------------------------------------------------------------------------------------------------
@@ -100,8 +100,9 @@ def _deselected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.
         return [item for item in items if not _promises(item) & wanted]
     if not config.getoption(_GATE):
         return []
-    turn = _turn(config)
-    return [item for item in items if not _is_in_each_gate(item) and not (_is_costly(item) and _slice(item) == turn)]
+    turn = _slice_of_gate(config)
+    left = (item for item in items if not _is_in_each_gate(item))
+    return [item for item in left if not (_is_costly(item) and _slice_of_test(item) == turn)]
 
 
 def _is_in_each_gate(item: pytest.Item) -> bool:
@@ -144,12 +145,12 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterato
             raise collector.CollectError(f"{name}: no case has {marker.kwargs}, which its marker {what} names")
 
 
-def _slice(item: pytest.Item) -> int:
+def _slice_of_test(item: pytest.Item) -> int:
     """Number of the slice that a test belongs to, whatever file it stands in."""
     return int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8]) % _SLICES
 
 
-def _turn(config: pytest.Config) -> int:
+def _slice_of_gate(config: pytest.Config) -> int:
     """The slice of this gate, the same in each test process."""
     chosen: int | None = config.getoption(_SLICE)
     if chosen is not None:

@@ -181,6 +181,7 @@ def caught_by(mutant: Mutant, last: str) -> Catch | None:
             break
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"CHAOSKIT_NIGHT": "1"} if stage == "nightly" else {}
         try:
             ran = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="chooses them")
     parser.add_argument("--last", choices=STAGES, default="gate", help="stage after which a mutant has survived")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
-    parser.add_argument("--output", type=Path, default=Path("mutants.json"), help="where the result is written")
+    parser.add_argument("--output", type=Path, default=Path(".tox/mutants.json"), help="where the result is written")
     options = parser.parse_args(arguments)
     mutants = drawn(options.count, options.seed)
     if options.list:
@@ -219,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = f"{mutant.path}:{mutant.line} {mutant.change}: {catch.stage if catch else 'SURVIVED'} ({took_s} s)"
         print(f"{number}/{len(mutants)} {told}", flush=True)
         results.append({**mutant._asdict(), "caught_by": catch and catch._asdict(), "seconds": took_s})
+        options.output.parent.mkdir(exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     return int(any(result["caught_by"] is None for result in results))
 

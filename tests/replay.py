@@ -178,7 +178,8 @@ def judged(text: str, before: dict[str, dict[str, Any]], after: dict[str, dict[s
         failed = dict.fromkeys(sound, f"not within {_LIMIT_S:g} s: the end of the tests")
     else:
         failed = {name: after[name]["error"] for name in sound if after.get(name, {}).get("outcome") == "failed"}
-    return Seen(failed, len(sound) - len(failed), len(cases) - len(sound))
+    passed = [name for name in sound if after and after.get(name, {}).get("outcome") == "passed"]
+    return Seen(failed, len(passed), len(cases) - len(failed) - len(passed))
 
 
 def _outcomes(arguments: list[str], root: Path) -> dict[str, dict[str, Any]] | None:
@@ -217,7 +218,7 @@ def report(text: str, seen: Seen) -> str:
         return f"  red: {text!r}\n       {test}: {error}"
     if seen.passed:
         return f"  PASSES WITH ITS FEATURE OFF: {text!r} ({seen.passed} cases)"
-    return f"  NOT RUN HERE: {text!r} ({seen.left_out} cases were skipped, or fail with the feature, too)"
+    return f"  NOT RUN HERE: {text!r} ({seen.left_out} cases were skipped, fail with the feature, too, or did not run)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [off for off in entries(file) if wanted in "\n".join([off.what, off.file, *off.promises]).lower()]
     if not chosen:
         parser.error(f"no entry of {file} contains {options.only!r}")
-    results, every = [], list[Seen]()
+    results, every, out_of_date = [], list[Seen](), 0
     if options.list:
         print("\n".join(f"{off.file}: {off.what}" for off in chosen))
         return 0
@@ -244,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 line = off.mutant(root).line
             except ValueError as error:
                 print(f"{number}/{len(chosen)} OUT OF DATE: {error}", flush=True)
+                out_of_date += 1
                 continue
             print(f"{number}/{len(chosen)} {off.file}:{line} {off.what} ...", flush=True)
             began_s = time.monotonic()
@@ -257,8 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             every += seen.values()
     unnoticed = sum(seen.is_unnoticed for seen in every)
     not_run = sum(not seen.failed and not seen.passed for seen in every)
-    print(f"{len(chosen)} features were turned off; {unnoticed} promises did not notice, {not_run} were not run here")
-    return int(unnoticed > 0)
+    turned_off = len(chosen) - out_of_date
+    print(f"{turned_off} features were turned off; {unnoticed} promises did not notice, {not_run} were not run here")
+    return int(unnoticed > 0 or out_of_date > 0)
 
 
 if __name__ == "__main__":

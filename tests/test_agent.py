@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.goals import losses
+from support.goals import workers_lost
 from support.waiting import LIMIT_S
 
 from chaoskit.config import JobSpec, RunConfig
@@ -75,7 +75,7 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
 def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, tmp_path: Path) -> None:
     """A worker that sends what is no message is given up; its node stays."""
     options = {"step_s": 0.02, "marker": str(tmp_path / "babbled")}
-    flag = losses(tmp_path / "lost")
+    flag = workers_lost(tmp_path / "lost")
     # the twin would babble, too
     outcome = run(chaos, "babbling", options=options, until=flag.until, watch=flag, twin=False)
     (lost,) = journal(outcome, Event.DETECTED)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.goals import Flag, losses
+from support.goals import Flag, workers_lost
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.aim import Roster
@@ -96,7 +96,7 @@ FIRST = Kill(rank=1, at_step=6)
 
 def test_a_kill_at_the_detection_of_another(chaos: Chaos, tmp_path: Path) -> None:
     """The second rank dies when the first death is known, and not before."""
-    flag = losses(tmp_path / "lost", 2)
+    flag = workers_lost(tmp_path / "lost", 2)
     outcome = run(chaos, FIRST, Kill(rank=2, during="detection"), spares=2, until=flag.until, watch=flag)
     detected = journal(outcome, Event.DETECTED)
     injected = [record for record in journal(outcome, Event.INJECTED) if record["fault"] == "fault1"]
@@ -162,7 +162,7 @@ def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
 def test_faults_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
     """One strikes a rank at any place in its code, one stops it at the next entry of a phase."""
     faults = [Kill(rank=1, after_s=0.2), Raise(rank=2, after_s=0.4, phase="backward")]
-    flag = losses(tmp_path / "lost", 2)
+    flag = workers_lost(tmp_path / "lost", 2)
     outcome = run(chaos, *faults, until=flag.until, watch=flag)
     begun_ns = min(record.t_ns for record in journal(outcome, Event.COMMIT))
     struck = {record["fault"]: record for record in journal(outcome, Event.INJECTED)}
@@ -173,7 +173,7 @@ def test_faults_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
 
 def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos, tmp_path: Path) -> None:
     """The death that the first one caused is no evidence of the second: that one waits for the next holder."""
-    flag = losses(tmp_path / "lost", 2)
+    flag = workers_lost(tmp_path / "lost", 2)
     faults = [Kill(rank=1, after_s=0.1), Kill(rank=1, after_s=0.1001)]
     outcome = run(chaos, *faults, spares=2, until=flag.until, watch=flag)
     assert victim(outcome, 0) != victim(outcome, 1)
@@ -181,7 +181,7 @@ def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos, tmp_pat
 
 def test_a_hang_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
     """The moment of the fault is told in words."""
-    flag = losses(tmp_path / "lost")
+    flag = workers_lost(tmp_path / "lost")
     outcome = run(chaos, Hang(rank=0, after_s=0.1), until=flag.until, watch=flag)
     assert outcome.faults[0].moment == "0.1 s after the first committed step"
 

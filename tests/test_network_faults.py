@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.goals import losses, node_returns
+from support.goals import node_returns, workers_lost
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
@@ -90,7 +90,7 @@ def _id(value: object) -> str:
 @pytest.mark.parametrize(("fault", "words"), BROKEN, ids=_id)
 def test_a_node_that_nobody_reaches_is_given_up(chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str) -> None:
     """An unreachable node is given up at no loss of a step, a sample or a bit; after the healing it is used again."""
-    flag = node_returns(tmp_path / "back") if fault.heal_after_s is not None else losses(tmp_path / "lost")
+    flag = node_returns(tmp_path / "back") if fault.heal_after_s is not None else workers_lost(tmp_path / "lost")
     outcome = run(chaos, fault, steps=20, until=flag.until, watch=flag)
     assert re.search(words, evidence(outcome))
     assert outcome.recoveries

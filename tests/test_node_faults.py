@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.goals import losses, node_returns
+from support.goals import node_returns, workers_lost
 from support.waiting import wait_until
 
 from chaoskit.config import RunConfig
@@ -236,7 +236,7 @@ def test_a_node_with_little_cpu_time_is_slow_and_nobody_is_blamed(chaos: Chaos) 
 
 def test_a_node_without_memory_loses_processes(chaos: Chaos, tmp_path: Path) -> None:
     """The kernel kills processes of a node at its memory limit; the run goes on without them."""
-    flag = losses(tmp_path / "lost")
+    flag = workers_lost(tmp_path / "lost")
     outcome = run(chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), until=flag.until, watch=flag)
     told = rf"the kernel killed [1-9]\d* processes of {struck(outcome).node} for want of memory"
     assert re.fullmatch(told, evidence(outcome))

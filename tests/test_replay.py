@@ -42,7 +42,9 @@ def test_a_case_that_fails_with_the_feature_too_shows_nothing() -> None:
 
 def test_a_change_that_breaks_the_collection_shows_nothing() -> None:
     """No case had an outcome."""
-    assert replay.judged(TEXT, outcomes("passed"), {}).is_unnoticed
+    seen = replay.judged(TEXT, outcomes("passed"), {})
+    assert seen == replay.Seen(failed={}, passed=0, left_out=1)
+    assert not seen.is_unnoticed
 
 
 def test_tests_that_do_not_end_without_the_feature_notice() -> None:

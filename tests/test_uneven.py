@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.goals import Flag, losses
+from support.goals import Flag, workers_lost
 
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
@@ -94,7 +94,7 @@ def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_pa
 @pytest.mark.promise("After a loss the shares of the living hold")
 def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path: Path) -> None:
     """In the smaller world the slow rank has the smallest share; then the world grows again."""
-    flag = losses(tmp_path / "lost")
+    flag = workers_lost(tmp_path / "lost")
     outcome = measured(chaos, Kill(rank=3, at_step=60), flag=flag, steps=80, until={"world": 4})
     assert loads(outcome)[1][1] == 2
     shrunk = next(counts for counts in loads(outcome) if len(counts) == 3)
@@ -107,7 +107,7 @@ def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path
 )
 def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Path) -> None:
     """Its successor is on another node; the replacement costs no step."""
-    flag = losses(tmp_path / "lost")
+    flag = workers_lost(tmp_path / "lost")
     limits = {"slow_limit": 3.0, "slow_steps": 10, "balance": False, "spares": 1}
     outcome = measured(chaos, flag=flag, options={"factor": 4.0}, until={"world": 4}, check=False, **limits)
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.goals import losses
+from support.goals import workers_lost
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput, HarnessError
@@ -111,7 +111,7 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos, tmp_path: 
     """A rank that dies without a planned fault is noticed, survived, and reported."""
     pids: dict[str, int] = {}
     killed: list[int] = []
-    lost = losses(tmp_path / "lost")
+    lost = workers_lost(tmp_path / "lost")
 
     def kill_rank_one(message: Any) -> None:
         lost(message)
@@ -134,7 +134,7 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos, tmp_path: 
 def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos, tmp_path: Path, fault: Fault) -> None:
     """A rank that was made slow, and is then killed from outside, is a false alarm: its slowness killed nothing."""
     pids: list[int] = []
-    lost = losses(tmp_path / "lost")
+    lost = workers_lost(tmp_path / "lost")
 
     def kill_it(message: Any) -> None:
         lost(message)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: A worker that was given up must be gone after so long, if its agent can hear.
 STRAY_S = 1.0
-#: Who was left out is back so long after the network is whole: one node a test of all links.
+#: A node that was left out is back so long after the network is whole: one node a test of all links.
 RETURN_S = 5.0
 
 
@@ -57,7 +57,7 @@ class Laws:
         self.resized = 0  # times that the world was to be another
         self.high = 0  # steps that some rank has committed
         self.size = SizeLaw(world)
-        self.keepers: set[str] = set()  # nodes on which somebody has had the state
+        self.keepers: set[str] = set()  # nodes on which some rank has had the state
         self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
         self._known: dict[int, set[int]] = defaultdict(set, {0: {GENESIS}})  # step -> what there is after so many
@@ -97,7 +97,7 @@ class Laws:
     # -- what coordinators do -------------------------------------------------------------------------------------
 
     def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
-        """Nobody innocent is given up."""
+        """No healthy worker is given up."""
         for entry in entries:
             self.untold.update(_lines_of(entry.event))
             self.resized += isinstance(entry.event, events.Resized)
@@ -334,11 +334,11 @@ class Laws:
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "in a row" in reason:
-            self.require(bool(world.barren), f"nobody failed to start: {reason}")
+            self.require(bool(world.barren), f"no worker failed to start: {reason}")
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
             late = bool(world.record.losses)  # the nodes that may still come are waited for, of a start-up of seconds
-            self.require(bool(struck) or late, f"nobody failed to start: {reason}")
+            self.require(bool(struck) or late, f"no worker failed to start: {reason}")
         else:
             self.require(reason == world.stopped, f"unexpected end: {reason}")
 

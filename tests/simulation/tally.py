@@ -83,7 +83,8 @@ class Tally:
         return "\n\n".join(self._describe(history) for history in self.broken)
 
     def _describe(self, history: History) -> str:
-        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/test_simulation.py -k one_seed -s"
+        one = f"-k 'one_seed and {self._kind}'"
+        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/test_simulation.py {one} -s"
         law = history.broken.replace("\\", "").replace('"', "'")
         entry = f'[[history]]\nkind = "{self._kind}"\nseed = {history.seed}\nlaw = "{law}"\nrepaired = ""'
         return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults, rerun, entry])

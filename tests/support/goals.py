@@ -12,7 +12,7 @@ from chaoskit.messages import Heartbeat, WorkerLost
 class Flag:
     """The goal of an open-ended job: a file that appears when a message of the run meets a condition.
 
-        flag = Flag(tmp_path / "seen", lambda message: isinstance(message, NodeLost))
+        flag = Flag(tmp_path / "seen", lambda message: isinstance(message, WorkerLost))
         chaos.run(STEADY, steps=20, until=flag.until, watch=flag)
 
     Args:
@@ -38,7 +38,7 @@ class Flag:
             self._path.touch()
 
 
-def losses(path: Path, count: int = 1) -> Flag:
+def workers_lost(path: Path, count: int = 1) -> Flag:
     """The goal that so many workers were given up."""
     lost: set[str] = set()
 

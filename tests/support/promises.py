@@ -3,8 +3,8 @@
 A test states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``. Where
 only some of its cases hold it, their parameters name them: ``promise("...", world=[2, 3], phase="reduce")``. All of
 these must be equal; a list stands for any of its values. ``pytest.param(..., marks=pytest.mark.promise("..."))`` marks
-one case, too. The sentence stands in the README or in docs/; every gate runs every such case, but those that are marked
-``slow``: they run at night, and in one gate of thirty.
+one case, too. The sentence stands in the README or in docs/; docs/architecture/gate.md says
+when such a case runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GENERATED = ROOT / "docs" / "promises.md"
 _HEAD = """# Promises and their tests
 
 Sentences of the README and the documentation, and the tests that hold them: in every gate or, where it says so, at
-night and in one gate of thirty. Written by `python tests/support/promises.py`.
+night ([which test runs when](architecture/gate.md)). Written by `python tests/support/promises.py`.
 """
 
 
