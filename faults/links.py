@@ -53,6 +53,10 @@ class Flap(LinkDown):
     evidence: ClassVar[str] = "echoes to the node are lost while the link is down"
     impact: ClassVar[str] = "packets are lost and sent again; if its lease ends, its workers are given up"
 
+    @property
+    def outage_s(self) -> float:
+        return self.down_s
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_seconds("down_s", self.down_s, above_0=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,8 +117,9 @@ class NetworkFault(Fault):
     def inject(self, target: Target) -> None:
         ways = self.ways(target)
         stations = {station for way in ways for station in way}
-        # whoever cannot reach the coordinator is lost; of nodes that cannot reach each other either side may be
-        target.struck_nodes = set(self.near(target)) if COORDINATOR in stations else stations
+        # a node that is silent until its lease is over is lost; of two that cannot reach each other either may be
+        silent = COORDINATOR in stations and self.outage_s >= _lease_s(target)
+        target.struck_nodes = set(self.near(target)) if silent else stations - {COORDINATOR}
         target.notes["ways"] = ways
         self.prepare(target)
         self.impose(target)
@@ -136,6 +138,11 @@ class NetworkFault(Fault):
         if number is not None:
             target.notes["lifted"] = target.notes.get("lifted", 0) + target.cluster.lift(number)
             target.lifted_ns = time.monotonic_ns()
+
+    @property
+    def outage_s(self) -> float:
+        """For how long nothing gets through at a time."""
+        return math.inf if self.heal_after_s is None else self.heal_after_s
 
     def again(self, target: Target, message: Any) -> bool:
         if self.heal_after_s is not None and target.seconds_since >= self.heal_after_s:
@@ -156,6 +163,11 @@ class NetworkFault(Fault):
         """What the network shows of the fault while it is there, in words."""
         packets = self.packets(target)
         return f"the kernel has counted {packets} packets that met it" if packets else None
+
+
+def _lease_s(target: Target) -> float:
+    config = target.config
+    return config.heartbeat_ms * config.lease_beats / 1000 if config is not None else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

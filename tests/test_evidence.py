@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from chaoskit import wire
+from chaoskit.config import JobSpec, RunConfig
 from chaoskit.experiment.conductor import explains
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
@@ -54,6 +55,7 @@ from faults import (
     CorruptFile,
     CorruptReplica,
     CrashLoop,
+    Cut,
     DataStall,
     Deadlock,
     Demand,
@@ -61,6 +63,7 @@ from faults import (
     DiskFull,
     Exit,
     FailLoad,
+    Flap,
     FreezeNode,
     Hang,
     Kill,
@@ -383,6 +386,39 @@ def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(un
         assert not seen(fault, struck)
         fault.again(struck, Answered("fault0", answer, ""))
         assert seen(fault, struck) == (size == 3 and answer)
+
+
+class Wired:
+    """A cluster of four nodes whose network can be changed."""
+
+    nodes = ("node0", "node1", "node2", "node3")
+
+    def impose(self, change: object) -> int:
+        return 1
+
+    def send(self, message: Message) -> None:
+        """No worker is told anything."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "either_end"),
+    [
+        (Cut(rank=1, at_step=8), False),
+        (Cut(rank=1, at_step=8, heal_after_s=3.0), False),
+        (Cut(rank=1, at_step=8, heal_after_s=0.1), True),
+        (Cut(rank=1, at_step=8, apart_from="ranks"), True),
+        (Flap(rank=1, at_step=8), True),
+    ],
+    ids=str,
+)
+def test_either_end_of_a_broken_link_may_be_left_out(undo: UndoLog, fault: Fault, either_end: bool) -> None:
+    """Not where the node is silent for longer than its lease: then it is lost itself, and no other one."""
+    cluster: Any = Wired()
+    config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=250, lease_beats=4)
+    struck = target(undo, config=config)
+    struck.cluster = cluster
+    fault.inject(struck)
+    assert struck.struck_nodes == ({*Wired.nodes} if either_end else {"node1"})
 
 
 def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
