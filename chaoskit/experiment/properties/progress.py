@@ -51,7 +51,8 @@ def lease(trace: Trace) -> Finding:
     found = []
     for strike in hung:
         target = _target(strike)
-        limit_s = trace.hang_limit_s + FOLLOW_S + SLACK_S
+        starved_s = target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0  # no time of its phase
+        limit_s = trace.hang_limit_s + FOLLOW_S + SLACK_S + starved_s
         if target.step < _SETTLED_STEPS:
             limit_s += trace.config.startup_s
         elif _beats_before(trace, target) < _SETTLED_BEATS:
