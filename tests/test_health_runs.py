@@ -116,7 +116,7 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
 @pytest.mark.costly
 def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
-    result = launch(tmp_path / "run", lambda: len(journal(tmp_path / "run", Event.HEALTH)) == 3, health="report")
+    result = launch(tmp_path / "run", lambda: len(journal(tmp_path / "run", Event.HEALTH)) >= 3, health="report")
     assert (result.ok, list(result.unfit)) == (True, ["node1"])
     assert hosts(result.directory) == {"node0", "node1", "node2"}
 

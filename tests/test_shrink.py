@@ -200,7 +200,9 @@ def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
     assert f"chaoskit replay {said['plan']}" in done.stderr
     minimal = load(tmp_path / said["plan"])
     assert len(minimal.faults) == 2
-    assert len({fault.at_step for fault in minimal.faults}) == 1
+    # the second kill may come before the coordinator has heard of the first one, and both are lost in one step
+    first, second = sorted(fault.at_step for fault in minimal.faults)
+    assert second - first <= 1
     assert len({fault.rank for fault in minimal.faults}) == 2
     assert minimal.steps < 30
 

@@ -1,7 +1,7 @@
 """Uneven work in real runs: a slow rank costs its share, the bits stay, and a rank that is merely slow is kept.
 
-The first part injects the times that the ranks tell, so that no load of the machine is in them. The second part
-measures them, for the nights: what else runs on the machine moves its shares, too.
+The times that the ranks tell are injected, so that no load of the machine is in them. Real ones are measured in
+``tests/cluster/timing/test_uneven_work.py``.
 """
 
 from __future__ import annotations
@@ -13,39 +13,15 @@ from typing import Any
 
 import pytest
 from support.goals import Flag, workers_lost
+from support.uneven import AT, journal, loads, run
 
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.journal import Record, read_journals
 from chaoskit.messages import Heartbeat, Plan
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event, Verdict
-from faults import Delay, Kill, Straggle
+from faults import Kill
 
-SHARD_S = 0.02
-AT = 6
 QUICK_BEATS = {"heartbeat_ms": 50, "lease_beats": 20}  # paces are told with beats
-
-
-def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The records of these events, in order of time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
-
-
-def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
-    """An experiment that must pass: four ranks, sixteen shards."""
-    settings = {"nodes": 4, "spares": 0, "shards": 16, "steps": 40, "deadline_s": 120.0}
-    outcome = chaos.run(job, faults=faults, **settings | {"options": {"shard_s": SHARD_S}} | plan)
-    if plan.get("reduction") != "fast":  # its bits depend on the shares
-        outcome.assert_same_losses_as_twin()
-    return outcome
-
-
-def loads(outcome: Outcome) -> list[list[int]]:
-    """How many shards each rank had, by generation."""
-    return [[len(member["shards"]) for member in plan["members"]] for plan in journal(outcome, Event.PLAN)]
-
-
-# -- with injected times ------------------------------------------------------------------------------------------
 
 
 def measured(chaos: Chaos, *faults: Any, flag: Flag, **plan: Any) -> Outcome:
@@ -153,91 +129,4 @@ def test_a_slow_network_is_told_and_no_shard_moves(chaos: Chaos, tmp_path: Path)
     options = {"slow": [0, 1, 2, 3], "part": "wait", "factor": 11.0, "from_step": 40}
     outcome = measured(chaos, flag=flag, options=options, steps=60, slow_limit=2.0)
     assert {record["kind"] for record in journal(outcome, Event.STRAGGLER)} == {"network"}
-    assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []
-
-
-# -- with measured times ------------------------------------------------------------------------------------------
-
-by_night = pytest.mark.slow
-
-
-def half_speed(steps: int) -> Straggle:
-    """Both phases of a shard begin late, by as much as the shard takes together."""
-    return Straggle(rank=1, at_step=AT, delay_ms=SHARD_S / 2 * 1000, steps=steps)
-
-
-@by_night
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> None:
-    """The delay of a fault is measured, and moves shards within a few steps."""
-    outcome = run(chaos, half_speed(100), reduction=reduction, buckets=2)
-    first, second, *_ = loads(outcome)
-    assert first == [4, 4, 4, 4]
-    assert second[1] <= 3, "two, where nothing else needs the CPUs"
-    assert min(second[0], second[2], second[3]) >= 4
-    moved = [record["step"] for record in journal(outcome, Event.COMMIT) if record["generation"] == 2]
-    assert AT < min(moved) <= AT + 15, "ten on a quiet machine"
-    assert outcome.false_alarms == 0
-    assert outcome.lost_steps == 0
-
-
-@by_night
-def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
-    outcome = run(chaos, half_speed(16), steps=60)
-    assert loads(outcome)[1][1] <= 3
-    assert loads(outcome)[-1] == [4, 4, 4, 4]
-
-
-@by_night
-def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
-    """The world shrinks in the middle of it, and grows again."""
-    outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), until={"world": 4})
-    assert loads(outcome)[1][1] <= 3
-    (shrunk,) = [counts for counts in loads(outcome) if len(counts) == 3][:1]
-    assert shrunk[1] < min(shrunk[0], shrunk[2])
-    assert len(loads(outcome)[-1]) == 4
-
-
-@by_night
-def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Chaos) -> None:
-    fault = Straggle(rank=1, at_step=AT, delay_ms=60.0, steps=1000)
-    outcome = run(chaos, fault, spares=1, slow_limit=3.0, slow_steps=10, steps=60, balance=False)
-    (lost,) = journal(outcome, Event.DETECTED)
-    assert (lost["rank"], lost["cause"]) == (1, "slow")
-    first, last = (journal(outcome, Event.PLAN)[at]["members"] for at in (0, -1))
-    assert first[1]["node"] not in {member["node"] for member in last}
-    assert outcome.lost_steps == 0
-    assert outcome.false_alarms == 0
-
-
-@by_night
-def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
-    options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}
-    outcome = run(chaos, job="jobs/uneven.py:slow_input", options=options, slow_limit=2.0, spares=1)
-    told = journal(outcome, Event.STRAGGLER)
-    assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
-    assert told[0]["score"] > 2
-    assert loads(outcome)[1][1] in (1, 2)
-    assert journal(outcome, Event.DETECTED) == [], "another node would read as slowly"
-
-
-@by_night
-@pytest.mark.parametrize("job", ["gpt", "paced"])
-def test_in_an_even_run_no_shard_moves(chaos: Chaos, job: str) -> None:
-    """Four ranks on however few CPUs there are, and a machine that may do other things."""
-    options: dict[str, Any] = {"size": "tiny", "batch": 32} if job == "gpt" else {"shard_s": 0.004}
-    outcome = run(chaos, job=job, options=options, steps=100)
-    assert loads(outcome) == [[4, 4, 4, 4]]
-
-
-@by_night
-@pytest.mark.chaos(substrate="netns")
-def test_a_slow_network_is_told_and_the_node_that_is_slow_to_reach(chaos: Chaos) -> None:
-    fault = Delay(rank=2, at_step=20, delay_ms=30.0)
-    if reason := fault.unavailable():
-        pytest.skip(reason)
-    outcome = run(chaos, fault, options={"shard_s": 0.004}, steps=60, slow_limit=2.0)
-    told = journal(outcome, Event.STRAGGLER)
-    assert {record["kind"] for record in told} == {"network"}
-    assert any(record["detail"].startswith("node2 is slow to reach") for record in told)
     assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []
