@@ -447,3 +447,16 @@ def test_a_notice_for_a_machine_that_was_replaced_before_anybody_trained_is_void
         membership.handle(event, 0.0)
         elasticity.take_in(event, membership, 0.0)
     assert (elasticity.wish(membership) is None) == returns
+
+
+@pytest.mark.parametrize("deadlines_s", [(50.0, 3.0), (3.0, 50.0)])
+def test_a_machine_that_comes_after_one_of_two_deadlines_has_neither_notice(deadlines_s: tuple[float, float]) -> None:
+    """Both were for the machine that was to be gone by the earlier one."""
+    elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
+    membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
+    notices = [(events.Elastic(Notice("n1", deadline_s=deadline_s)), 0.0) for deadline_s in deadlines_s]
+    joined = [(events.NodeJoined(node), 4.0) for node in ("n0", "n1", "n2")]
+    for event, now_s in (*notices, *joined, (events.Settled(1), 4.0)):
+        membership.handle(event, now_s)
+        elasticity.take_in(event, membership, now_s)
+    assert elasticity.wish(membership) is None

@@ -126,9 +126,7 @@ class Elasticity:
                 self._early.append(happening)
 
     def _forget_notices(self, node: str, now_s: float) -> None:
-        """What was to be gone by ``now_s`` was another machine of that name."""
-        self._early = [
-            one
-            for one in self._early
-            if not (isinstance(one, happenings.Notice) and one.node == node and one.deadline_s <= now_s)
-        ]
+        """A machine that was to be gone by ``now_s`` was another one of that name: none of its notices holds."""
+        notices = [one for one in self._early if isinstance(one, happenings.Notice) and one.node == node]
+        if any(one.deadline_s <= now_s for one in notices):
+            self._early = [one for one in self._early if one not in notices]

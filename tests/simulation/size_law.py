@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from chaoskit.control import events
@@ -25,7 +26,7 @@ class SizeLaw:
         self._world = world
         self._asked = 0
         self._noticed: dict[str, Agent] = {}
-        self._gone_s: dict[str, float] = {}  # of these: when they were to be gone
+        self._gone_s: dict[str, float] = {}  # of these: when they were to be gone, by the earliest notice
         self._began = False  # whether a world has trained
         self._lenders: set[str] = set()  # jobs that have nodes, if there were any to have
         self.checked = False
@@ -37,20 +38,26 @@ class SizeLaw:
             case events.Elastic(happenings.Scale(_, size)) if policy is not None and size in policy.sizes:
                 self._asked = size
             case events.Elastic(happenings.Notice(node, deadline_s)):
-                self._noticed[node], self._gone_s[node] = self._world.agents[node], deadline_s
+                self._noticed[node] = self._world.agents[node]
+                self._gone_s[node] = min(deadline_s, self._gone_s.get(node, math.inf))
             case events.Settled():
                 self._began = True
             case events.NodeJoined(node) if not self._began and self._gone_s.get(node, now_s + 1.0) <= now_s:
-                self._noticed.pop(node, None)  # it comes after it was to be gone: that was another one of its name
+                self._forget(node)  # it comes after it was to be gone: that was another one of its name
             case events.Elastic(happenings.Demand(_, job)):
                 self._lenders.add(job)
             case events.Elastic(happenings.Returned(job)):
                 self._lenders.discard(job)
             case events.NodeLost(node) | events.Unfit(node) | events.Elastic(happenings.NoticeCancelled(node)):
-                self._noticed.pop(node, None)
+                self._forget(node)
             case events.LeftOut(nodes):
                 for node in nodes:
-                    self._noticed.pop(node, None)
+                    self._forget(node)
+
+    def _forget(self, node: str) -> None:
+        """The node is there to stay, or is another machine now."""
+        self._noticed.pop(node, None)
+        self._gone_s.pop(node, None)
 
     def watch(self, faults: Faults) -> None:
         """Train on until ``SETTLING_S`` after the last fault, and look then."""
