@@ -48,7 +48,7 @@ class Event(StrEnum):
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
-    COMMIT = "commit"  # step, generation, rank, loss, grad_sum; exact: of a sharded job, the same in every world
+    COMMIT = "commit"  # step, generation, rank, loss, grad_sum
     # stall_ms: waited for a copy of the state before it; samples, rate, multiplier: of a batch that follows the world
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples

@@ -50,12 +50,6 @@ def test_checkpoints(tmp_path: Path) -> None:
     ]
 
 
-def test_zero(tmp_path: Path) -> None:
-    output = finished(torchrun(script("zero.py", tmp_path)), tmp_path)
-    assert output.count("keeps 50% of the moments") == 2, output
-    assert output.count("goes on at step 20") == 2
-
-
 @pytest.mark.slow
 @pytest.mark.promise("starts all of them again, and they go on from the last step", victim=1)
 @pytest.mark.parametrize("victim", [0, 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import read_journals
@@ -243,3 +244,25 @@ def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
     outcome = run(chaos, BadBatch(at_step=AT, shard=1), twin=False)
     assert len(outcome.ledger.skipped) > 0
     assert {record["verdict"] for record in events(outcome, Event.ATTRIBUTED)} == {"batch"}
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+NOT_SHARDED = """
+import torch
+
+def train(trainer, steps):
+    trainer.mesh()
+    model = torch.nn.Linear(4, 4)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with trainer.transaction() as step:
+        for shard in step.shards(torch.ones(8, 4), batch_size=4):
+            step.backward(model(shard.batch).sum())
+"""
+
+
+def test_a_model_that_is_not_sharded_over_the_mesh_is_refused(chaos: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(NOT_SHARDED)
+    with pytest.raises(BadInput, match="fully_shard") as refused:
+        chaos.harness.run(str(tmp_path / "job.py"), nodes=1, spares=0, steps=3, twin=False)
+    assert refused.value.field == "model"

@@ -47,7 +47,6 @@ class ShardedCommitter:
                 world=len(formation.plan.members),
                 loss=loss,
                 grad_sum=sum(row.digest for row in rows) % WORD,
-                exact=self._state.is_replicated,
                 stall_ms=self._stall_ms,
             )
 

@@ -8,8 +8,7 @@
             for shard in step.shards(dataset, batch_size=64):
                 step.backward(loss(model, shard.batch))
 
-Gradients are reduced by the model's own collectives, during the backward pass; with a ``ZeroOptimizer`` instead of
-``fully_shard`` by that, after it. A step still commits on every rank or on
+Gradients are reduced by the model's own collectives, during the backward pass. A step still commits on every rank or on
 none: at its end all ranks tell each other whether their part arrived and is finite, and only then the optimizers run.
 Each committed state is copied into memory that outlives the process, and from there to another node. When a rank is
 lost, all leave their collectives, and the train function is entered again with new groups, from the newest state of
@@ -129,9 +128,8 @@ class ShardedTrainer(BaseTrainer):
         """Name what is trained, and take over its state. To be called once in each entry, before the first transaction.
 
         Args:
-            model: sharded over a mesh of :meth:`mesh`; or every rank has all of it, and its optimizer is spread.
-            optimizer: over the model's parameters, made after they were sharded. One, or several. A ``ZeroOptimizer``
-                over that mesh, if the model is not sharded.
+            model: sharded over a mesh of :meth:`mesh`.
+            optimizer: over the model's parameters, made after they were sharded. One, or several.
             scheduler: stepped once a committed step. One, or several.
             clip_norm: largest 2-norm of the whole reduced gradient; None leaves it as it is.
 
@@ -212,7 +210,6 @@ class ShardedTrainer(BaseTrainer):
             worker.board.progress(state.step)
             worker.board.enter(Phase.REDUCE)
             gather(self._group, b"\1")  # others may still read what this rank is going to overwrite
-            state.spread()
         with worker.regrouper.advance(formation):
             worker.regrouper.step = state.step
         worker.board.progress(state.step)
@@ -294,7 +291,7 @@ class ShardedTrainer(BaseTrainer):
             self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
         self._sampler, mine = self._samplers[key], self._mine()
         most = len(mine)
-        if self._formation is not None and not self.state.is_replicated:
+        if self._formation is not None:
             most = max(len(member.shards) for member in self._formation.plan.members)
         for turn in range(most):  # as many on every rank: the model's own collectives need all of them
             index = mine[min(turn, len(mine) - 1)]
@@ -307,7 +304,6 @@ class ShardedTrainer(BaseTrainer):
             if self._current >= 0:
                 self._require_loss(index)
                 self._samples[index] = samples
-                self.state.add(index, self._shard_count)
 
     def _require_loss(self, index: int) -> None:
         if index not in self._losses:
@@ -318,10 +314,7 @@ class ShardedTrainer(BaseTrainer):
         loss = self._worker.hooks.rig.loss(loss)
         index = self._current
         # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
-        if self.state.is_replicated:
-            (loss / self._shard_count).backward()
-        else:
-            (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
+        (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
         if index >= 0:
             detached = loss.detach()
             self._losses[index] = self._losses[index] + detached if index in self._losses else detached
@@ -352,7 +345,6 @@ class ShardedTrainer(BaseTrainer):
     def _rehearse(self) -> NoReturn:
         """Every path of a step is warm: leave no trace, and report for duty."""
         state, worker = self.state, self._worker
-        state.reduce([self._mine()])
         if self._clip_norm is not None:
             state.clip_gradients(self._clip_norm)
         with state.running_optimizers():
@@ -378,7 +370,6 @@ class ShardedTrainer(BaseTrainer):
             worker.hooks.rig.before_reduction(self._group)
         members = formation.plan.members
         owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
-        state.reduce(owners)
         gradients = state.gradients()
         worker.hooks.rig.received(gradients)
         rows = share(self._group, self._row(formation, gradients))

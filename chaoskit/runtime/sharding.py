@@ -1,8 +1,7 @@
 """The part of a training state that one rank of a sharded job holds: boxes of tensors, and the numbers beside them.
 
-A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box, and one that a
-ZeroOptimizer updates with the rows that this rank updates. Everything else is here whole. The same paths, on all ranks
-together, make up the state, so a world of any size can read it.
+A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box; everything else is
+here whole. The same paths, on all ranks together, make up the state, so a world of any size can read it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.clipping import clip_gradients
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
-from chaoskit.runtime.zero.optimizer import ZeroOptimizer, clip
-from chaoskit.runtime.zero.rows import Rows
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -49,106 +46,44 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
 
 
 class ShardedState(Registered):
-    """The registered objects of a job whose parameters, or their optimizers' state, are spread over ranks.
+    """The registered objects of a job whose parameters are spread over ranks.
 
     Raises:
-        BadInput: if neither is, or only in part.
+        BadInput: if none is.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: Any, scheduler: Scheduler | Sequence[Scheduler] | None = None
     ) -> None:
         super().__init__(model, optimizer, scheduler)
-        self._zeros = [one for one in self.optimizers if isinstance(one, ZeroOptimizer)]
-        self._require_sharded()
-        rows = {id(one.parameter): one for zero in self._zeros for one in zero.rows}
-        self._whole = {MODEL + name: parameter for name, parameter in self.model.named_parameters()}
-        shared_out = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
-        self._rows: dict[str, Rows | None] = {  # of this rank, by path; None if others have all
-            path: rows.get(id(one)) for path, one in self._whole.items() if id(one) in shared_out
-        }
-        self._rows_of_owned = [rows.get(id(parameter)) for _, parameter in self.owned()]
-
-    def _require_sharded(self) -> None:
-        if not self._zeros:
-            if not is_sharded(self.parameters):
-                remedy = "shard it over trainer.mesh(), fully_shard(model, mesh=mesh), or use ZeroOptimizer"
-                raise BadInput("model", type(self.model).__name__, remedy)
-            return
-        owned = {id(parameter) for optimizer, parameter in self.owned() if optimizer in self._zeros}
-        for path, parameter in self.model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in owned:
-                raise BadInput("optimizer", path, "have a ZeroOptimizer train every parameter, or freeze this one")
-        for path, module in self.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-                remedy = "use LayerNorm or GroupNorm, or track_running_stats=False: averages would differ between ranks"
-                raise BadInput("model", path or type(module).__name__, remedy)
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether every rank has all weights: then a shard needs no company, and the trainer reduces."""
-        return bool(self._zeros)
+        if not is_sharded(self.parameters):
+            remedy = "shard it over trainer.mesh(): fully_shard(model, mesh=mesh)"
+            raise BadInput("model", type(self.model).__name__, remedy)
+        self._weights = {MODEL + name: parameter for name, parameter in self.model.named_parameters()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of this rank under a path that is the same on all; sharded ones as DTensors, or rows of them."""
-        for path, parameter in self._whole.items():
-            if path not in self._rows:
-                yield path, parameter
-            elif (rows := self._rows[path]) is not None:
-                yield path, rows.memory
+        """Every tensor of this rank under a path that is the same on all ranks; sharded ones as DTensors."""
+        yield from self._weights.items()
         yield from self._buffers()
         yield from self.optimizer_tensors()
 
     def parts(self) -> dict[str, tuple[Tensor, tuple[int, ...], Box]]:
         """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
-        return {path: self._part(path, tensor) for path, tensor in self.tensors()}
-
-    def _part(self, path: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
-        rows = self._rows.get(path)
-        if path.startswith(OPTIMIZER):
-            rows = self._rows_of_owned[_number(path)]
-        if rows is None or not tensor.dim():
-            return local_part(tensor)
-        if tuple(tensor.shape) != rows.box.extent:
-            raise BadInput("optimizer", path, "use one whose state has the shape of its parameter, or is one number")
-        return tensor.detach(), tuple(rows.parameter.shape), rows.box
+        return {path: local_part(tensor) for path, tensor in self.tensors()}
 
     # -- gradients ------------------------------------------------------------------------------------------------
 
-    def add(self, shard: int, shard_count: int) -> None:
-        """The backward pass of a shard is over."""
-        for zero in self._zeros:
-            zero.add(shard, shard_count)
-
-    def reduce(self, owners: Sequence[Sequence[int]]) -> None:
-        """Sum the gradients of all shards, if the model's own collectives have not. Raises RuntimeError."""
-        for zero in self._zeros:
-            zero.reduce(owners)
-
     def gradients(self) -> list[Tensor]:
         """This rank's part of the reduced gradients, of the parameters that have one."""
-        if self._zeros:
-            rows = [one.memory.grad for zero in self._zeros for one in zero.rows]
-            return [gradient for gradient in rows if gradient is not None]
         return [local_part(one.grad)[0] for one in self.parameters if one.grad is not None]
 
     def clip_gradients(self, max_norm: float) -> None:
         """Limit the 2-norm of the whole reduced gradient. Raises RuntimeError if a rank is lost meanwhile."""
-        if self._zeros:
-            clip(self._zeros, max_norm)
-        else:
-            clip_gradients(self.parameters, max_norm)
+        clip_gradients(self.parameters, max_norm)
 
     def forget_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-        for zero in self._zeros:
-            zero.forget()
-
-    def spread(self) -> None:
-        """Give every rank the rows of the others, too. Raises RuntimeError if a rank is lost meanwhile."""
-        for zero in self._zeros:
-            zero.spread()
 
     # -- taking over ----------------------------------------------------------------------------------------------
 
@@ -174,23 +109,12 @@ class ShardedState(Registered):
         fresh: dict[str, Tensor] = {}
         for path, slot in stored.items():
             if path.startswith(OPTIMIZER):
-                fresh |= self._room(path, owned[_number(path)][1], slot)
+                fresh[path] = _like(owned[_number(path)][1], slot)
         self.rebuild_optimizer_state(fresh)
         return self.held()
 
-    def _room(self, path: str, parameter: Tensor, slot: Slot) -> dict[str, Tensor]:
-        """Uninitialised memory for what an optimizer has stored beside ``parameter``; none if that is for others."""
-        if not self._zeros:
-            return {path: _like(parameter, slot)}
-        rows = self._rows_of_owned[_number(path)]
-        if rows is None:
-            return {}
-        if not (slot.whole or slot.shape):
-            return {path: _like(parameter, slot)}
-        return {path: torch.empty_like(rows.memory.detach(), dtype=dtype_named(slot.dtype))}
-
     def _check(self, stored: dict[str, Slot]) -> None:
-        known = {path: (tuple(t.shape), t.dtype) for path, t in (*self._whole.items(), *self._buffers())}
+        known = {path: (tuple(t.shape), t.dtype) for path, t in (*self._weights.items(), *self._buffers())}
         theirs = {
             path: (slot.whole or slot.shape, dtype_named(slot.dtype))
             for path, slot in stored.items()
