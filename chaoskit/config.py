@@ -297,6 +297,7 @@ def validate(config: RunConfig) -> None:
     for field, least in minimums:
         if not getattr(config, field) >= least:  # NaN is not, either
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
+    _validate_time_limits(config)
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
     if config.on_probation and config.health != "enforce":
@@ -322,6 +323,25 @@ def validate(config: RunConfig) -> None:
         remedy = "leave it out, and use chaoskit.checkpoint.Saver in the script: no agent sees a replica on a device"
         raise BadInput("disk", config.disk.target, remedy)
     _validate_job(config.job)
+
+
+def _validate_time_limits(config: RunConfig) -> None:
+    """Refuse limits in the wrong order: a failure would be noticed by what knows least about it."""
+    lease_s = config.heartbeat_ms * config.lease_beats / 1000
+    lease = f"heartbeat_ms={config.heartbeat_ms} x lease_beats={config.lease_beats}, {lease_s:g} s"
+    collective_s = config.collective_timeout_s
+    if collective_s <= lease_s:
+        remedy = f"use more than {lease}: else collectives give up before a lost node is noticed"
+        raise BadInput("collective_timeout_s", collective_s, remedy)
+    if collective_s <= config.hang_floor_ms / 1000:
+        remedy = f"use more than hang_floor_ms={config.hang_floor_ms}: else collectives give up before a hang is found"
+        raise BadInput("collective_timeout_s", collective_s, remedy)
+    if collective_s < config.outside_limit_s:
+        remedy = f"use at least outside_limit_s={config.outside_limit_s:g}: else collectives give up while a rank may"
+        raise BadInput("collective_timeout_s", collective_s, f"{remedy} still be between two transactions")
+    if config.coordinator_outage_s <= lease_s:
+        remedy = f"use more than {lease}: else agents give up on a coordinator that is away for less than a lease"
+        raise BadInput("coordinator_outage_s", config.coordinator_outage_s, remedy)
 
 
 def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:

@@ -83,6 +83,27 @@ def test_a_number_below_its_minimum_is_refused(job_file: Path, field: str) -> No
     validate(config(job_file, **({"nodes": 1} | {field: least})))
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "remedy"),
+    [
+        (
+            {"heartbeat_ms": 1000, "lease_beats": 180, "coordinator_outage_s": 999.0},
+            "collective_timeout_s",
+            "before a lost node is noticed",
+        ),
+        ({"heartbeat_ms": 1000, "lease_beats": 60}, "coordinator_outage_s", "away for less than a lease"),
+        ({"hang_floor_ms": 180_000}, "collective_timeout_s", "before a hang is found"),
+        ({"outside_limit_s": 180.5}, "collective_timeout_s", "between two transactions"),
+    ],
+)
+def test_limits_in_the_wrong_order_are_refused(job_file: Path, fields: dict[str, Any], field: str, remedy: str) -> None:
+    """What waits for a failure must have more time than what looks for it."""
+    with pytest.raises(BadInput) as caught:
+        validate(config(job_file, **fields))
+    check(caught.value, field, getattr(config(job_file), field), remedy)
+    validate(config(job_file, **{name: value - 1 for name, value in fields.items()}))
+
+
 def test_a_smallest_world_above_the_full_one_is_refused(job_file: Path) -> None:
     """``min_world`` may be all nodes, not more."""
     validate(config(job_file, nodes=3, min_world=3))

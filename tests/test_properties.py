@@ -81,7 +81,7 @@ _UNGUARDED = {"hash_every": 0, "state_hash_steps": 0}
 
 SABOTAGED = {
     "skips a shard": Sabotage(("1S",), "skips_a_shard"),
-    "leaves late": Sabotage(("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0}),
+    "leaves late": Sabotage(("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0, "outside_limit_s": 4.0}),
     "looks busy for ever": Sabotage(
         ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 50.0, "nodes": 2}
     ),

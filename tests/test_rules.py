@@ -314,6 +314,15 @@ def test_a_rule_that_never_matched_is_warned_of(tmp_path: Path) -> None:
     assert "never fire" in found.warnings[1]
 
 
+@pytest.mark.parametrize(("start_cutoff_s", "warned"), [(None, True), (60.0, False)])
+def test_a_frequency_without_a_limit_for_the_start_is_warned_of(
+    tmp_path: Path, start_cutoff_s: float | None, warned: bool
+) -> None:
+    """It counts from the first match."""
+    (found,) = replay_log([rule(frequency_s=30, start_cutoff_s=start_cutoff_s)], write_log(tmp_path, [0, 1]))
+    assert any("before its first match" in warning for warning in found.warnings) == warned
+
+
 def test_waits_that_were_hangs_suggest_nothing(tmp_path: Path) -> None:
     found = replay_log([rule(frequency_s=30)], write_log(tmp_path, [0, 1, 2, 3, 4, 5, 60]))[0]
     assert [one.verdict for one in found.alarms] == ["hanging"]
@@ -321,7 +330,7 @@ def test_waits_that_were_hangs_suggest_nothing(tmp_path: Path) -> None:
 
 
 def test_time_that_goes_back_is_held_and_warned_of(tmp_path: Path) -> None:
-    found = replay_log([rule(frequency_s=30)], write_log(tmp_path, [100, 3, 101]))[0]
+    found = replay_log([rule(frequency_s=30, start_cutoff_s=30)], write_log(tmp_path, [100, 3, 101]))[0]
     assert found.gaps_s == [0, 1]
     assert found.fired == []
     assert found.warnings == ["time goes back by 97 s at line 2: it was held there"]

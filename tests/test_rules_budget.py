@@ -22,9 +22,8 @@ from chaoskit.experiment.blackbox.rules import NodeLogs as CommandLogs
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import LinesMatched, Message, RuleFired
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.rules import check_rules, parse_rules, replay_log
+from chaoskit.rules import check_rules, parse_rules, read_rules, replay_log
 from chaoskit.rules.budget import LINE_CHARS_MAX, Budget, TooSlow
-from chaoskit.rules.lint import lint
 from chaoskit.rules.patterns import nests_repeats
 from chaoskit.runtime.board import Board
 from chaoskit.suites.goals import happened
@@ -199,16 +198,16 @@ def test_the_command_line_fails_and_names_the_line(log: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("pattern", [ENDLESS, r"(?:a*)*", r"(\w+\s?)*x", r"((a+))+", r"([a-z]+)*?b", r"x(?=(b+)+)"])
-def test_lint_warns_of_repeats_within_repeats(tmp_path: Path, pattern: str) -> None:
-    path = tmp_path / "rules.json"
-    path.write_bytes(msgspec.json.encode([{"name": "one", "logPattern": "x", "stopPattern": pattern}]))
-    (found,) = lint([path])
-    assert (found.id, found.severity) == ("LR04", "warning")
-    assert found.settings[0] == f"one: stopPattern={pattern}"
+def test_a_repeat_within_a_repeat_is_warned_of(tmp_path: Path, pattern: str) -> None:
+    rules, log = tmp_path / "rules.json", tmp_path / "train.log"
+    rules.write_bytes(msgspec.json.encode([{"name": "one", "logPattern": "x", "stopPattern": pattern}]))
+    log.write_text("2026-03-01 12:00:00 x\n")
+    (found,) = replay_log(read_rules(rules), log)
+    assert [one.partition(" has ")[0] for one in found.warnings if "repeat" in one] == ["stopPattern"]
 
 
 @pytest.mark.parametrize(
     "pattern", [r"(\w+\s)*", r".*'loss': (\d+(\.\d+)?).*", r"(?:(?:ab)+c)*", r"(a+){3}", "a++b", ""]
 )
-def test_lint_leaves_patterns_alone_that_are_well(pattern: str) -> None:
+def test_patterns_that_are_well_are_not_warned_of(pattern: str) -> None:
     assert not nests_repeats(pattern)

@@ -242,8 +242,7 @@ def test_rules_that_cannot_work_are_refused_before_the_start(chaos: Chaos, comma
 
 
 @pytest.mark.costly
-def test_a_launch_warns_of_contradictions_and_tells_what_fires(tmp_path: Path) -> None:
-    """A launch warns of rules that contradict its settings, and shows the rules that fire."""
+def test_a_launch_tells_what_fires(tmp_path: Path) -> None:
     rules = [SLOW | ALERT | {"metricThreshold": 1}, QUIET | {"expectedRecurringFrequencyInSeconds": 90}]
     (tmp_path / "job.yaml").write_text(f"spec:\n  logMonitoringConfiguration: {json.dumps(rules)}")
     script = Path(__file__).parent / JOB
@@ -253,6 +252,4 @@ def test_a_launch_warns_of_contradictions_and_tells_what_fires(tmp_path: Path) -
     done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 6
-    warned, _, told = done.stderr.partition("worker output: ")
-    assert "warning LR01  quiet: expectedRecurringFrequencyInSeconds=90  |  outside_limit_s=120 (default)" in warned
-    assert "log rule slow, rank 0: slow, " in told
+    assert "log rule slow, rank 0: slow, " in done.stderr

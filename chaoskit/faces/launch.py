@@ -25,14 +25,12 @@ from chaoskit.experiment.run import RawRun, execute
 from chaoskit.faces.door import listening
 from chaoskit.faces.keptout import KeptOut
 from chaoskit.faces.progress import Progress
-from chaoskit.faces.rules import print_findings
 from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import duration, number, plural
 from chaoskit.report.times import render_account
-from chaoskit.rules.lint import lint_config
 from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
@@ -174,8 +172,6 @@ def launch(
     config = experiment.config
     spares = f" + {plural(config.spares, 'spare')}" if config.spares else ""
     view = View(f"{experiment.name} on {plural(config.nodes, 'node')}{spares}", progress, console)
-    if config.rules:
-        print_findings(lint_config(config), console)
     console.print(Text(f"worker output: {directory / 'log'}", "dim"), soft_wrap=True)
     with Observation(
         directory, metrics_port=metrics_port, metrics_host=metrics_host, otlp_endpoint=otlp_endpoint

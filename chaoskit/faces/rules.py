@@ -1,4 +1,4 @@
-"""``chaoskit rules``: log rules on recorded logs, and timeouts that contradict each other."""
+"""``chaoskit rules``: log rules on recorded logs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from chaoskit.errors import BadInput
 from chaoskit.faces.ending import print_json
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
-    from chaoskit.rules.lint import Finding
     from chaoskit.rules.replay import Replay
 
 app = typer.Typer(
-    help="Try log rules on recorded logs before they restart a job, and find timeouts that contradict each other.",
+    help="Try log rules on recorded logs before they restart a job.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -80,58 +79,6 @@ def try_(
     for name, verdict in sorted(fired - wanted) if wanted else ():
         console.print(f"not expected: {name}: {verdict}", style="red", markup=False)
     return 0 if ok else 1
-
-
-@app.command()
-def lint(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="What belongs to one job: YAML, JSON and TOML by their keys, scripts and .env files as text."
-        ),
-    ],
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
-    machine: Json = False,
-) -> int:
-    """Find timeouts that contradict each other, over all files of a job.
-
-    Known are settings of chaoskit, HyperPod's log rules, torchrun (--rdzv-conf,
-    --monitor-interval, --shutdown-timeout), TORCH_NCCL_*, the timeout of the process
-    group (as process_group_timeout, ddp_timeout, distributed-timeout-minutes or
-    train_timeout_seconds), torchft, NVRx, and terminationGracePeriodSeconds. What is
-    not given counts with its default.
-
-    Exit code 0: no error, 1: errors, or with [bold]--strict[/] warnings, 2: bad input.
-
-    Examples: [cyan]chaoskit rules lint job.yaml[/],
-    [cyan]chaoskit rules lint run.toml rules.yaml launch.sh --strict[/]
-    """
-    from chaoskit.rules.lint import lint as find
-
-    findings = find(files)
-    failed = any(strict or one.severity == "error" for one in findings)
-    if machine:
-        import msgspec
-
-        print_json({"ok": not failed, "findings": [msgspec.to_builtins(one) for one in findings]})
-        return int(failed)
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    print_findings(findings, console)
-    if not findings:
-        console.print("no contradictions")
-    return int(failed)
-
-
-def print_findings(findings: list[Finding], console: Console) -> None:
-    """For people: what contradicts what, why, and what to write instead."""
-    from rich.text import Text
-
-    for one in findings:
-        console.print(Text(f"{one.severity} {one.id}", "red" if one.severity == "error" else "yellow"), end="  ")
-        console.print("  |  ".join(one.settings), markup=False)
-        console.print(f"    {one.reason}\n    {one.remedy}", markup=False)
 
 
 def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:

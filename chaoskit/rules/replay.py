@@ -12,6 +12,7 @@ from chaoskit.errors import BadInput
 from chaoskit.logrule import Rule
 from chaoskit.rules.budget import Budget
 from chaoskit.rules.engine import Fired, Reading, Verdict, Watch
+from chaoskit.rules.patterns import nests_repeats
 from chaoskit.rules.rules import read_rules
 from chaoskit.rules.timestamps import read_time_s
 
@@ -178,6 +179,14 @@ def _warnings(found: Replay) -> list[str]:
             said.append(f"the log ends before expectedStartCutOffInSeconds={rule.start_cutoff_s:g}: nothing was tested")
     elif rule.threshold is not None and not found.values:
         said.append("no finite number was captured: the threshold was not tested")
+    if found.points and rule.start_cutoff_s is None and rule.frequency_s is not None:
+        said.append("a job that hangs before its first match is never noticed: give expectedStartCutOffInSeconds, too")
+    for name, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop_pattern)):
+        if nests_repeats(pattern):
+            said.append(
+                f"{name} has a repeat within a repeat: a line that does not match takes a time that doubles with every "
+                "character; repeat once, as a+ for (a+)+"
+            )
     return said
 
 
