@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from chaoskit.control import balance
-from chaoskit.control.balance import PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, Cost
+from chaoskit.control.balance import LEAST_GAIN, PAUSE, PAUSE_MAX, SUSTAINED, SUSTAINED_STARVED, Balancer, Cost
 from chaoskit.control.pace import WINDOW_S, WINDOW_SAMPLES, Pace, Paces, Round
 from chaoskit.control.stragglers import NETWORK_SCORE, SlowRanks, Straggler, Stragglers, diagnose
 from chaoskit.messages import Beat, Effort
 from chaoskit.vocabulary import Phase
 
-GAIN = 0.15
 WORKERS = tuple(f"n{number}.0" for number in range(4))
 
 Speeds = Callable[[int], Mapping[str, float]]
@@ -184,8 +183,8 @@ def test_a_split_moves_nothing_without_need() -> None:
 class Run:
     """Steps of ranks whose windows see them at once: what a balancer makes of them."""
 
-    def __init__(self, shard_count: int, world: int = 4, *, gain: float = GAIN, exchange_s: float = 0.0) -> None:
-        self.balancer, self.shares = Balancer(gain), even(shard_count, world)
+    def __init__(self, shard_count: int, world: int = 4, *, exchange_s: float = 0.0) -> None:
+        self.balancer, self.shares = Balancer(), even(shard_count, world)
         self.exchange_s = exchange_s
         self.moves: list[tuple[int, dict[str, int]]] = []
         self.steps = 0
@@ -230,7 +229,7 @@ def test_when_it_recovers_everybody_gets_as_many_as_before() -> None:
 def test_the_way_back_is_taken_also_where_it_gains_little() -> None:
     """Of 64 ranks, each carries an eighth of what the slow one gave away: nearly nothing."""
     workers = [f"n{number}.0" for number in range(64)]
-    balancer, shares = Balancer(GAIN), dict.fromkeys(workers, 64)
+    balancer, shares = Balancer(), dict.fromkeys(workers, 64)
     for cost in [4.0] * 5 + [1.0] * 40:
         costs = dict.fromkeys(workers, 1.0) | {workers[7]: cost}
         found = balancer.look(shares, paces_of(costs, shares))
@@ -244,7 +243,7 @@ def test_a_gain_that_the_exchange_outweighs_is_none() -> None:
 
 def test_what_a_rank_does_besides_counts_once_a_step() -> None:
     """Rank 0 also writes logs, say: it can compute fewer shards, but not in proportion. There is no way to and fro."""
-    balancer, shares = Balancer(GAIN), even(16)
+    balancer, shares = Balancer(), even(16)
     moves = []
     for _ in range(300):
         paces = dict.fromkeys(WORKERS, Pace(1.0, 0.0)) | {WORKERS[0]: Pace(1.0, 0.0, other_s=2.0)}
@@ -264,7 +263,7 @@ def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, 
 
 
 def test_for_a_lack_of_cpus_shards_are_moved_when_it_lasts() -> None:
-    balancer, shares = Balancer(GAIN), even(16)
+    balancer, shares = Balancer(), even(16)
     paces = starved(ONE_SLOW(0), shares)
     found = [balancer.look(shares, paces) for _ in range(SUSTAINED_STARVED)]
     assert found[:-1] == [None] * (SUSTAINED_STARVED - 1)
@@ -273,14 +272,14 @@ def test_for_a_lack_of_cpus_shards_are_moved_when_it_lasts() -> None:
 
 
 def test_for_a_lack_of_cpus_that_wanders_no_shard_is_moved() -> None:
-    balancer, shares = Balancer(GAIN), even(16)
+    balancer, shares = Balancer(), even(16)
     for step in range(1000):
         costs = dict.fromkeys(WORKERS, 1.0) | {WORKERS[step // 20 % 4]: 3.0}
         assert balancer.look(shares, starved(costs, shares)) is None
 
 
 def test_other_members_begin_anew() -> None:
-    balancer, few = Balancer(GAIN), even(16, 3)
+    balancer, few = Balancer(), even(16, 3)
     for shares in (even(16), few, even(16)):
         costs = {worker: 2.0 if worker == WORKERS[1] else 1.0 for worker in shares}
         for _ in range(SUSTAINED - 1):
@@ -296,8 +295,8 @@ def test_what_nobody_has_measured_moves_nothing() -> None:
 def test_ranks_that_are_alike_are_never_moved_whatever_the_noise_between_them(
     world: int, shard_count: int, data: st.DataObject
 ) -> None:
-    """Alike: less apart than ``balance_gain`` promises. Not likely: never."""
-    cost = st.floats(1.0, 1.0 / (1 - GAIN) - 1e-6)
+    """Alike: less apart than ``LEAST_GAIN`` promises. Not likely: never."""
+    cost = st.floats(1.0, 1.0 / (1 - LEAST_GAIN) - 1e-6)
     noise = data.draw(st.lists(st.lists(cost, min_size=world, max_size=world), min_size=1, max_size=30))
     run = Run(shard_count, world)
     run.go_on(60, lambda step: dict(zip(WORKERS, noise[step % len(noise)], strict=False)))
@@ -330,7 +329,7 @@ def test_ranks_of_any_pace_are_balanced_soon_and_then_left_alone(
     windows = noisy(true, random.Random(seed))
     run = Run(shard_count).go_on(10, lambda step: next(windows))
     best_s = slowest_s(true, split(true, run.shares))
-    assert slowest_s(true, run.shares) <= best_s / (1 - GAIN) * 1.1 / 0.9
+    assert slowest_s(true, run.shares) <= best_s / (1 - LEAST_GAIN) * 1.1 / 0.9
     run.go_on(500, lambda step: next(windows))
     assert len(run.moves) <= 4, run.moves
 

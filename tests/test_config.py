@@ -60,7 +60,6 @@ BELOW = {
     "min_world": (0, "1 or more"),
     "shards": (-1, "0 or more"),
     "buckets": (0, "1 or more"),
-    "nonfinite_retries": (-1, "0 or more"),
     "hash_every": (-1, "0 or more"),
     "state_hash_steps": (-1, "0 or more"),
     "audit_every": (-1, "0 or more"),

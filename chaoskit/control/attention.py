@@ -19,6 +19,7 @@ from chaoskit.control.notes import note_of_event
 from chaoskit.control.outputs import Note, Output, Show
 from chaoskit.control.policies import Policies
 from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
+from chaoskit.control.strikes import STRIKE_WINDOW_S
 from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
 from chaoskit.health.finding import of_node
 from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
@@ -38,7 +39,7 @@ class Attention(Generations):
         self._newcomers = Newcomers()
         self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
-        self._rulings = Rulings(config.nodes, config.strike_window_s)
+        self._rulings = Rulings(config.nodes, STRIKE_WINDOW_S)
         self._contact = Contact(
             config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s, policies.may_give_up
         )

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from chaoskit.control.pace import Pace
 
+#: The part of the step time that a move must save.
+LEAST_GAIN = 0.15
 #: Rounds in which one and the same move must promise enough, one after the other.
 SUSTAINED = 3
 #: The same where it would promise nothing if all had the CPUs to themselves: as a rule that passes.
@@ -94,14 +96,9 @@ def gain(costs: Costs, now: Mapping[str, int], then: Mapping[str, int], rest_s: 
 
 
 class Balancer:
-    """Proposes other shares.
+    """Proposes other shares."""
 
-    Args:
-        least_gain: the part of the step time that a move must save.
-    """
-
-    def __init__(self, least_gain: float) -> None:
-        self._least_gain = least_gain
+    def __init__(self) -> None:
         self._candidate: dict[str, int] | None = None  # a move that promises enough
         self._streak = 0  # rounds on end in which it has done so
         self._alike = 0  # rounds on end in which the ranks were alike, and their shares not
@@ -133,14 +130,14 @@ class Balancer:
             return None
         if self._candidate is not None and self._candidate.keys() != costs.keys():
             self._candidate = None
-        if self._candidate is None or gain(costs, shares, self._candidate, rest_s) < self._least_gain:
+        if self._candidate is None or gain(costs, shares, self._candidate, rest_s) < LEAST_GAIN:
             self._candidate, self._streak = split(costs, shares), 0
-        if gain(costs, shares, self._candidate, rest_s) < self._least_gain:
+        if gain(costs, shares, self._candidate, rest_s) < LEAST_GAIN:
             self._candidate = None
             return None
         self._streak += 1
         own = {worker: Cost(pace.own_s + pace.input_s, pace.other_s) for worker, pace in paces.items()}
-        is_own = gain(own, shares, self._candidate, rest_s) >= self._least_gain
+        is_own = gain(own, shares, self._candidate, rest_s) >= LEAST_GAIN
         if self._streak < (SUSTAINED if is_own else SUSTAINED_STARVED):
             return None
         best = split(costs, shares)
@@ -154,8 +151,8 @@ class Balancer:
             self._alike = 0
             return None
         shards_s = [cost.shard_s for cost in costs.values()]
-        are_alike = (1 - self._least_gain) * max(shards_s) < min(shards_s)
-        are_alike &= gain(costs, even, split(costs, even), rest_s) < ALIKE * self._least_gain
+        are_alike = (1 - LEAST_GAIN) * max(shards_s) < min(shards_s)
+        are_alike &= gain(costs, even, split(costs, even), rest_s) < ALIKE * LEAST_GAIN
         self._alike = self._alike + 1 if are_alike else 0
         if self._alike < SUSTAINED_ALIKE:
             return None

@@ -50,7 +50,7 @@ class Roll:
         self._stalled_generation = 0
         self._losses = 0
         self._shares: dict[str, int] = {}  # worker -> shards, once ranks were found not to be equally fast
-        self._strikes = Strikes(config.strikes_max, config.strike_window_s)
+        self._strikes = Strikes(config.strikes_max)
         self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
         self._unfit = {*config.quarantined, *config.on_probation}

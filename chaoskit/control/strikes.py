@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+#: How long the loss of a worker counts against its node.
+STRIKE_WINDOW_S = 60.0
+
 
 class Strikes:
     """A node with ``limit`` strikes within ``window_s`` seconds is set aside for the rest of the run.
@@ -13,7 +16,7 @@ class Strikes:
         window_s: how long a strike counts.
     """
 
-    def __init__(self, limit: int, window_s: float) -> None:
+    def __init__(self, limit: int, window_s: float = STRIKE_WINDOW_S) -> None:
         self._limit, self._window_s = limit, window_s
         self._struck_s: dict[str, deque[float]] = {}
         self._aside: set[str] = set()

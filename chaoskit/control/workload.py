@@ -45,7 +45,7 @@ class Workload:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._paces = Paces()
-        self._balancer = Balancer(config.balance_gain)
+        self._balancer = Balancer()
         self._stragglers = Stragglers()
         self._slow = SlowRanks(config.slow_limit, config.slow_steps)
 

@@ -21,6 +21,8 @@ from chaoskit.errors import NonFiniteBatch
 from chaoskit.messages import Accuse, Message, Plan
 from chaoskit.runtime.reduction import Reduced
 
+#: Attempts at a step whose numbers are not finite, before policy ``retry`` stops.
+RETRIES = 3
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -134,8 +136,8 @@ class NonFiniteGuard:
             NonFiniteBatch: if the policy says stop, or its retries are used up.
         """
         self._step, self._attempts = step, result.attempts + 1
-        policy, retries = self._config.nonfinite, self._config.nonfinite_retries
-        if (policy == "retry" or result.verdict == "transient") and self._attempts <= retries:
+        policy = self._config.nonfinite
+        if (policy == "retry" or result.verdict == "transient") and self._attempts <= RETRIES:
             return False
         if policy == "skip":
             return True

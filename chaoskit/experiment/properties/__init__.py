@@ -127,7 +127,7 @@ PROPERTIES: tuple[Property, ...] = (
         "bad nodes are set aside",
         "A node that loses worker after worker is given no more of them.",
         membership.strikes,
-        bound="strikes_max losses within strike_window_s",
+        bound="strikes_max losses within a minute",
     ),
     Property(
         17,

@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S
+from chaoskit.control.strikes import STRIKE_WINDOW_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
 from chaoskit.vocabulary import Event
 
@@ -46,7 +47,7 @@ def terms(trace: Trace) -> Finding:
 
 def strikes(trace: Trace) -> Finding:
     """A node with too many strikes within the window is set aside, and started no worker on from then on."""
-    limit, window_ns = trace.config.strikes_max, trace.config.strike_window_s * 1e9
+    limit, window_ns = trace.config.strikes_max, STRIKE_WINDOW_S * 1e9
     struck: dict[str, list[int]] = defaultdict(list)
     for record in trace.of(Event.DETECTED):
         # the loss of a node is one strike, however many workers were on it
