@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.lib.stride_tricks import as_strided
 from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
@@ -81,34 +79,9 @@ def test_what_is_no_limit_is_refused(given: str) -> None:
 # -- clock --------------------------------------------------------------------------------------------------------
 
 
-def test_the_kernels_words_are_read_from_their_places() -> None:
-    """The precision of Linux's clock is 1 us, and its tolerance 500 ppm, on every machine."""
-    state, timex = clock.ask_kernel()
-    assert 0 <= state <= 5
-    assert (timex.precision, timex.tolerance / 65536) == (1, 500.0)
-
-
-def test_this_clock_runs_and_is_judged() -> None:
-    reading = clock.read()
-    assert reading.synchronised is not None
-    assert abs(reading.frequency_ppm or 0.0) <= 500.0
-    assert severities(clock.judge(reading, LIMITS))["clock.synchronised"] == ("ok" if reading.synchronised else "warn")
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, {}),
-        ({"synchronised": False}, {"clock.synchronised": "warn"}),
-        ({"synchronised": None, "error_ms": None, "frequency_ppm": None}, {}),
-        ({"error_ms": 150.0}, {"clock.error_ms": "warn"}),
-        ({"frequency_ppm": -480.0}, {"clock.frequency_ppm": "warn"}),
-        ({"step_ms": 3600_000.0}, {"clock.step_ms": "warn"}),
-    ],
-)
-def test_a_wrong_clock_is_worth_a_warning(changed: dict[str, float | None], expected: dict[str, str]) -> None:
-    good = ClockReading(synchronised=True, error_ms=0.5, frequency_ppm=-12.0, step_ms=0.01)
-    assert wrong(clock.judge(msgspec.structs.replace(good, **changed), LIMITS)) == expected
+@pytest.mark.parametrize(("step_ms", "expected"), [(0.01, {}), (3600_000.0, {"clock.step_ms": "warn"})])
+def test_a_clock_that_is_set_is_worth_a_warning(step_ms: float, expected: dict[str, str]) -> None:
+    assert wrong(clock.judge(ClockReading(step_ms=step_ms), LIMITS)) == expected
 
 
 def test_a_clock_that_is_left_alone_does_not_step() -> None:
@@ -239,36 +212,8 @@ def test_a_file_system_that_counts_no_inodes_is_not_short_of_them() -> None:
 # -- memory -------------------------------------------------------------------------------------------------------
 
 
-def test_this_memory_keeps_what_is_written_to_it() -> None:
-    reading = memory.read(8 * 2**20)
-    assert (reading.tested_bytes, reading.wrong_chunks) == (8 * 2**20, 0)
-    assert 0 < reading.available_bytes <= psutil.virtual_memory().total
-
-
-def test_two_addresses_of_one_cell_are_found() -> None:
-    """As with a broken address line: what is written to one row shows in another."""
-    cells = np.empty(4096, np.uint8)
-    assert memory.find_wrong(np.empty((4, 4096), np.uint8)) == 0
-    aliased = as_strided(cells, shape=(4, 4096), strides=(0, 1))
-    assert memory.find_wrong(aliased) == 3, "all rows but the one that was written last"
-
-
-SPARING = """
-import psutil
-from chaoskit.health import memory
-
-memory.read(2**20)  # what is imported and kept for every reading
-before = psutil.Process().memory_info().rss
-reading = memory.read(0)
-assert (reading.tested_bytes, reading.wrong_chunks) == (0, 0), reading
-print(psutil.Process().memory_info().rss - before)
-"""
-
-
-def test_no_more_memory_is_tested_than_can_be_spared() -> None:
-    """A reading that may test no memory takes none."""
-    ran = subprocess.run([sys.executable, "-c", SPARING], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < 2**20 * 4
+def test_available_memory_is_part_of_what_is_there() -> None:
+    assert 0 < memory.read().available_bytes <= psutil.virtual_memory().total
 
 
 def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
@@ -276,9 +221,9 @@ def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
         (tmp_path / f"mc{number}").mkdir()
         for name, count in zip(("ce_count", "ue_count"), counts, strict=True):
             (tmp_path / f"mc{number}" / name).write_text(f"{count}\n")
-    reading = memory.read(0, edac=tmp_path)
+    reading = memory.read(tmp_path)
     assert (reading.edac_corrected, reading.edac_uncorrected) == (7, 1)
-    assert memory.read(0, edac=tmp_path / "none").edac_corrected is None
+    assert memory.read(tmp_path / "none").edac_corrected is None
 
 
 @pytest.mark.parametrize(
@@ -286,7 +231,6 @@ def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     [
         ({}, {}),
         ({"available_bytes": 1}, {"memory.available_bytes": "bad"}),
-        ({"wrong_chunks": 1}, {"memory.intact": "bad"}),
         ({"edac_corrected": 5, "edac_uncorrected": 0}, {"memory.edac_corrected": "warn"}),
         (
             {"edac_corrected": 5, "edac_uncorrected": 1},
@@ -295,7 +239,7 @@ def test_controllers_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     ],
 )
 def test_memory_is_judged(changed: dict[str, int], expected: dict[str, str]) -> None:
-    good = MemoryReading(available_bytes=2**34, tested_bytes=2**26)
+    good = MemoryReading(available_bytes=2**34)
     assert wrong(memory.judge(msgspec.structs.replace(good, **changed), LIMITS)) == expected
 
 

@@ -1,80 +1,30 @@
-"""The clocks of a node: does the kernel hold its wall clock to be right, does it jump, how fast does it run."""
+"""The wall clock of a node: whether it jumps, and how far it is from that of another node."""
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections import deque
 
 import msgspec
 
-from chaoskit.health.finding import at_most, good, warned
+from chaoskit.health.finding import at_most
 from chaoskit.health.limits import Limits
 from chaoskit.messages import ClockOffset, Finding
 
-_STA_UNSYNC = 0x0040
-_TIME_ERROR = 5
-_PPM = 65536  # adjtimex(2) counts in 2**-16 ppm
 _LOOK_S = 0.02
-
-_NTP = "start an NTP client (chrony, systemd-timesyncd) and let it reach its servers"
-
-
-class _Timex(ctypes.Structure):
-    """``struct timex`` of <sys/timex.h>; the tail is what is not looked at, and what may be added."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("constant", ctypes.c_long),
-        ("precision", ctypes.c_long),
-        ("tolerance", ctypes.c_long),
-        ("tail", ctypes.c_byte * 256),
-    )
 
 
 class ClockReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None: the kernel does not tell.
+    """``step_ms``: how far the wall clock moved more than the monotonic one while it was watched: it was set."""
 
-    ``error_ms``: as the kernel estimates it. ``frequency_ppm``: the correction of the oscillator. ``step_ms``: by which
-    the wall clock has moved more than the monotonic one while it was watched: it was set.
-    """
-
-    synchronised: bool | None
-    error_ms: float | None
-    frequency_ppm: float | None
     step_ms: float
 
 
 def read(watch_s: float = _LOOK_S) -> ClockReading:
-    """Ask the kernel, and watch both clocks for a moment."""
-    step_ms = _step_ms(watch_s)
-    state, timex = ask_kernel()
-    if state < 0:
-        return ClockReading(synchronised=None, error_ms=None, frequency_ppm=None, step_ms=step_ms)
-    return ClockReading(
-        synchronised=not timex.status & _STA_UNSYNC and state != _TIME_ERROR,
-        error_ms=timex.esterror / 1e3,
-        frequency_ppm=timex.freq / _PPM,
-        step_ms=step_ms,
-    )
-
-
-def ask_kernel() -> tuple[int, _Timex]:
-    """State of the clock and what belongs to it, by adjtimex(2), setting nothing; -1 where that is not allowed."""
-    timex = _Timex()
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
-    return adjtimex(ctypes.byref(timex)) if adjtimex is not None else -1, timex
-
-
-def _step_ms(watch_s: float) -> float:
+    """Watch both clocks for a moment."""
     before_ns = apart_ns()
     time.sleep(watch_s)
-    return abs(apart_ns() - before_ns) / 1e6
+    return ClockReading(step_ms=abs(apart_ns() - before_ns) / 1e6)
 
 
 def apart_ns() -> int:
@@ -124,15 +74,4 @@ def judge_offset(ahead_ms: float, limits: Limits, detail: str = "") -> Finding:
 
 def judge(reading: ClockReading, limits: Limits) -> list[Finding]:
     """A wrong wall clock is no reason to keep a node out: nothing is decided by it. It spoils what people compare."""
-    found = [at_most("clock.step_ms", reading.step_ms, warn=limits.clock_step_warn_ms, remedy="see who sets the clock")]
-    if reading.synchronised is None:
-        return [*found, good("clock.synchronised", "unknown", "the kernel does not tell")]
-    if not reading.synchronised:
-        return [*found, warned("clock.synchronised", "no", _NTP)]
-    found.append(good("clock.synchronised", "yes"))
-    if reading.error_ms is not None:
-        found.append(at_most("clock.error_ms", reading.error_ms, warn=limits.clock_error_warn_ms, remedy=_NTP))
-    if reading.frequency_ppm is not None:
-        warn, remedy = limits.clock_frequency_warn_ppm, "the oscillator is close to what NTP can correct: replace it"
-        found.append(at_most("clock.frequency_ppm", abs(reading.frequency_ppm), warn=warn, remedy=remedy))
-    return found
+    return [at_most("clock.step_ms", reading.step_ms, warn=limits.clock_step_warn_ms, remedy="see who sets the clock")]

@@ -12,7 +12,6 @@ from chaoskit.messages import Finding
 
 PROBES = ("gpu", "clock", "disk", "memory", "compute")
 _QUICK_BYTES = 2**18
-_QUICK_MEMORY_BYTES = 4 * 2**20
 
 
 def examine(
@@ -53,6 +52,6 @@ def examine_quickly(node: str, directory: Path, limits: Limits) -> list[Finding]
     GPUs are not among it: an agent that watches them has its own :class:`chaoskit.health.nvml.Nvml`.
     """
     found = disk.judge(disk.read(directory, _QUICK_BYTES), limits)
-    found += memory.judge(memory.read(_QUICK_MEMORY_BYTES), limits)
+    found += memory.judge(memory.read(), limits)
     found += clock.judge(clock.read(), limits)
     return of_node(node, found)

@@ -26,9 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ecc_uncorrected_aggregate_warn: the same over the life of the GPU.
         retired_pages_max: of GPUs before Ampere.
         clock_offset_warn_ms, clock_offset_max_ms: from the clock of another node.
-        clock_error_warn_ms: the error that the kernel estimates.
         clock_step_warn_ms: by which the wall clock jumps while one looks.
-        clock_frequency_warn_ppm: correction of the oscillator.
         disk_free_bytes_min, disk_free_share_warn, disk_free_inodes_min: of the file system of the run directory.
         disk_write_warn_ms, disk_write_max_ms: a small write with fsync.
         memory_available_bytes_min: what must be free; raise it to what a worker needs.
@@ -47,9 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retired_pages_max: float = 59.0
     clock_offset_warn_ms: float = 100.0
     clock_offset_max_ms: float = 300_000.0
-    clock_error_warn_ms: float = 100.0
     clock_step_warn_ms: float = 20.0
-    clock_frequency_warn_ppm: float = 400.0
     disk_free_bytes_min: float = 256 * _MB
     disk_free_share_warn: float = 0.05
     disk_free_inodes_min: float = 1000.0
