@@ -3,7 +3,6 @@
 | format | what a file holds | published with |
 |---|---|---|
 | ``node-csv`` | lines ``MILLISECONDS,add\\|remove,NODE`` | Oobleck (SOSP 2023), its simulator's traces |
-| ``node-json`` | lines ``[MILLISECONDS, "add"\\|"remove"\\|..., {"nodes": [NODE, ...]}]`` | Parcae (NSDI 2024) |
 | ``count-csv`` | lines ``SECONDS,NODES``, in "scaled" files ``HOURS,NODES`` | Bamboo (NSDI 2023) |
 | ``count-json`` | ``{"metadata": {"gap_seconds": S}, "data": [NODES, ...]}`` | SkyPilot's spot traces (NSDI 2024) |
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,11 +92,9 @@ def parse_trace(text: str, name: str = "trace", *, unit_s: float | None = None, 
         raise BadInput(name, "", "name a file that is not empty")
     if first.startswith("{"):
         return _read_count_json(text, name, seed)
-    if first.startswith("["):
-        return _from_nodes(_lines(text), _node_json, name, unit_s or 0.001)
     if first.count(",") == 1:
         return _read_count_csv(text, name, unit_s or 1.0, seed)
-    return _from_nodes(_lines(text), _node_csv, name, unit_s or 0.001)
+    return _read_node_csv(text, name, unit_s or 0.001)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -108,51 +104,26 @@ def _lines(text: str) -> list[tuple[int, str]]:
 # -- who comes and goes is told -----------------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
-    time: Any
-    act: Any
-    nodes: list[Any]
-
-
-def _node_csv(place: str, line: str) -> _Row:
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) != 3:
-        raise BadInput(place, line, "write MILLISECONDS,add,NODE or MILLISECONDS,remove,NODE")
-    if parts[1] not in ("add", "remove"):
-        raise BadInput(f"{place}.act", parts[1], "use add or remove")
-    return _Row(parts[0], parts[1], [parts[2]])
-
-
-def _node_json(place: str, line: str) -> _Row:
-    try:
-        time, act, rest = msgspec.json.decode(line)
-        nodes = rest["nodes"]
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError):
-        raise BadInput(place, line[:60], 'write [MILLISECONDS, "add", {"nodes": ["NODE"]}]') from None
-    if not isinstance(nodes, list):
-        raise BadInput(f"{place}.nodes", nodes, "write a list of names")
-    if act not in ("add", "remove") and nodes:  # acts of its own system, such as no-op, come with no nodes
-        raise BadInput(f"{place}.act", act, "use add or remove where nodes are named")
-    return _Row(time, act, nodes)
-
-
-def _from_nodes(lines: Iterable[tuple[int, str]], parse: Callable[[str, str], _Row], name: str, unit_s: float) -> Trace:
+def _read_node_csv(text: str, name: str, unit_s: float) -> Trace:
     events: list[TraceEvent] = []
     present: set[str] = set()
     last_s = 0.0
-    for number, line in lines:
-        place = f"{name}:{number}"
-        row = parse(place, line)
-        last_s = _time_s(f"{place}.time", row.time, unit_s, last_s)
-        for node in row.nodes:
-            if not isinstance(node, str) or not node:
-                raise BadInput(f"{place}.node", node, "write a name")
-            joins = row.act == "add"
-            if joins == (node in present):
-                known = "it is there already" if joins else "it is not there"
-                raise BadInput(f"{place}.node", node, f"name another, or mend a line before: {known}")
-            present ^= {node}
-            events.append(TraceEvent(last_s, node, joins))
+    for number, line in _lines(text):
+        place, parts = f"{name}:{number}", [part.strip() for part in line.split(",")]
+        if len(parts) != 3:
+            raise BadInput(place, line, "write MILLISECONDS,add,NODE or MILLISECONDS,remove,NODE")
+        time, act, node = parts
+        if act not in ("add", "remove"):
+            raise BadInput(f"{place}.act", act, "use add or remove")
+        last_s = _time_s(f"{place}.time", time, unit_s, last_s)
+        if not node:
+            raise BadInput(f"{place}.node", node, "write a name")
+        joins = act == "add"
+        if joins == (node in present):
+            known = "it is there already" if joins else "it is not there"
+            raise BadInput(f"{place}.node", node, f"name another, or mend a line before: {known}")
+        present ^= {node}
+        events.append(TraceEvent(last_s, node, joins))
     return Trace(tuple(events))
 
 

@@ -23,7 +23,7 @@ TRACES = {
 
 
 @pytest.mark.slow
-@pytest.mark.promise("gives (time_s, node, joins), from four published formats", name="skypilot")
+@pytest.mark.promise("gives (time_s, node, joins), from three published formats", name="skypilot")
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace(chaos: Chaos, name: str) -> None:
     """Who is announced to go is out in time, so that nothing is lost; who comes is taken in."""
