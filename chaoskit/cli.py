@@ -397,8 +397,8 @@ app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(rules.app, name="rules")
 app.add_typer(health.app, name="health")
 app.add_typer(quarantine.app, name="quarantine")
-for command in (resizing.scale, resizing.notice, resizing.lend, resizing.give_back):
-    app.command()(command)
+app.command()(resizing.scale)
+app.command()(resizing.notice)
 
 
 # -- the end of every command -------------------------------------------------------------------------------------

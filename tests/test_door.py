@@ -1,11 +1,9 @@
-"""Requests by HTTP, file and signal reach the coordinator: the control API of a launcher alone, without a job."""
+"""Requests by HTTP reach the coordinator: the control API of a launcher alone, without a job."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import signal
 import socket
 import threading
 import urllib.error
@@ -13,12 +11,10 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from rich.console import Console
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.config import JobSpec, RunConfig
@@ -36,7 +32,6 @@ from chaoskit.messages import (
     ScaleTo,
     SpotNotice,
     Welcome,
-    WorldSize,
 )
 
 
@@ -44,20 +39,19 @@ class Launcher:
     """The control API, and a conductor behind it that keeps what it is to send, and answers at once."""
 
     def __init__(self, directory: Path) -> None:
-        self.requests, self.shown, self.sent = Requests(), io.StringIO(), list[Message]()
+        self.requests, self.sent = Requests(), list[Message]()
         self.directory, self.answers, self.accepts = directory, True, True
         elastic = ElasticPolicy(min_replicas=1, max_replicas=4)
         self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), (), 1, os.getpid()))
         self.requests.hear(Heartbeat("node1", ()))
 
     @contextlib.contextmanager
-    def listening(self, **looks: Any) -> Iterator[Door]:
+    def listening(self) -> Iterator[Door]:
         over = threading.Event()
         conductor = threading.Thread(target=self._conduct, args=(over,))
         conductor.start()
         try:
-            console = Console(file=self.shown, width=200)
-            with door.listening(self.requests, self.directory, console, **looks) as found:
+            with door.listening(self.requests, self.directory) as found:
                 yield found
         finally:
             over.set()
@@ -149,6 +143,8 @@ def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
         ("scale", b'{"size": 2, "siez": 3}', 400),
         ("scale", b"", 400),
         ("lend", b'{"job": "urgent", "nodes": 1}', 400),
+        ("lend", b'{"job": "urgent", "nodes": 0, "grace_s": 1}', 400),
+        ("lend", b'{"job": "", "nodes": 1, "grace_s": 1}', 400),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_told_to_nobody(
@@ -161,62 +157,6 @@ def test_what_makes_no_sense_is_refused_and_told_to_nobody(
             urllib.request.urlopen(urllib.request.Request(f"{found.url}/{path}", data, headers), timeout=LIMIT_S)
     assert refused.value.code == status
     assert launcher.sent == []
-
-
-def test_a_file_is_obeyed_once_each_time_that_it_is_written(launcher: Launcher) -> None:
-    """A size in the file is asked for once.
-
-    What the file said before the launch belongs to another run; a text that is no number is refused on the terminal.
-    """
-    looks = 0
-
-    def look(path: Path) -> tuple[int, int] | None:
-        nonlocal looks
-        found = door.stamp(path)
-        looks += 1
-        return found
-
-    def await_looks() -> None:
-        seen = looks
-        wait_until(lambda: looks > seen + 2, "two looks at the file")
-
-    file = launcher.directory / door.SCALE_FILE
-    file.write_text("4")
-    with launcher.listening(look_s=0.002, look=look):
-        await_looks()
-        assert launcher.sent == []
-        for text in ("3\n", "two", " 2 "):
-            fresh = launcher.directory / "fresh"
-            fresh.write_text(text)
-            fresh.replace(file)
-            await_looks()
-        wait_until(lambda: "as you like" in launcher.shown.getvalue().splitlines()[-1], "the answer on the terminal")
-    assert launcher.asked() == [ScaleTo("", size, "the file scale") for size in (3, 2)]
-    assert "refused: write a number of nodes" in launcher.shown.getvalue()
-
-
-def test_a_signal_asks_for_one_more_or_less_than_was_wanted_last(launcher: Launcher) -> None:
-    """SIGUSR1 and SIGUSR2 ask for one node more or less than was wanted last, and get their handlers back."""
-    before = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)
-    with launcher.listening():
-        os.kill(os.getpid(), signal.SIGUSR1)
-        wait_until(lambda: len(launcher.sent) == 1, "the first message")
-        launcher.requests.hear(WorldSize(2, 4, ("node0", "node1"), "there are no more nodes"))
-        os.kill(os.getpid(), signal.SIGUSR2)
-        wait_until(lambda: len(launcher.sent) == 2, "the second message")
-    assert launcher.asked() == [ScaleTo("", 3, "a signal"), ScaleTo("", 3, "a signal")]
-    assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)) == before
-
-
-@pytest.mark.parametrize(("wanted", "larger", "smaller"), [(2, 4, 1), (4, 5, 2), (1, 2, 0)])
-def test_a_signal_asks_for_a_size_that_the_policy_allows(wanted: int, larger: int, smaller: int) -> None:
-    """A signal asks for the next size of the policy; at its ends for one outside, and the answer names the sizes."""
-    elastic = ElasticPolicy(min_replicas=1, max_replicas=4, replica_discrete_values=(1, 2, 4))
-    requests = Requests()
-    requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=wanted, elastic=elastic), (), 1, os.getpid()))
-    requests.step_size(1)
-    requests.step_size(-1)
-    assert [one.size for one in requests.take() if isinstance(one, ScaleTo)] == [larger, smaller]
 
 
 def test_whoever_waits_is_told_that_the_run_is_over(launcher: Launcher) -> None:

@@ -105,23 +105,15 @@ def test_every_way_to_ask(launch: Launch) -> None:
     code, said = launch.command("notice", "node9", "--grace-s", "5")
     assert (code, said["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
     assert launch.refused("notice", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
-    assert launch.refused("lend", "0", "--job", "urgent") == ("nodes", 0)
-    assert launch.refused("lend", "1", "--job", "") == ("job", "")
-    code, said = launch.command("give-back", "--job", "nobody")
-    assert (code, said["reason"]) == (1, "'nobody' has no nodes of this run")
 
-    (launch.directory / "scale").write_text("2\n")
+    assert launch.run.scale(2).accepted
     launch.until_world(2)
+    launch.until(lambda: bool(launch.records(Event.LEFT)), "the end of the rank that leaves")
 
-    os.kill(launch.process.pid, signal.SIGUSR1)
-    launch.until_world(3)
-    os.kill(launch.process.pid, signal.SIGUSR2)
-    launch.until_world(2)
-
-    code, said = launch.command("lend", "2", "--job", "urgent")  # one of them idles
-    assert (code, len(said["nodes"])) == (0, 2)
+    lent = launch.run.lend(2, "urgent", grace_s=30.0)  # one of them idles
+    assert (lent.accepted, len(lent.nodes)) == (True, 2)
     launch.until_world(1)
-    assert launch.command("give-back", "--job", "urgent")[0] == 0
+    assert launch.run.give_back("urgent").accepted
     launch.until_world(2)
 
     staying = launch.run.state().nodes[0]
@@ -156,15 +148,14 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.costly
-def test_a_notice_is_taken_back_by_command_and_by_signal(launch: Launch) -> None:
-    """A notice ends by command and by signal, and the node stays."""
+def test_a_notice_is_taken_back(launch: Launch) -> None:
+    """The node stays, whether the notice came by command or by signal."""
     assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
     launch.until_world(1)
     agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)  # no other node is left: it stays as long as it can, and asks again and again
-    # of two signals that wait, the one with the lower number comes first
     launch.until(lambda: not catches(agent, signal.SIGTERM), "the first signal to be taken")
-    os.kill(agent, signal.SIGUSR1)
+    assert launch.command("notice", "node1", "--cancel")[0] == 0
     assert launch.command("notice", "node0", "--cancel")[0] == 0
     launch.until_world(2)
     assert set(launch.run.state().nodes) == {"node0", "node1"}

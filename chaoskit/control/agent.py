@@ -126,7 +126,6 @@ class Agent:
         self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
-            self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._tell(NoticeCancelled(self._spec.node)))
         if self._log_process is not None:
             line = LogLine(self._spec.node, self._config.rules, self._log_process, self._watched, self._tell_of_log)
             self._spawn(line.run())

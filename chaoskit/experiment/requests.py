@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -87,13 +87,6 @@ class Requests:
                 return Reply(False, f"{job!r} has no nodes of this run")
         self._waiting.put(message)
         return Reply(True, "the coordinator is told")
-
-    def step_size(self, steps: Literal[1, -1]) -> None:
-        """Ask for the next larger size that is allowed, or the next smaller one; nobody waits for the answer."""
-        wanted = self._state.wanted or self._state.size
-        beyond = [size for size in self._sizes if (size - wanted) * steps > 0][::steps]
-        size = beyond[0] if beyond else wanted + steps  # which is refused, with the sizes that are allowed
-        self._waiting.put(ScaleTo(uuid.uuid4().hex, size, "a signal"))
 
     def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> Reply:
         answers: queue.SimpleQueue[Reply] = queue.SimpleQueue()

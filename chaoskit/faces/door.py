@@ -1,4 +1,4 @@
-"""How a running launch is told what to do: by HTTP on loopback, by a file, and by signals."""
+"""The control API of a running launch: HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import hmac
 import json
 import os
 import secrets
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from chaoskit.elastic.client import Door, Reply, open_door
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
 from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
 
-#: A file in the directory of a run: whoever writes a number into it asks for a world of so many nodes.
-SCALE_FILE = "scale"
-_LOOK_S = 0.5
 _CLOSE_S = 0.05  # the end of a launch waits so long for the server
 _BODY_BYTES_MAX = 65536
 
@@ -64,30 +58,9 @@ _ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], Reply]]] = {
 }
 
 
-def stamp(path: Path) -> tuple[int, int] | None:
-    """Return when a file was written and its size, or None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
 @contextlib.contextmanager
-def listening(
-    requests: Requests,
-    directory: Path,
-    console: Console,
-    port: int = 0,
-    *,
-    look_s: float = _LOOK_S,
-    look: Callable[[Path], tuple[int, int] | None] = stamp,
-) -> Iterator[Door]:
+def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Door]:
     """Take requests while the block lasts.
-
-    Args:
-        look_s: time between two looks at the file that asks for a size.
-        look: takes such a look.
 
     Raises:
         BadInput: if the port is in use.
@@ -99,64 +72,15 @@ def listening(
         raise BadInput("control_port", port, f"choose a free port, or 0 for any ({error.strerror})") from None
     server.daemon_threads = True
     door = Door(f"http://127.0.0.1:{server.server_port}", token, os.getpid())
-    path, over = open_door(directory, door), threading.Event()
-    threads = [
-        threading.Thread(target=server.serve_forever, args=(_CLOSE_S,), name="door", daemon=True),
-        threading.Thread(
-            target=_watch_file, args=(directory / SCALE_FILE, requests, console, over, look_s, look), daemon=True
-        ),
-    ]
-    for thread in threads:
-        thread.start()
+    path = open_door(directory, door)
+    threading.Thread(target=server.serve_forever, args=(_CLOSE_S,), name="door", daemon=True).start()
     try:
-        with _signals(requests):
-            yield door
+        yield door
     finally:
-        over.set()
         path.unlink(missing_ok=True)
         requests.end()
         server.shutdown()
         server.server_close()
-
-
-@contextlib.contextmanager
-def _signals(requests: Requests) -> Iterator[None]:
-    """SIGUSR1 asks for the next larger size, SIGUSR2 for the next smaller one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    steps: dict[signal.Signals, Literal[1, -1]] = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
-    before = {
-        one: signal.signal(one, lambda signum, frame: requests.step_size(steps[signal.Signals(signum)]))
-        for one in steps
-    }
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _watch_file(
-    path: Path,
-    requests: Requests,
-    console: Console,
-    over: threading.Event,
-    look_s: float,
-    look: Callable[[Path], tuple[int, int] | None],
-) -> None:
-    """Ask for the size that is written into the file, each time that it changes."""
-    seen = look(path)
-    while not over.wait(look_s):
-        found = look(path)
-        if found is None or found == seen or not found[1]:  # empty: `echo 2 > scale` is half done
-            continue
-        seen = found
-        try:
-            reply = requests.scale(int(path.read_text(encoding="utf-8")), f"the file {path.name}")
-        except (OSError, ValueError):
-            reply = Reply(False, f"write a number of nodes into {path}")
-        console.print(Text(f"{path}: {'' if reply.accepted else 'refused: '}{reply.reason}"), soft_wrap=True)
 
 
 def _fields(kind: type[Any]) -> str:

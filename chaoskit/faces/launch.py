@@ -205,7 +205,7 @@ def _execute(
 ) -> RawRun:
     place, undo, requests = choice.make(substrate), UndoLog(), Requests()
     try:
-        with listening(requests, directory, console, control_port), view.shown():
+        with listening(requests, directory, control_port), view.shown():
             return execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
     finally:
         place.close()

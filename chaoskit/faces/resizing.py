@@ -38,9 +38,7 @@ def scale(
     nodes that are missing are started. Whoever leaves does so between two steps:
     no step and no sample is lost, and with the exact reduction no bit changes.
 
-    The same can be asked by a file (write the number into DIR/scale), by a signal
-    to the launcher (SIGUSR1: the next larger size, SIGUSR2: the next smaller one),
-    by HTTP (see DIR/control.json) and from Python:
+    The same can be asked by HTTP (see DIR/control.json) and from Python:
     [bold]chaoskit.elastic.client.Run(DIR).scale(6)[/].
 
     Exit code 0: done, 1: refused, or not done in time, 2: bad input.
@@ -83,7 +81,7 @@ def notice(
     """Tell a job that a node will be taken away: a spot notice, or maintenance.
 
     Its ranks leave between two steps, and nothing is lost. SIGTERM to the agent of
-    a node says the same, and SIGUSR1 takes it back, as --cancel does.
+    a node says the same.
 
     Example: [cyan]chaoskit notice node2 --grace-s 30[/]
     """
@@ -91,34 +89,6 @@ def notice(
         raise BadInput("grace_s", grace_s, "say in how many seconds the node is taken away, or --cancel that it stays")
     target = Run(run or newest_run())
     return _tell(target.cancel_notice(node) if grace_s is None else target.notice(node, grace_s), machine)
-
-
-def lend(
-    nodes: Annotated[int, typer.Argument(help="How many.")],
-    job: Annotated[str, typer.Option(help="Name of the job of higher priority.")],
-    grace_s: Annotated[float, typer.Option(help="It must have them within so many seconds.")] = 30.0,
-    run: Where = None,
-    machine: Json = False,
-) -> int:
-    """Let a job of higher priority have nodes; --json tells which.
-
-    Idle nodes go first, then the members that cost least, never below the smallest size.
-
-    Example: [cyan]chaoskit lend 2 --job urgent --grace-s 30[/]
-    """
-    return _tell(Run(run or newest_run()).lend(nodes, job, grace_s), machine)
-
-
-def give_back(
-    job: Annotated[str, typer.Option(help="Name of the job of higher priority.")],
-    run: Where = None,
-    machine: Json = False,
-) -> int:
-    """Give the nodes back that a job of higher priority has had: the world grows again.
-
-    Example: [cyan]chaoskit give-back --job urgent[/]
-    """
-    return _tell(Run(run or newest_run()).give_back(job), machine)
 
 
 def _tell(reply: Reply, machine: bool) -> int:
