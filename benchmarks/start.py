@@ -26,20 +26,24 @@ import torch
 from bars import Bar, Report, look_at_machine, save, show, spread
 from lab import say
 
-from chaoskit.data import Positions, TokenFile, write_tokens
-from chaoskit.data.pages import MappedPages
+from chaoskit.data import Positions
 
 _STEP, _BATCH, _CONTEXT = 10**6, 512, 1024
 
 #: Prints seconds from the opening of the file to the first batch.
 _PROCESS = f"""
 import sys, time
-from chaoskit.data import Positions, TokenFile
-TokenFile(sys.argv[2], 16).__getitems__([0])  # torch's own code is in memory
+import numpy as np
+import torch
+from chaoskit.data import Positions
+
+def windows(path, context):
+    return np.lib.stride_tricks.sliding_window_view(np.memmap(path, np.uint16, mode="r"), context + 1)[::context]
+
+torch.from_numpy(windows(sys.argv[2], 16)[[0]].astype(np.int64))  # NumPy's and torch's own code is in memory
 begin_s = time.perf_counter()
-tokens = TokenFile(sys.argv[1], {_CONTEXT})
-positions = Positions(len(tokens), {_BATCH})
-tokens.__getitems__(positions.batch({_STEP}))
+tokens = windows(sys.argv[1], {_CONTEXT})
+torch.from_numpy(tokens[Positions(len(tokens), {_BATCH}).batch({_STEP})].astype(np.int64))
 print(time.perf_counter() - begin_s)
 """
 
@@ -74,24 +78,26 @@ def time_first_batch(folder: Path, size_bytes: int, rounds: int) -> list[Bar]:
     """In fresh processes, with the file in memory and without."""
     chunk = np.random.default_rng(0).integers(0, 50_000, 2**22).astype(np.uint16)
     path, small = folder / "tokens", folder / "small"
-    write_tokens(path, (chunk for _ in range(size_bytes // chunk.nbytes)))
-    write_tokens(small, [chunk[:1000]])
+    with path.open("wb") as file:
+        for _ in range(size_bytes // chunk.nbytes):
+            chunk.tofile(file)
+    chunk[:1000].tofile(small)
     found: dict[str, list[float]] = {"in memory": [], "dropped": []}
     for number in range(rounds):
         say(f"  first batch: round {number + 1} of {rounds}")
         for state, times in found.items():
             if state == "dropped":
                 with path.open("rb") as file:
+                    os.fsync(file.fileno())
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             else:
-                pages, first = MappedPages(path), 0
-                while first < pages.size_bytes:
-                    first = pages.load(first)
-                del pages
+                with path.open("rb") as file:
+                    while file.read(2**24):
+                        pass
             command = [sys.executable, "-c", _PROCESS, str(path), str(small)]
             times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     topic = f"{size_bytes / 2**30:.2g} GiB of tokens"
-    windows = len(TokenFile(path, _CONTEXT))
+    windows = (size_bytes // 2 - 1) // _CONTEXT
     what = f"first batch of {_BATCH} of {windows} windows of {_CONTEXT}"
     return [
         Bar(topic=topic, name=f"{what}, pages {state}", measured=spread(times), samples={"s": times})

@@ -38,7 +38,6 @@ from chaoskit.messages import (
     EndJob,
     Heartbeat,
     Holding,
-    KeepWarm,
     LinksTested,
     MeasureLinks,
     NoticeCancelled,
@@ -296,9 +295,6 @@ class Agent:
                 message = await self._read(reader, charge)
                 if isinstance(message, Holding):
                     self._keeper.hold(message)
-                    continue
-                if isinstance(message, KeepWarm):
-                    self._keeper.keep_warm(message)
                     continue
                 if isinstance(message, WorkerReady):
                     endpoint = self._keeper.adopt(charge.name, message.endpoint, charge.board)

@@ -15,7 +15,7 @@ import msgspec
 from chaoskit import wire
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, WentOn, decode_answer
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Endpoint, Holding, KeepWarm, MeasureLinks, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import Endpoint, Holding, MeasureLinks, Message, Plan, PullNode, Recall, Store
 from chaoskit.runtime.board import Board
 
 _RECEIVE_BYTES = 65536
@@ -81,10 +81,6 @@ class KeeperLine:
         """A worker copies its piece into slots."""
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):  # it has ended already
             self._give(holding, _open(opened, holding.pid, holding.fds))
-
-    def keep_warm(self, order: KeepWarm) -> None:
-        """A worker reads this file again and again."""
-        self._give(order)
 
     def follow(self, plan: Plan) -> None:
         """A membership."""

@@ -27,9 +27,8 @@ from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, Ord
 from chaoskit.control.keeping import NodeContext, NodeKeeper
 from chaoskit.control.link_tester import answer_tests, start_tests
 from chaoskit.control.pieces import PieceKeeper
-from chaoskit.data.pages import PageKeeper
 from chaoskit.journal import Journal
-from chaoskit.messages import Holding, KeepWarm, MeasureLinks, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import Holding, MeasureLinks, Message, Plan, PullNode, Recall, Store
 from chaoskit.osprocess import die_of, die_with_parent, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
@@ -105,7 +104,6 @@ class _Service:
         self._line, self._sending = line, threading.Lock()
         self._splitter = wire.Splitter(decode_order)
         self._descriptors: deque[int] = deque()
-        self._pages = PageKeeper()
         self._quarters, node, config = quarters, quarters.node, quarters.config
         journal = Journal(Path(quarters.run_directory) / "journal", node)  # the agent's, too: a record is one write
         context = NodeContext(node, quarters.host, quarters.token, config, journal, self._tell, die_of)
@@ -143,8 +141,6 @@ class _Service:
                 fds = self._take(len(order.fds))
                 keeper.hold(msgspec.structs.replace(order, pid=os.getpid(), fds=fds))
                 _close(fds)
-            case KeepWarm(path):
-                self._pages.keep(path)
             case Plan():
                 keeper.follow(order)
             case Ended(worker):

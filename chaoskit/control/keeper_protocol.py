@@ -10,7 +10,6 @@ from chaoskit.messages import (
     Endpoint,
     HealthReport,
     Holding,
-    KeepWarm,
     LeverPulled,
     LinksMeasured,
     MeasureLinks,
@@ -52,7 +51,7 @@ class Finished(Message, frozen=True):
     """Nothing is being stored any more, or its time is up."""
 
 
-Order = Adopt | Holding | KeepWarm | Plan | Ended | Recall | WentOn | PullNode | Store | MeasureLinks | Finish
+Order = Adopt | Holding | Plan | Ended | Recall | WentOn | PullNode | Store | MeasureLinks | Finish
 Answer = Sealed | LeverPulled | HealthReport | LinksMeasured | Finished
 
 decode_order = wire.decoder(Order)

@@ -61,7 +61,6 @@ from chaoskit.messages.sizes import (
 from chaoskit.messages.workers import (
     Accuse,
     Holding,
-    KeepWarm,
     LinesMatched,
     Ping,
     Pong,
@@ -103,7 +102,6 @@ AnyMessage = (
     | LinksMeasured
     | WorkerReady
     | Holding
-    | KeepWarm
     | WorkerLost
     | HookReached
     | Arm
@@ -172,7 +170,6 @@ __all__ = [
     "Heartbeat",
     "Holding",
     "HookReached",
-    "KeepWarm",
     "LendNodes",
     "Lever",
     "LeverPulled",

@@ -37,12 +37,6 @@ class Holding(Message, frozen=True):
     groups: tuple[tuple[int, ...], ...] = ()
 
 
-class KeepWarm(Message, frozen=True):
-    """A worker reads this file again and again; for its agent alone, who keeps its pages in memory."""
-
-    path: str
-
-
 class Ping(Message, frozen=True):
     """Asks the control thread of a worker for a :class:`Pong`: silence means that the GIL is held."""
 

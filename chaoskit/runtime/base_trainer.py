@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
-from chaoskit.messages import KeepWarm
 from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.regroup import Formation
@@ -51,10 +49,6 @@ class BaseTrainer(HookMethods, ABC):
     def world(self) -> int:
         """Ranks in the current generation."""
         return len(self._formation.plan.members) if self._formation else 1
-
-    def keep_warm(self, path: str | Path) -> None:
-        """Have this node's agent keep a data file in memory: who replaces a lost worker need not wait for the disk."""
-        self._worker.send(KeepWarm(str(Path(path).resolve())))
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:
