@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from chaoskit.control.log_process import LogLine, start_log_process
-from chaoskit.rules import Rule, parse_rules
+from chaoskit.rules import LogRule, parse_rules
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Phase
 
@@ -47,7 +47,7 @@ def write(paths: list[Path], lines_per_s: float, ended: threading.Event) -> None
 
 
 async def _measure(
-    rules: list[Rule], line: socket.socket | None, workers: list[str], seconds: float
+    rules: list[LogRule], line: socket.socket | None, workers: list[str], seconds: float
 ) -> tuple[float, float]:
     boards = [(worker, Board.create()) for worker in workers]
     for rank, (_, board) in enumerate(boards):

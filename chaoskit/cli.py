@@ -154,7 +154,7 @@ def launch(
     if rules is not None:
         settings["rules"] = rules
     console = _console(machine)
-    result = face.launch(script, console, directory=report, port=port, **settings)
+    result = face.launch_shown(script, console, directory=report, port=port, **settings)
     face.print_result(result, console)
     if machine:
         print_json(face.plain(result))

@@ -15,7 +15,7 @@ import msgspec
 
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 
 Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
@@ -56,7 +56,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Path(self.path).stem if self.function == "train" else f"{Path(self.path).stem}:{self.function}"
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a job stores its state while it trains, how often, and what is kept of it.
 
     Args:
@@ -81,7 +81,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return {"endpoint_url": self.endpoint} if self.endpoint else {}
 
 
-class Follow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BatchScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The global batch follows the world: every rank keeps its number of shards.
 
     Args:
@@ -190,11 +190,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quarantined: tuple[str, ...] = ()
     on_probation: tuple[str, ...] = ()
     elastic: ElasticPolicy | None = None
-    follow: Follow | None = None
-    disk: Tier | None = None
-    remote: Tier | None = None
+    follow: BatchScaling | None = None
+    disk: CheckpointTier | None = None
+    remote: CheckpointTier | None = None
     resume: bool = False
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[LogRule, ...] = ()
 
     def undisturbed(self) -> RunConfig:
         """The same run with limits of minutes: only a process that ends is taken for a failure.
@@ -343,7 +343,7 @@ def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
         )
 
 
-def _validate_follow(follow: Follow, config: RunConfig) -> None:
+def _validate_follow(follow: BatchScaling, config: RunConfig) -> None:
     if follow.warmup_steps < 0:
         raise BadInput("follow.warmup_steps", follow.warmup_steps, "use 0 or more")
     if follow.schedule and config.nodes_max > 1:
@@ -356,7 +356,7 @@ def _validate_follow(follow: Follow, config: RunConfig) -> None:
         raise BadInput("shards", config.shards, remedy)
 
 
-def _validate_tier(field: str, tier: Tier | None) -> None:
+def _validate_tier(field: str, tier: CheckpointTier | None) -> None:
     if tier is None:
         return
     for name in ("every_steps", "every_s", "keep_last", "keep_every", "budget_bytes"):

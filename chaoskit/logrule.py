@@ -27,7 +27,7 @@ NAMES = {
 }
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=NAMES):
+class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=NAMES):
     """What one kind of line must look like, and how often it must come. In files the names are HyperPod's.
 
     Args:

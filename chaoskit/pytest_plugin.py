@@ -229,14 +229,14 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
 def rules_fire(request: pytest.FixtureRequest) -> Callable[..., list[Fired]]:
     """Log rules on a recorded log: ``assert not rules_fire("rules.yaml", "train.log")``.
 
-    As :func:`chaoskit.rules.check_rules`; relative files are looked up beside the test, then in the working directory.
+    As :func:`chaoskit.check_log_rules`; relative files are looked up beside the test, then in the working directory.
     """
-    from chaoskit.rules import check_rules
+    from chaoskit.rules import check_log_rules
 
     def locate(file: Any) -> Any:
         return _beside(request.path, file) if isinstance(file, (str, Path)) else file
 
-    return lambda rules, log, **options: check_rules(locate(rules), locate(log), **options)
+    return lambda rules, log, **options: check_log_rules(locate(rules), locate(log), **options)
 
 
 def _beside(test: Path, file: str | Path) -> str | Path:

@@ -25,7 +25,7 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
-from chaoskit.config import JobSpec, RunConfig, Tier
+from chaoskit.config import CheckpointTier, JobSpec, RunConfig
 from chaoskit.control.keeper import Keeper, keepers
 from chaoskit.control.keeping import NodeContext
 from chaoskit.journal import Journal, read_journals
@@ -444,7 +444,9 @@ def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on
     owner, board, answered = Owner(), Board.create(), threading.Event()
     clock = FakeClock()
     hurried = Board(board.fd, now_s=clock.now_s, sleep=clock.sleep)
-    config = RunConfig(job=JobSpec("job.py"), memory_copies=0, disk=Tier(target=str(tmp_path / "disk"), every_steps=3))
+    config = RunConfig(
+        job=JobSpec("job.py"), memory_copies=0, disk=CheckpointTier(target=str(tmp_path / "disk"), every_steps=3)
+    )
     place = ("node0", "127.0.0.1", "token", config, Journal(tmp_path, "node0"))
     keeper = Keeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
     keeper.adopt("node0.0", Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), owner.arena.fd), board)

@@ -18,7 +18,7 @@ import pytest
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.elastic.client import DOOR, Door, Reply, Run, open_door
+from chaoskit.elastic.client import DOOR, Door, RequestReply, RunClient, open_door
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
@@ -77,8 +77,8 @@ def launcher(tmp_path: Path) -> Launcher:
 def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> None:
     """Each request over HTTP becomes the message that it asks for, and gets the answer of the coordinator."""
     with launcher.listening():
-        run = Run(launcher.directory)
-        assert run.scale(3, "somebody") == Reply(True, "as you like", ("node1",))
+        run = RunClient(launcher.directory)
+        assert run.scale(3, "somebody") == RequestReply(True, "as you like", ("node1",))
         assert run.lend(2, "urgent", 7.5).nodes == ("node1",)
         assert run.notice("node1", 5.5).accepted
         assert run.give_back("urgent").accepted
@@ -95,9 +95,9 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
 def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None:
     """A job that was refused nodes has none to return; a request without an answer may have been granted."""
     with launcher.listening():
-        run, launcher.accepts = Run(launcher.directory), False
+        run, launcher.accepts = RunClient(launcher.directory), False
         assert not run.lend(2, "urgent", 7.5).accepted
-        assert run.give_back("urgent") == Reply(False, "'urgent' has no nodes of this run")
+        assert run.give_back("urgent") == RequestReply(False, "'urgent' has no nodes of this run")
         launcher.answers = False
         assert "may still do" in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
         assert run.give_back("unheard").accepted
@@ -111,7 +111,7 @@ def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
         while not over.is_set():
             if (tmp_path / DOOR).exists():
                 try:
-                    Run(tmp_path)
+                    RunClient(tmp_path)
                 except BadInput as error:
                     damaged.append(error)
 
@@ -164,8 +164,8 @@ def test_whoever_waits_is_told_that_the_run_is_over(launcher: Launcher) -> None:
     launcher.answers = False
     with ThreadPoolExecutor(1) as pool:
         with launcher.listening():
-            waits = pool.submit(Run(launcher.directory).scale, 3)
+            waits = pool.submit(RunClient(launcher.directory).scale, 3)
             wait_until(lambda: launcher.sent, "the request")
             launcher.requests.end()
-            assert waits.result(LIMIT_S) == Reply(False, "the run is over")
-        assert launcher.requests.scale(2) == Reply(False, "the run is over")
+            assert waits.result(LIMIT_S) == RequestReply(False, "the run is over")
+        assert launcher.requests.scale(2) == RequestReply(False, "the run is over")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.config import Follow, JobSpec, RunConfig
+from chaoskit.config import BatchScaling, JobSpec, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.history import History
@@ -34,7 +34,7 @@ ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
 
 
 def config(nodes: int = 2, shards: int = 8, **follow: Any) -> RunConfig:
-    chosen = Follow(**{"rule": "square-root", **follow})
+    chosen = BatchScaling(**{"rule": "square-root", **follow})
     return RunConfig(job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=chosen)
 
 

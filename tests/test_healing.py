@@ -23,7 +23,7 @@ from chaoskit.runtime.generations import MemberProgress
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.regroup import Regrouper
-from chaoskit.runtime.trainer import Trainer
+from chaoskit.runtime.trainer import ReplicatedTrainer
 from chaoskit.vocabulary import Event
 
 NOWHERE = Endpoint("", "", 0, 0, -1)
@@ -42,7 +42,7 @@ class Rendezvous:
         pass
 
 
-def train(trainer: Trainer, raised: list[BaseException]) -> None:
+def train(trainer: ReplicatedTrainer, raised: list[BaseException]) -> None:
     """The job: one step, after the rehearsal."""
     data = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
     model = nn.Linear(2, 1)
@@ -90,7 +90,7 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         host=HOST,
         disk=tmp_path,
     )
-    trainer = Trainer(worker)
+    trainer = ReplicatedTrainer(worker)
     me = Member(0, "node0.0", "node0", NOWHERE, (0,))
     with refusing() as held:  # of a rank that has ended
         endpoint = Endpoint("another host", HOST, held.getsockname()[1], 0, -1)

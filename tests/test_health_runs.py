@@ -53,7 +53,7 @@ def launch(directory: Path, until: Callable[[], object] | None = None, **setting
         options |= {"until": {"file": str(seen)}}
         threading.Thread(target=_touch_when, args=(until, seen), daemon=True).start()
     settings = {"nodes": 3, "spares": 0} | settings
-    return face.launch(job, console, directory=directory, port=0, options=options, **settings)
+    return face.launch_shown(job, console, directory=directory, port=0, options=options, **settings)
 
 
 def _touch_when(condition: Callable[[], object], file: Path) -> None:

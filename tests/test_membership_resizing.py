@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from chaoskit.config import Follow, JobSpec, RunConfig
+from chaoskit.config import BatchScaling, JobSpec, RunConfig
 from chaoskit.control.events import (
     Action,
     Event,
@@ -43,7 +43,7 @@ class Job:
         sharded: bool = False,
         spares: int = 0,
         most: int = 6,
-        follow: Follow | None = None,
+        follow: BatchScaling | None = None,
     ) -> None:
         policy = ElasticPolicy(min_replicas=1, max_replicas=most)
         job = JobSpec("train.py", sharded=sharded)
@@ -210,8 +210,10 @@ def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
     assert {worker for worker, cause in job.stopped if cause == "left"} == {"a.0", "b.0", "c.0"}
 
 
-@pytest.mark.parametrize(("follow", "world"), [(None, 3), (Follow(rule="none"), 2)])
-def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(follow: Follow | None, world: int) -> None:
+@pytest.mark.parametrize(("follow", "world"), [(None, 3), (BatchScaling(rule="none"), 2)])
+def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(
+    follow: BatchScaling | None, world: int
+) -> None:
     """Who stays with the state may be one too many for a moment, if there are shards for it."""
     job = Job("ab", most=2, follow=follow)
     job.join("c", "d")

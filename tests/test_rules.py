@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
-from chaoskit.rules import Fired, Rule, Verdict, Watch, check_rules, parse_rules, read_rules, replay_log
+from chaoskit.rules import Fired, LogRule, Verdict, Watch, check_log_rules, parse_rules, read_rules, replay_log
 from chaoskit.rules.patterns import non_finite, outer_groups
 from chaoskit.rules.replay import suggest
 from chaoskit.rules.timestamps import read_time_s
@@ -43,8 +43,8 @@ spec:
 START_S = 1_700_000_000.0
 
 
-def rule(**settings: Any) -> Rule:
-    return Rule(**{"name": "loss", "pattern": r".*loss: (\S+)", **settings})
+def rule(**settings: Any) -> LogRule:
+    return LogRule(**{"name": "loss", "pattern": r".*loss: (\S+)", **settings})
 
 
 def verdicts(fired: list[Fired]) -> list[tuple[str, float]]:
@@ -280,24 +280,24 @@ def write_log(directory: Path, seconds: list[float], text: str = "loss: 1.5") ->
 
 def test_a_recorded_log_is_checked(tmp_path: Path) -> None:
     log = write_log(tmp_path, [0, 1, 2, 3, 30, 31])
-    assert verdicts(check_rules([rule(frequency_s=10)], log)) == [("hanging", START_S + 13)]
-    assert not check_rules([rule(frequency_s=27)], log)
-    assert verdicts(check_rules([rule(frequency_s=27)], log, tail_s=30)) == [("hanging", START_S + 58)]
+    assert verdicts(check_log_rules([rule(frequency_s=10)], log)) == [("hanging", START_S + 13)]
+    assert not check_log_rules([rule(frequency_s=27)], log)
+    assert verdicts(check_log_rules([rule(frequency_s=27)], log, tail_s=30)) == [("hanging", START_S + 58)]
 
 
 def test_a_log_without_timestamps_needs_a_period(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("loss: 1\nother\nother\nloss: 1\n")
     with pytest.raises(BadInput, match=r"line 1.*period_s"):
-        check_rules([rule(frequency_s=1)], log)
-    assert verdicts(check_rules([rule(frequency_s=1)], log, period_s=0.5)) == [("hanging", 1)]
+        check_log_rules([rule(frequency_s=1)], log)
+    assert verdicts(check_log_rules([rule(frequency_s=1)], log, period_s=0.5)) == [("hanging", 1)]
 
 
 def test_a_line_that_matters_and_has_no_timestamp_is_named(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("starting\n1700000000 loss: 1\nTraceback\nloss: 1\n")
     with pytest.raises(BadInput, match="line 4"):
-        check_rules([rule(frequency_s=1)], log)
+        check_log_rules([rule(frequency_s=1)], log)
 
 
 def test_waits_suggest_a_frequency(tmp_path: Path) -> None:

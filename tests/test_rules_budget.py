@@ -22,7 +22,7 @@ from chaoskit.experiment.blackbox.rules import NodeLogs as CommandLogs
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import LinesMatched, Message, RuleFired
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.rules import check_rules, parse_rules, read_rules, replay_log
+from chaoskit.rules import check_log_rules, parse_rules, read_rules, replay_log
 from chaoskit.rules.budget import LINE_CHARS_MAX, Budget, TooSlow
 from chaoskit.rules.patterns import nests_repeats
 from chaoskit.runtime.board import Board
@@ -90,8 +90,8 @@ def test_long_lines_are_cut(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"loss 1{' ' * LINE_CHARS_MAX}end\n")
     ends, begins = LOSS | {"logPattern": r"loss (\d).*end"}, LOSS
-    assert check_rules(parse_rules([ends]), log, period_s=1) == []
-    assert len(check_rules(parse_rules([begins]), log, period_s=1)) == 1
+    assert check_log_rules(parse_rules([ends]), log, period_s=1) == []
+    assert len(check_log_rules(parse_rules([begins]), log, period_s=1)) == 1
 
 
 # -- the process --------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ BEHIND = SLOW | {"logPattern": rf"\S+ \S+ {ENDLESS}"}
 
 
 def test_a_replay_says_which_line_is_too_slow(log: Path) -> None:
-    (found,) = check_rules(parse_rules([BEHIND]), log, tail_s=900)
+    (found,) = check_log_rules(parse_rules([BEHIND]), log, tail_s=900)
     assert (found.verdict, found.action) == ("switched-off", "alert")
     assert found.reason == "its pattern takes more than 0.1 s of CPU time for a line: line 2"
 

@@ -19,7 +19,7 @@ import pytest
 from support.waiting import wait_until
 from test_cli import Workplace
 
-from chaoskit.elastic.client import DOOR, Run, newest_run
+from chaoskit.elastic.client import DOOR, RunClient, newest_run
 from chaoskit.errors import BadInput
 from chaoskit.faces.launch import parse_elastic
 from chaoskit.journal import Record, read_journals
@@ -42,7 +42,7 @@ class Launch:
 
     def begin(self) -> None:
         self.until((self.directory / DOOR).exists, "the address of the launch")
-        self.run = Run(self.directory)
+        self.run = RunClient(self.directory)
         self.until(lambda: self.run.state().step > 0, "the first step")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
@@ -199,7 +199,7 @@ def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
     try:
         door = workplace.directory / "run" / DOOR
         wait_until(lambda: door.exists() or process.poll() is not None, "the address of the launch", limit_s=LIMIT_S)
-        reply = Run(workplace.directory / "run").scale(2)
+        reply = RunClient(workplace.directory / "run").scale(2)
         assert not reply.accepted
         assert "no elastic policy" in reply.reason
     finally:
@@ -211,12 +211,12 @@ def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
 def test_a_run_that_is_over_or_none(tmp_path: Path) -> None:
     """A directory without a live run is bad input."""
     with pytest.raises(BadInput, match="that is not over"):
-        Run(tmp_path)
+        RunClient(tmp_path)
     with pytest.raises(BadInput, match="no run listens there"):
         newest_run(tmp_path)
     (tmp_path / DOOR).write_text("{")
     with pytest.raises(BadInput, match="it is damaged"):
-        Run(tmp_path)
+        RunClient(tmp_path)
 
 
 def test_the_policy_on_the_command_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.elastic.scaling import RULES, BatchScaling, Hyperparameters
+from chaoskit.elastic.scaling import RULES, BatchScaler, Hyperparameters
 from chaoskit.errors import BadInput
 
 ADAM = Hyperparameters(lr=3e-4, batch=256, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
@@ -24,8 +24,8 @@ BATCHES = st.integers(8, 2048)
 HISTORIES = st.lists(st.tuples(st.integers(0, 20), BATCHES), max_size=6)
 
 
-def history(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> tuple[BatchScaling, int]:
-    scaling, step = BatchScaling(name, BASES[name], warmup_steps=warmup_steps), 0
+def history(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> tuple[BatchScaler, int]:
+    scaling, step = BatchScaler(name, BASES[name], warmup_steps=warmup_steps), 0
     for stride, batch in changes:
         step += stride
         scaling.change(step, batch)
@@ -74,7 +74,7 @@ def test_return_to_the_base_is_exact(name: str, changes: list[tuple[int, int]], 
 def test_betas_whose_complement_is_rounded_return_exactly() -> None:
     base = Hyperparameters(lr=0.3, batch=256, betas=(0.1, 0.3), eps=0.1, decay=0.3)
     assert 1 - (1 - 0.1) != 0.1
-    assert BatchScaling("square-root", base, changes=[(1, 100), (2, 256)]).at(2).values == base
+    assert BatchScaler("square-root", base, changes=[(1, 100), (2, 256)]).at(2).values == base
 
 
 @given(NAMES, HISTORIES, BATCHES, st.integers(0, 30))
@@ -109,7 +109,7 @@ def test_a_rate_rises_on_a_line_and_falls_at_once(
 @given(NAMES, HISTORIES, st.integers(0, 30))
 def test_a_run_that_goes_on_has_the_same_rates(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> None:
     scaling, step = history(name, changes, warmup_steps)
-    again = BatchScaling(name, scaling.base, warmup_steps=warmup_steps, changes=scaling.changes)
+    again = BatchScaler(name, scaling.base, warmup_steps=warmup_steps, changes=scaling.changes)
     steps = range(step + warmup_steps + 2)
     assert [again.at(one) for one in steps] == [scaling.at(one) for one in steps]
 
@@ -126,7 +126,7 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
     optimizer = torch.optim.AdamW([{"params": [weights]}], lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     twin = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.AdamW([parameter()], lr=3e-4), T_max=10)
-    scaling = BatchScaling("square-root", ADAM)
+    scaling = BatchScaler("square-root", ADAM)
     scaling.change(2, 64)
     scaling.change(6, 256)
     for step in range(8):
@@ -149,7 +149,7 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
 
 def test_a_failed_step_leaves_the_users_values() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=0.1, momentum=0.9)
-    scaling = BatchScaling("linear", SGD, changes=[(0, 512)])
+    scaling = BatchScaler("linear", SGD, changes=[(0, 512)])
     seen = []
 
     def fail(*_: object) -> None:
@@ -166,7 +166,7 @@ def test_a_failed_step_leaves_the_users_values() -> None:
 def test_each_group_follows_with_its_own_values() -> None:
     groups = [{"params": [parameter()], "lr": 0.1}, {"params": [parameter()], "lr": 0.01, "weight_decay": 0.5}]
     optimizer = torch.optim.SGD(groups)
-    with BatchScaling("linear", SGD, changes=[(0, 512)]).apply(optimizer, 3):
+    with BatchScaler("linear", SGD, changes=[(0, 512)]).apply(optimizer, 3):
         assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.2, 0), (0.02, 0.5)]
 
 
@@ -175,7 +175,7 @@ def test_the_same_bits_as_without_it_at_the_base() -> None:
     for batches in ([], [(1, 512), (2, 256)]):
         weights = parameter()
         optimizer = torch.optim.Adam([weights], lr=3e-4, betas=(0.9, 0.95))
-        scaling = BatchScaling("square-root", ADAM, changes=batches)
+        scaling = BatchScaler("square-root", ADAM, changes=batches)
         for step in (0, 2, 3):
             weights.grad = torch.tensor([0.1, 0.2, 0.3]) * (step + 1)
             with scaling.apply(optimizer, step):
@@ -209,12 +209,12 @@ def test_what_the_theory_does_not_cover(
     field: str, rule: str, base: Hyperparameters, changes: list[tuple[int, int]]
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        BatchScaling(rule, base, changes=changes)
+        BatchScaler(rule, base, changes=changes)
     assert refused.value.field == field
 
 
 def test_a_refused_batch_changes_nothing() -> None:
-    scaling = BatchScaling("square-root", ADAM, changes=[(1, 128)])
+    scaling = BatchScaler("square-root", ADAM, changes=[(1, 128)])
     with pytest.raises(BadInput, match=r"less than 10:"):
         scaling.change(2, 2560)
     assert scaling.changes == [(1, 128)]
@@ -232,7 +232,7 @@ def test_a_refused_batch_changes_nothing() -> None:
     ],
 )
 def test_optimizers_that_the_rule_does_not_cover(field: str, optimizer: torch.optim.Optimizer) -> None:
-    with pytest.raises(BadInput) as refused, BatchScaling("square-root", ADAM).apply(optimizer, 0):
+    with pytest.raises(BadInput) as refused, BatchScaler("square-root", ADAM).apply(optimizer, 0):
         pass
     assert refused.value.field == field
 

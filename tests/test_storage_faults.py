@@ -16,7 +16,7 @@ from chaoskit.checkpoint import boundaries, peer_sender, peer_server, snapshotte
 from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.portion import Portion
-from chaoskit.config import Tier
+from chaoskit.config import CheckpointTier
 from chaoskit.control.saving import Saver
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import plan_experiment
@@ -152,7 +152,9 @@ def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
 def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
     """A node that had no room for a snapshot in memory stores the next one: a part that never comes ends its save."""
     journal = Journal(tmp_path / "journal", "any")
-    savers = [Saver(Tier(target=str(tmp_path / "disk")), journal, lambda _: None, _fail, _ignore) for _ in range(2)]
+    savers = [
+        Saver(CheckpointTier(target=str(tmp_path / "disk")), journal, lambda _: None, _fail, _ignore) for _ in range(2)
+    ]
 
     def offer(number: int, step: int) -> None:
         scalars = msgspec.msgpack.encode({"names": []})

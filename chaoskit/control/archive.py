@@ -21,7 +21,7 @@ from chaoskit.checkpoint.remote.tier import RemoteTier, checked_manifest
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.checkpoint.retention import Schedule
 from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
-from chaoskit.config import RunConfig, Tier
+from chaoskit.config import CheckpointTier, RunConfig
 from chaoskit.control.saving import Saver, retention_of
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
@@ -190,7 +190,7 @@ class Archive:
         return found
 
 
-def _open(remote: Tier, at: Hook = undisturbed) -> RemoteTier:
+def _open(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:
     """The remote tier of a job. Raises BadInput if its URL is none."""
     return RemoteTier(remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at)
 

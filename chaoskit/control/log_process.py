@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chaoskit import wire
 from chaoskit.control.logwatch import LOOK_S, Standing, WorkerLog
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.messages import LinesMatched, Message, RuleFired
 from chaoskit.osprocess import die_with_parent, set_name
 from chaoskit.rules import Verdict
@@ -48,7 +48,7 @@ _decode = wire.decoder(Look | Looked)
 
 
 def start_log_process(
-    node: str, rules: Sequence[Rule], directory: Path, others: Sequence[socket.socket]
+    node: str, rules: Sequence[LogRule], directory: Path, others: Sequence[socket.socket]
 ) -> tuple[socket.socket, int]:
     """Fork the process. To be called before this one has any other thread.
 
@@ -70,7 +70,7 @@ def start_log_process(
     return mine, pid
 
 
-def _run(line: socket.socket, node: str, rules: Sequence[Rule], directory: Path, agent_pid: int) -> None:
+def _run(line: socket.socket, node: str, rules: Sequence[LogRule], directory: Path, agent_pid: int) -> None:
     """The life of the process. Does not return."""
     try:
         die_with_parent(agent_pid)
@@ -99,7 +99,7 @@ class NodeLogs:
         budget: what a pattern may take for a line.
     """
 
-    def __init__(self, node: str, rules: Sequence[Rule], directory: Path, budget: Budget) -> None:
+    def __init__(self, node: str, rules: Sequence[LogRule], directory: Path, budget: Budget) -> None:
         self._node, self._rules, self._directory, self._budget = node, rules, directory, budget
         self._off: set[str] = set()
         self._logs: dict[str, WorkerLog] = {}
@@ -130,7 +130,7 @@ class LogLine:
     def __init__(
         self,
         node: str,
-        rules: Sequence[Rule],
+        rules: Sequence[LogRule],
         connection: socket.socket,
         boards: Callable[[], Iterable[tuple[str, Board]]],
         tell: Callable[[Message], None],

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.messages import LinesMatched, RuleFired
 from chaoskit.rules import Fired, Verdict, Watch
 from chaoskit.rules.budget import UNLIMITED, Budget
@@ -64,7 +64,7 @@ class WorkerLog:
         self,
         worker: str,
         node: str,
-        rules: Sequence[Rule],
+        rules: Sequence[LogRule],
         path: Path,
         now_s: float,
         *,

@@ -25,7 +25,7 @@ from chaoskit.checkpoint.portion import Portion
 from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
-from chaoskit.config import Tier
+from chaoskit.config import CheckpointTier
 from chaoskit.control.timetable import Due
 from chaoskit.journal import Journal
 from chaoskit.osprocess import set_name
@@ -39,7 +39,7 @@ _PART, _REFUSED = ".part.json", ".refused"
 _parts = msgspec.json.Decoder(Part)
 
 
-def retention_of(tier: Tier) -> Retention:
+def retention_of(tier: CheckpointTier) -> Retention:
     """What is kept in a tier."""
     return Retention(keep_last=tier.keep_last, keep_every=tier.keep_every, budget_bytes=tier.budget_bytes)
 
@@ -55,7 +55,7 @@ class Saver:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: CheckpointTier,
         journal: Journal,
         committed: Callable[[Snapshot], None],
         fail: Callable[[BaseException], None],

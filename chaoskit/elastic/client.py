@@ -1,4 +1,4 @@
-"""Speak to a job that trains: ``Run("chaoskit-runs/...").scale(6)``. Needs nothing but the directory of the run.
+"""Speak to a job that trains: ``RunClient("chaoskit-runs/...").scale(6)``. Needs nothing but the directory of the run.
 
 The launcher of a run listens on loopback, and writes where, with a token, into a file that only its user can read.
 Whatever can send an HTTP request can do the same:
@@ -37,7 +37,7 @@ class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
 
 
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a request was accepted, and why; ``nodes``: which a job of higher priority may have, once they left."""
 
     accepted: bool
@@ -45,7 +45,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[str, ...] = ()
 
 
-class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorldState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How large a world is, and shall be.
 
     Attributes:
@@ -62,7 +62,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int = 0
 
 
-class Run:
+class RunClient:
     """A run, by its directory.
 
     Raises:
@@ -79,34 +79,34 @@ class Run:
         except msgspec.DecodeError as error:
             raise BadInput("run", str(path), f"it is damaged ({error}): start the run anew") from None
 
-    def state(self) -> State:
+    def state(self) -> WorldState:
         """How large the world is now."""
-        return msgspec.convert(self._ask("world", None), State)
+        return msgspec.convert(self._ask("world", None), WorldState)
 
-    def scale(self, size: int, asked_by: str = "") -> Reply:
+    def scale(self, size: int, asked_by: str = "") -> RequestReply:
         """Ask for a world of ``size`` nodes."""
         return self._reply("scale", {"size": size, "asked_by": asked_by})
 
-    def notice(self, node: str, grace_s: float) -> Reply:
+    def notice(self, node: str, grace_s: float) -> RequestReply:
         """Say that ``node`` will be taken away in ``grace_s``."""
         require_grace(grace_s)
         return self._reply("notice", {"node": node, "grace_s": grace_s})
 
-    def cancel_notice(self, node: str) -> Reply:
+    def cancel_notice(self, node: str) -> RequestReply:
         """Say that ``node`` stays after all, however it was announced to go."""
         return self._reply("cancel-notice", {"node": node})
 
-    def lend(self, nodes: int, job: str, grace_s: float) -> Reply:
+    def lend(self, nodes: int, job: str, grace_s: float) -> RequestReply:
         """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
         require_grace(grace_s)
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
 
-    def give_back(self, job: str) -> Reply:
+    def give_back(self, job: str) -> RequestReply:
         """``job`` needs its nodes no more."""
         return self._reply("give-back", {"job": job})
 
-    def _reply(self, act: str, fields: dict[str, Any]) -> Reply:
-        return msgspec.convert(self._ask(act, fields), Reply)
+    def _reply(self, act: str, fields: dict[str, Any]) -> RequestReply:
+        return msgspec.convert(self._ask(act, fields), RequestReply)
 
     def _ask(self, act: str, fields: dict[str, Any] | None) -> Any:
         request = urllib.request.Request(

@@ -1,6 +1,6 @@
 """Learning rates of a job whose batch follows the world.
 
-    scaling = BatchScaling("square-root", Hyperparameters(lr=3e-4, batch=256, betas=(0.9, 0.95), eps=1e-8))
+    scaling = BatchScaler("square-root", Hyperparameters(lr=3e-4, batch=256, betas=(0.9, 0.95), eps=1e-8))
     scaling.change(step=1000, batch=128)                      # half of the world left
     with scaling.apply(optimizer, step=1000):                 # the user's own values are back afterwards
         optimizer.step()
@@ -43,7 +43,7 @@ class Hyperparameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     decay: float = 0.0
 
 
-class Rule(NamedTuple):
+class ScalingRule(NamedTuple):
     """How hyper-parameters follow the batch.
 
     Attributes:
@@ -105,10 +105,10 @@ def none(base: Hyperparameters, factor: float) -> Hyperparameters:
     return base
 
 
-RULES: dict[str, Rule] = {
-    "linear": Rule(lambda factor: factor, linear),
-    "square-root": Rule(math.sqrt, square_root),
-    "none": Rule(lambda factor: 1.0, none),
+RULES: dict[str, ScalingRule] = {
+    "linear": ScalingRule(lambda factor: factor, linear),
+    "square-root": ScalingRule(math.sqrt, square_root),
+    "none": ScalingRule(lambda factor: 1.0, none),
 }
 
 
@@ -138,7 +138,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     values: Hyperparameters
 
 
-class BatchScaling:
+class BatchScaler:
     """Hyper-parameters at every step of a run whose batch changes.
 
     What holds at a step follows from the base and the batch, not from the sizes between; at the base's batch it is the

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
@@ -26,6 +26,7 @@ from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache
 from chaoskit.stacks import LogPatterns
+from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
 from faults.base import Fault
@@ -35,16 +36,23 @@ class Harness:
     """Runs experiments one after the other on one substrate. Each run's directory holds its plan.
 
     Args:
+        substrate: where nodes come from, by name (``local``, ``netns``, ``docker``), or one that was made before.
         directory: where runs leave journals and logs; a temporary one, removed at the end, where none is given.
 
     Raises:
-        BadInput: if ``directory`` cannot be written.
+        BadInput: if ``directory`` cannot be written, or this machine has no such substrate.
     """
 
-    def __init__(self, substrate: Substrate, directory: Path | None = None, twins: TwinCache | None = None) -> None:
-        self._substrate = substrate
+    def __init__(
+        self,
+        substrate: Substrate | str = choice.LOCAL,
+        directory: str | Path | None = None,
+        twins: TwinCache | None = None,
+    ) -> None:
+        self._makes_substrate = isinstance(substrate, str)
+        self._substrate = choice.make(substrate) if isinstance(substrate, str) else substrate
         self._temporary = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="chaoskit-"))
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="chaoskit-"))
         require_writable("report directory", self.directory)
         self._undo = UndoLog()
         self._twins = twins or TwinCache()
@@ -164,8 +172,16 @@ class Harness:
             save(experiment, directory / FILE_NAME)
         return directory
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Forget what is not wanted any more. The substrate is closed by whoever made it."""
+        """End what the harness made. A substrate that was given is closed by its maker."""
+        if self._makes_substrate:
+            self._substrate.close()
         self._undo.close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)

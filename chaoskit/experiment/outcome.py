@@ -5,12 +5,15 @@ Times named ``*_s`` are seconds since the start of the run on the monotonic cloc
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from chaoskit.errors import BadInput
 from chaoskit.experiment.account import TimeAccount
-from chaoskit.vocabulary import Verdict
+from chaoskit.journal import Record, read_journals
+from chaoskit.vocabulary import Event, Verdict
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +184,48 @@ class Outcome(msgspec.Struct, kw_only=True):
                 f"{self.name}: the run shows no recovery; {'; '.join(self.reasons) or 'no fault struck'}"
             )
         return max(self.recoveries, key=lambda recovery: recovery.seconds)
+
+    def records(self, *events: str) -> list[Record]:
+        """Journal records of the run with these events, such as ``"commit"`` and ``"detected"``, ordered by time.
+
+        Args:
+            events: their names; all records where none is given. docs/observability.md lists them.
+
+        Raises:
+            BadInput: for an event that does not exist.
+        """
+        wanted = set()
+        for event in events:
+            if event not in set(Event):
+                raise BadInput("events", event, f"use some of {', '.join(sorted(Event))}")
+            wanted.add(event)
+        found = read_journals(Path(self.directory) / "journal")
+        return [record for record in found if not wanted or record.event in wanted]
+
+    def assert_recovered(
+        self, *, within_s: float, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True
+    ) -> None:
+        """The run recovered, each time within ``within_s``, and lost nothing else.
+
+        Args:
+            within_s: limit of the slowest recovery, from the fault to the next committed step.
+            lost_steps: committed steps that may have been computed again.
+            false_alarms: detections without a fault that may have happened.
+            bit_equal: losses and final weights equal those of the unbroken run.
+
+        Raises:
+            AssertionError: naming what was exceeded, or that the run shows no recovery.
+        """
+        if self.recovery.seconds > within_s:
+            raise AssertionError(
+                f"{self.name}: a recovery took {self.recovery.seconds:.3f} s, more than {within_s:g} s"
+            )
+        if self.lost_steps > lost_steps:
+            raise AssertionError(f"{self.name}: {self.lost_steps} steps were lost, more than {lost_steps}")
+        if (self.false_alarms or 0) > false_alarms:
+            raise AssertionError(f"{self.name}: {self.false_alarms} false alarms, more than {false_alarms}")
+        if bit_equal:
+            self.assert_same_losses_as_twin()
 
     def assert_same_losses_as_twin(self) -> None:
         """Every loss, and the final weights, equal those of the unbroken run, bit for bit.

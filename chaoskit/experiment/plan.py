@@ -54,7 +54,7 @@ class Experiment:
         """The twin: the same job and seed, without faults and spares, and without rules and limits that could break it.
 
         Args:
-            schedule: of a batch that followed the world: the sizes that it had; see :class:`chaoskit.config.Follow`.
+            schedule: of a batch that followed the world: its sizes; see :class:`chaoskit.config.BatchScaling`.
             steps: that an open-ended job took.
         """
         config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())

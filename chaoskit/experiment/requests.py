@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.elastic.client import Reply, State, require_grace
+from chaoskit.elastic.client import RequestReply, WorldState, require_grace
 from chaoskit.errors import BadInput
 from chaoskit.messages import (
     Answered,
@@ -27,8 +27,8 @@ from chaoskit.messages import (
 )
 
 _NO_POLICY = "the run has no elastic policy: start it with one"
-_OVER = Reply(False, "the run is over")
-_SILENT = Reply(False, "the coordinator has not answered; it may still do what was asked")
+_OVER = RequestReply(False, "the run is over")
+_SILENT = RequestReply(False, "the coordinator has not answered; it may still do what was asked")
 
 
 class Requests:
@@ -37,24 +37,24 @@ class Requests:
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._answers: dict[str, queue.SimpleQueue[Reply]] = {}
-        self._state, self._over = State(), False
+        self._answers: dict[str, queue.SimpleQueue[RequestReply]] = {}
+        self._state, self._over = WorldState(), False
         self._sizes: tuple[int, ...] = ()  # that the policy allows, smallest first
         self._nodes: set[str] = set()  # that have been heard of
         self._borrowers: set[str] = set()  # jobs that may have nodes of this run
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorldState:
         """The world, as the coordinator tells of it."""
         return self._state
 
     # -- who wants something ------------------------------------------------------------------------------------
 
-    def scale(self, size: int, asked_by: str = "", timeout_s: float = 20.0) -> Reply:
+    def scale(self, size: int, asked_by: str = "", timeout_s: float = 20.0) -> RequestReply:
         """Ask for another size, and wait for the answer."""
         return self._ask(ScaleTo(uuid.uuid4().hex, size, asked_by), timeout_s)
 
-    def lend(self, job: str, nodes: int, grace_s: float, timeout_s: float = 20.0) -> Reply:
+    def lend(self, job: str, nodes: int, grace_s: float, timeout_s: float = 20.0) -> RequestReply:
         """Ask for nodes for a job of higher priority, and wait for the answer.
 
         Raises:
@@ -70,7 +70,7 @@ class Requests:
             self._borrowers.add(job)
         return reply
 
-    def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> Reply:
+    def tell(self, message: SpotNotice | NoticeCancelled | ReturnNodes) -> RequestReply:
         """Say what the coordinator does not answer. Refused where it would mean nothing, as with a mistyped name.
 
         Raises:
@@ -79,17 +79,17 @@ class Requests:
         if isinstance(message, SpotNotice):
             require_grace(message.grace_s)
         if not self._sizes:
-            return Reply(False, _NO_POLICY)
+            return RequestReply(False, _NO_POLICY)
         match message:
             case SpotNotice(node) | NoticeCancelled(node) if node not in self._nodes:
-                return Reply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
+                return RequestReply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
             case ReturnNodes(job) if job not in self._borrowers:
-                return Reply(False, f"{job!r} has no nodes of this run")
+                return RequestReply(False, f"{job!r} has no nodes of this run")
         self._waiting.put(message)
-        return Reply(True, "the coordinator is told")
+        return RequestReply(True, "the coordinator is told")
 
-    def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> Reply:
-        answers: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> RequestReply:
+        answers: queue.SimpleQueue[RequestReply] = queue.SimpleQueue()
         with self._lock:
             if self._over:
                 return _OVER
@@ -129,11 +129,11 @@ class Requests:
             case WorldSize(size, wanted, nodes):
                 self._state = msgspec.structs.replace(state, size=size, wanted=wanted, nodes=nodes)
             case Answered(request, accepted, reason, nodes):
-                self._resolve(request, Reply(accepted, reason, nodes))
+                self._resolve(request, RequestReply(accepted, reason, nodes))
             case EndJob():
                 self.end()
 
-    def _resolve(self, request: str, reply: Reply) -> None:
+    def _resolve(self, request: str, reply: RequestReply) -> None:
         with self._lock:
             waiting = self._answers.get(request)
         if waiting is not None:

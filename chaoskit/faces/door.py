@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.elastic.client import Door, Reply, open_door
+from chaoskit.elastic.client import Door, RequestReply, open_door
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
 from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
@@ -49,7 +49,7 @@ class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
 
 
 #: What can be asked for, by the last part of the URL.
-_ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], Reply]]] = {
+_ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], RequestReply]]] = {
     "scale": (_Scale, lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call")),
     "notice": (_Notice, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
     "cancel-notice": (_CancelNotice, lambda requests, asked: requests.tell(NoticeCancelled(asked.node))),

@@ -38,7 +38,7 @@ from chaoskit.vocabulary import Event
 _LOG_LINES = 15
 
 
-class Launched(msgspec.Struct, kw_only=True):
+class LaunchResult(msgspec.Struct, kw_only=True):
     """How a launch ended; what ``--json`` prints.
 
     Attributes:
@@ -138,22 +138,47 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
 
 def launch(
     job: str,
+    *,
+    report: str | Path | None = None,
+    options: dict[str, Any] | None = None,
+    substrate: str = choice.LOCAL,
+    **settings: Any,
+) -> LaunchResult:
+    """Train with recovery until the job ends; nothing is broken, and nothing is printed.
+
+    Args:
+        job: a reference job, a file, or ``file.py:function``.
+        report: directory for journals and worker output; a fresh one below ``chaoskit-runs`` where none is given.
+        options: of the train function.
+        substrate: where nodes come from: ``local``, ``netns`` or ``docker``.
+        settings: fields of :class:`chaoskit.RunConfig`, such as ``nodes``; ``port`` of the coordinator, and
+            ``control_port``, ``metrics_port``, ``metrics_host`` and ``otlp_endpoint`` of the launcher.
+
+    Raises:
+        BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
+    """
+    directory = Path(report) if report is not None else None
+    quiet = Console(quiet=True)
+    return launch_shown(job, quiet, directory=directory, options=options or {}, substrate=substrate, **settings)
+
+
+def launch_shown(
+    job: str,
     console: Console,
     *,
     directory: Path | None,
-    port: int,
     options: dict[str, Any],
+    port: int = 0,
     substrate: str = choice.LOCAL,
     control_port: int = 0,
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
     otlp_endpoint: str = "",
     **settings: Any,
-) -> Launched:
-    """Train until the job ends.
+) -> LaunchResult:
+    """As :func:`launch`, with a view of the training on ``console``.
 
     Args:
-        substrate: name of the one where the nodes come from.
         control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
         metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
         settings: fields of :class:`chaoskit.config.RunConfig`.
@@ -212,11 +237,11 @@ def _execute(
         undo.close()
 
 
-def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> Launched:
+def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> LaunchResult:
     assert progress.end is not None, "without a deadline, a run returns when the job has ended"
     now_s = time.monotonic()
     last = _last_commit(directory / "journal")
-    result = Launched(
+    result = LaunchResult(
         ok=progress.end.ok,
         reason=progress.end.reason,
         job=experiment.job,
@@ -251,13 +276,13 @@ def _log_of(worker: str, logs: Path) -> Path:
     return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"
 
 
-def plain(result: Launched) -> dict[str, Any]:
+def plain(result: LaunchResult) -> dict[str, Any]:
     """For JSON."""
     told = dict(msgspec.to_builtins(result))
     return told | {"account": result.account.plain() if result.account else None}
 
 
-def print_result(result: Launched, console: Console) -> None:
+def print_result(result: LaunchResult, console: Console) -> None:
     """The end of a launch, for people."""
     seconds = result.training_seconds
     rate = f" ({number(result.steps / seconds)} steps/s)" if result.steps and seconds else ""
@@ -288,7 +313,7 @@ def print_result(result: Launched, console: Console) -> None:
     console.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
 
 
-def _print_error(result: Launched, console: Console) -> None:
+def _print_error(result: LaunchResult, console: Console) -> None:
     if result.error:
         console.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
     try:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from chaoskit.elastic.client import Reply, Run, State, Unanswered, newest_run
+from chaoskit.elastic.client import RequestReply, RunClient, Unanswered, WorldState, newest_run
 from chaoskit.errors import BadInput
 from chaoskit.faces.ending import print_json
 
@@ -47,7 +47,7 @@ def scale(
     """
     if not 0 <= wait_s < float("inf"):
         raise BadInput("wait_s", wait_s, "use a number of seconds, 0 or more")
-    target = Run(run or newest_run())
+    target = RunClient(run or newest_run())
     reply = target.scale(size, getpass.getuser())
     state = _await(target, size, wait_s) if reply.accepted and wait_s else target.state()
     done = reply.accepted and (not wait_s or state.world == size)
@@ -61,7 +61,7 @@ def scale(
     return 0 if done else _EXIT_REFUSED
 
 
-def _await(run: Run, size: int, wait_s: float) -> State:
+def _await(run: RunClient, size: int, wait_s: float) -> WorldState:
     deadline_s = time.monotonic() + wait_s
     state = run.state()
     with contextlib.suppress(Unanswered):  # the job has ended meanwhile
@@ -87,11 +87,11 @@ def notice(
     """
     if cancel == (grace_s is not None):
         raise BadInput("grace_s", grace_s, "say in how many seconds the node is taken away, or --cancel that it stays")
-    target = Run(run or newest_run())
+    target = RunClient(run or newest_run())
     return _tell(target.cancel_notice(node) if grace_s is None else target.notice(node, grace_s), machine)
 
 
-def _tell(reply: Reply, machine: bool) -> int:
+def _tell(reply: RequestReply, machine: bool) -> int:
     if machine:
         print_json(msgspec.to_builtins(reply))
     else:
@@ -101,5 +101,5 @@ def _tell(reply: Reply, machine: bool) -> int:
     return 0 if reply.accepted else _EXIT_REFUSED
 
 
-def _in_words(reply: Reply) -> str:
+def _in_words(reply: RequestReply) -> str:
     return reply.reason if reply.accepted else f"refused: {reply.reason}"

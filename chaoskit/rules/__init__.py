@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.rules.engine import Fired, Verdict, Watch
-from chaoskit.rules.replay import Replay, check_rules, replay_log
+from chaoskit.rules.replay import Replay, check_log_rules, replay_log
 from chaoskit.rules.rules import load_rules, parse_rules, read_rules
 
 __all__ = [
     "Fired",
+    "LogRule",
     "Replay",
-    "Rule",
     "Verdict",
     "Watch",
-    "check_rules",
+    "check_log_rules",
     "load_rules",
     "parse_rules",
     "read_rules",

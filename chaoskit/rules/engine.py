@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chaoskit.logrule import Action, Rule
+from chaoskit.logrule import Action, LogRule
 from chaoskit.rules.budget import LINE_CHARS_MAX, UNLIMITED, Budget, TooSlow
 from chaoskit.rules.patterns import non_finite, outer_groups
 
@@ -82,7 +82,7 @@ class Matcher:
         budget: what a pattern may take for a line.
     """
 
-    def __init__(self, rule: Rule, budget: Budget = UNLIMITED) -> None:
+    def __init__(self, rule: LogRule, budget: Budget = UNLIMITED) -> None:
         self._budget = budget
         self._pattern = re.compile(rule.pattern)
         self._non_finite = non_finite(rule.pattern)
@@ -122,7 +122,7 @@ class Watch:
     line that takes longer than ``budget`` allows, the watch is over.
     """
 
-    def __init__(self, rule: Rule, start_s: float, budget: Budget = UNLIMITED) -> None:
+    def __init__(self, rule: LogRule, start_s: float, budget: Budget = UNLIMITED) -> None:
         self.rule = rule
         self.matcher = Matcher(rule, budget)
         self._budget_s = budget.line_s

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaoskit.errors import BadInput
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.rules.budget import Budget
 from chaoskit.rules.engine import Fired, Reading, Verdict, Watch
 from chaoskit.rules.patterns import nests_repeats
@@ -47,7 +47,7 @@ class Replay:
         warnings: what is odd about the rule, seen on this log.
     """
 
-    rule: Rule
+    rule: LogRule
     start_s: float
     end_s: float
     points: list[Point] = field(default_factory=list)
@@ -70,8 +70,8 @@ class Replay:
         return [one.value for one in self.points if one.value is not None and math.isfinite(one.value)]
 
 
-def check_rules(
-    rules: str | Path | Sequence[Rule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
+def check_log_rules(
+    rules: str | Path | Sequence[LogRule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
 ) -> list[Fired]:
     """The alarms that ``rules`` would have raised on a recorded ``log``, in the order of their times; [] for none.
 
@@ -90,9 +90,9 @@ def check_rules(
 
 
 def replay_log(
-    rules: Sequence[Rule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
+    rules: Sequence[LogRule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
 ) -> list[Replay]:
-    """Run rules over a recorded log. Arguments and errors are those of :func:`check_rules`."""
+    """Run rules over a recorded log. Arguments and errors are those of :func:`check_log_rules`."""
     for name, value in (("period_s", period_s), ("tail_s", tail_s)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise BadInput(name, value, "use 0 or more seconds")
@@ -110,7 +110,7 @@ def _timed(lines: Iterable[str], period_s: float | None) -> Iterator[tuple[str, 
 
 
 def _replay(
-    rules: Sequence[Rule], log: str, lines: Iterator[tuple[str, float | None]], tail_s: float, budget: Budget
+    rules: Sequence[LogRule], log: str, lines: Iterator[tuple[str, float | None]], tail_s: float, budget: Budget
 ) -> list[Replay]:
     watched: list[tuple[Watch, Replay]] = []
     end_s: float | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.logrule import NAMES, Rule
+from chaoskit.logrule import NAMES, LogRule
 from chaoskit.rules.files import read_documents
 from chaoskit.rules.patterns import outer_groups
 
@@ -19,7 +19,7 @@ from chaoskit.rules.patterns import outer_groups
 LIST_KEYS = ("logMonitoringConfiguration", "log_monitoring_configuration")
 
 
-def read_rules(path: str | Path) -> list[Rule]:
+def read_rules(path: str | Path) -> list[LogRule]:
     """The rules in a YAML or JSON file: a list, or the list below ``logMonitoringConfiguration`` at any depth.
 
     Raises:
@@ -31,7 +31,7 @@ def read_rules(path: str | Path) -> list[Rule]:
     return parse_rules([entry for found in lists for entry in found])
 
 
-def load_rules(given: str | Path | Sequence[Any] | None) -> tuple[Rule, ...]:
+def load_rules(given: str | Path | Sequence[Any] | None) -> tuple[LogRule, ...]:
     """Rules as users give them to a run: a file, or a list of rules and of plain values; () for none.
 
     Raises:
@@ -39,7 +39,7 @@ def load_rules(given: str | Path | Sequence[Any] | None) -> tuple[Rule, ...]:
     """
     if isinstance(given, (str, Path)):
         return tuple(read_rules(given))
-    entries = [msgspec.to_builtins(one) if isinstance(one, Rule) else one for one in given or ()]
+    entries = [msgspec.to_builtins(one) if isinstance(one, LogRule) else one for one in given or ()]
     return tuple(parse_rules(entries)) if entries else ()
 
 
@@ -58,7 +58,7 @@ def find_lists(document: Any) -> list[list[Any]]:
     return found
 
 
-def parse_rules(entries: list[Any]) -> list[Rule]:
+def parse_rules(entries: list[Any]) -> list[LogRule]:
     """Rules from plain values, such as JSON has them.
 
     Raises:
@@ -74,7 +74,7 @@ def parse_rules(entries: list[Any]) -> list[Rule]:
     return rules
 
 
-def _parse(number: int, entry: Any) -> Rule:
+def _parse(number: int, entry: Any) -> LogRule:
     if not isinstance(entry, dict):
         raise BadInput(f"rule {number}", entry, "write name, logPattern and what is expected of it")
     name = entry.get("name")
@@ -83,7 +83,7 @@ def _parse(number: int, entry: Any) -> Rule:
         if not entry.get(field):
             raise BadInput(f"{said}: {field}", entry.get(field), "give each rule a name and a logPattern")
     try:
-        rule = msgspec.convert(entry, Rule, strict=False)  # HyperPod takes "300" for 300, too
+        rule = msgspec.convert(entry, LogRule, strict=False)  # HyperPod takes "300" for 300, too
     except msgspec.ValidationError as error:
         raise _refused(said, entry, str(error)) from None
     _validate(said, rule)
@@ -93,7 +93,7 @@ def _parse(number: int, entry: Any) -> Rule:
 def _refused(said: str, entry: dict[str, Any], error: str) -> BadInput:
     unknown = re.search(r"unknown field `(.+?)`", error)
     if unknown:
-        known = ", ".join(field.encode_name for field in msgspec.structs.fields(Rule))
+        known = ", ".join(field.encode_name for field in msgspec.structs.fields(LogRule))
         return BadInput(f"{said}: {unknown[1]}", entry[unknown[1]], f"use one of {known}")
     wrong = re.search(r"\$\.(\w+)", error)
     field = wrong[1] if wrong else ""
@@ -104,7 +104,7 @@ def _refused(said: str, entry: dict[str, Any], error: str) -> BadInput:
     return BadInput(f"{said}: {field}", entry.get(field), error.partition(" - at")[0])
 
 
-def _validate(said: str, rule: Rule) -> None:
+def _validate(said: str, rule: LogRule) -> None:
     for field, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop_pattern)):
         try:
             re.compile(pattern)

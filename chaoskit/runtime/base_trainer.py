@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from chaoskit.errors import BadInput
 from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.regroup import Formation
@@ -49,6 +51,25 @@ class BaseTrainer(HookMethods, ABC):
     def world(self) -> int:
         """Ranks in the current generation."""
         return len(self._formation.plan.members) if self._formation else 1
+
+    @property
+    def worker(self) -> str:
+        """Name of this process, as in journals and logs; never used again by another one."""
+        return self._worker.name
+
+    @property
+    def will_restore(self) -> bool:
+        """Whether ``register`` replaces every weight and buffer: then they need no values before, only memory."""
+        return False
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """A device mesh over all ranks; only sharded jobs have one.
+
+        Raises:
+            BadInput: in a replicated job.
+        """
+        remedy = "call trainer.mesh() in the train function itself: that is how a sharded job is told"
+        raise BadInput("mesh", sizes, remedy)
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:

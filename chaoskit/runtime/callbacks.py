@@ -44,7 +44,7 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
-class LostRank:
+class RankLost:
     """Somebody was lost, and this rank was not. ``step`` is attempted again, or goes on, in a world of ``world`` ranks.
 
     ``rank``: which it had. ``cause``: one of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
@@ -57,7 +57,7 @@ class LostRank:
     world: int
 
 
-_Happening = TypeVar("_Happening", Resize, Preemption, LostRank)
+_Happening = TypeVar("_Happening", Resize, Preemption, RankLost)
 
 
 class Callbacks:
@@ -67,7 +67,7 @@ class Callbacks:
         self._journal = journal
         self.on_resize: list[Callable[[Resize], object]] = []
         self.on_preempt: list[Callable[[Preemption], object]] = []
-        self.on_fault: list[Callable[[LostRank], object]] = []
+        self.on_fault: list[Callable[[RankLost], object]] = []
         self._lock = threading.Lock()
         self._losses: dict[str, Loss] = {}  # by worker: its name is never used again
         self._told: set[str] = set()  # of the lost ones
@@ -89,7 +89,7 @@ class Callbacks:
         lost = self._news(lived=before is not None)
         world = len(plan.members)
         for loss in lost:
-            self._call("on_fault", self.on_fault, LostRank(loss.rank, loss.cause, loss.detail, step, world))
+            self._call("on_fault", self.on_fault, RankLost(loss.rank, loss.cause, loss.detail, step, world))
         old_world = plan.former_world if before is None else len(before.members)
         resized = old_world not in (0, world)
         if resized:
@@ -153,7 +153,7 @@ class HookMethods:
         self._callbacks.on_preempt.append(callback)
         return callback
 
-    def on_fault(self, callback: Callable[[LostRank], object]) -> Callable[[LostRank], object]:
+    def on_fault(self, callback: Callable[[RankLost], object]) -> Callable[[RankLost], object]:
         """Call ``callback`` on the ranks that go on after somebody was lost, once for each; before ``on_resize``."""
         self._callbacks.on_fault.append(callback)
         return callback

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from chaoskit.config import RunConfig
-from chaoskit.elastic.scaling import BatchScaling, Hyperparameters, read_group
+from chaoskit.elastic.scaling import BatchScaler, Hyperparameters, read_group
 from chaoskit.errors import BadInput
 
 
@@ -37,7 +37,7 @@ class Following:
         sizes += [config.shards_of(-1, world) for world in range(config.least_world, config.nodes_max + 1)]
         for base in self._bases(groups):
             for shards in sizes:
-                BatchScaling(follow.rule, base, changes=[(0, shards)])
+                BatchScaler(follow.rule, base, changes=[(0, shards)])
         self._base = self._bases(groups[:1])[0]
         self._scaling = self._make([])
 
@@ -47,8 +47,8 @@ class Following:
             return [Hyperparameters(lr=1.0, batch=self._named)]
         return [read_group(group, self._named, lr=1.0) for group in groups]
 
-    def _make(self, changes: Sequence[tuple[int, int]]) -> BatchScaling:
-        return BatchScaling(self._rule, self._base, warmup_steps=self._warmup_steps, changes=changes)
+    def _make(self, changes: Sequence[tuple[int, int]]) -> BatchScaler:
+        return BatchScaler(self._rule, self._base, warmup_steps=self._warmup_steps, changes=changes)
 
     def deal(self, step: int, shards: int) -> None:
         """``step``, the next one, has so many shards."""

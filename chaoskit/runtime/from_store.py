@@ -17,7 +17,7 @@ from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
-from chaoskit.config import Tier
+from chaoskit.config import CheckpointTier
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Snapshot
 from chaoskit.runtime.naming import SCALARS, decode_scalars, path_of
@@ -82,7 +82,7 @@ class _Reading:
         if "://" not in path:
             return StoredSnapshot.open(Path(path))
         root, _, name = path.rpartition("/")
-        remote = Tier(target=root, endpoint=self._snapshot.store)
+        remote = CheckpointTier(target=root, endpoint=self._snapshot.store)
         self._remote = RemoteTier(root, storage_options=remote.storage_options)
         return self._remote.open(name)
 

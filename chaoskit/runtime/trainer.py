@@ -60,7 +60,7 @@ class TrainingOver(BaseException):
         self.cut_short_by = cut_short_by
 
 
-class Trainer(BaseTrainer):
+class ReplicatedTrainer(BaseTrainer):
     """One rank's view of the run. Handed to the job's ``train`` function."""
 
     def __init__(self, worker: WorkerContext) -> None:

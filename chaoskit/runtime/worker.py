@@ -57,7 +57,7 @@ from chaoskit.runtime.rendezvous import Rendezvous, RendezvousStore
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_trainer import ShardedTrainer
 from chaoskit.runtime.sources import imported_sources, source_digest
-from chaoskit.runtime.trainer import Trainer, TrainingOver
+from chaoskit.runtime.trainer import ReplicatedTrainer, TrainingOver
 from chaoskit.vocabulary import LOAD, Event, Phase
 
 _LAST_WORD_S = 5.0
@@ -265,7 +265,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
     train = load_job(job)
     if job.sharded:
         return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
-    trainer, cut_short_by = Trainer(context), ""
+    trainer, cut_short_by = ReplicatedTrainer(context), ""
     try:
         train(trainer, **job.options)
     except TrainingOver as over:

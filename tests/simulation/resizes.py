@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from chaoskit.config import Follow
+from chaoskit.config import BatchScaling
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.messages import LendNodes, Message, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice
 
@@ -34,7 +34,9 @@ def policy_for(seed: int, nodes: int, *, sharded: bool) -> ElasticPolicy | None:
 def follow_for(seed: int, nodes: int) -> dict[str, Any]:
     """Settings of every third history that is resized: its batch follows the world."""
     random = Random(f"{seed}/follow")
-    return {"follow": Follow(rule="none"), "shards": nodes * random.randint(1, 2)} if random.random() < 1 / 3 else {}
+    return (
+        {"follow": BatchScaling(rule="none"), "shards": nodes * random.randint(1, 2)} if random.random() < 1 / 3 else {}
+    )
 
 
 class Resizes:

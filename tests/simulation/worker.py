@@ -59,7 +59,7 @@ class Board:
 
 
 class Worker(Process):
-    """``worker.Control`` and ``Trainer``."""
+    """``worker.Control`` and ``ReplicatedTrainer``."""
 
     def __init__(self, world: World, agent: Agent, name: str) -> None:
         super().__init__(world.engine, name)
@@ -172,7 +172,7 @@ class Worker(Process):
         return [shard for shard in self._formation.me.shards if shard not in self._work]
 
     def _settle(self) -> Generator[Wish, None, None]:
-        """``Trainer._settle``: stand in the newest generation, at its step."""
+        """``ReplicatedTrainer._settle``: stand in the newest generation, at its step."""
         course, board = self.regrouper.course, self.board
         while True:
             formation = course.known
@@ -200,13 +200,13 @@ class Worker(Process):
             return
 
     def _cut(self, formation: Formation) -> None:
-        """``Trainer._cut``, then ``ShardWork.keep_only``."""
+        """``ReplicatedTrainer._cut``, then ``ShardWork.keep_only``."""
         count = self.world.config.shards_of(self.step, len(formation.plan.members))
         kept = formation.me.shards if count == self._count else ()
         self._count, self._work = count, {shard: sums for shard, sums in self._work.items() if shard in kept}
 
     def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
-        """``Trainer._heal``: take the state of a member that is ahead."""
+        """``ReplicatedTrainer._heal``: take the state of a member that is ahead."""
         self.enter(Phase.RESTORE)
         for source in sources(formation):
             try:
@@ -231,7 +231,7 @@ class Worker(Process):
         return False
 
     def _leave(self, formation: Formation, error: str) -> Generator[Wish, None, None]:
-        """``Trainer._leave``: out of a generation, and on with the plan that explains its end."""
+        """``ReplicatedTrainer._leave``: out of a generation, and on with the plan that explains its end."""
         self.enter(Phase.REGROUP)
         if error:
             self.send(GroupBroken(self.name, formation.plan.generation, error))
@@ -239,7 +239,7 @@ class Worker(Process):
         yield lambda: self.regrouper.course.current is not formation
 
     def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:
-        """``Trainer._pull``: while the state is copied, no newer generation hears of a step."""
+        """``ReplicatedTrainer._pull``: while the state is copied, no newer generation hears of a step."""
         regrouper, healer = self.regrouper, self.world.workers[name]
         with regrouper.advance(formation):
             self._work = {}
@@ -261,7 +261,7 @@ class Worker(Process):
                 regrouper.course.step = self.step
 
     def _attempt(self) -> Generator[Wish, None, bool]:
-        """``Trainer._attempt``: reduce and commit once; False: the generation is over."""
+        """``ReplicatedTrainer._attempt``: reduce and commit once; False: the generation is over."""
         formation, regrouper = self._formation, self.regrouper
         assert formation is not None
         self.enter(Phase.REDUCE)
@@ -294,7 +294,7 @@ class Worker(Process):
         return sums, min(brought.vote for brought in one.brought.values())
 
     def _commit(self, formation: Formation, reduced: tuple[dict[int, int], int]) -> Generator[Wish, None, None]:
-        """``Trainer._commit``, then the move to a plan that waits for this step boundary."""
+        """``ReplicatedTrainer._commit``, then the move to a plan that waits for this step boundary."""
         sums, vote = reduced
         self.enter(Phase.OPTIMIZER)
         if self.engine.now_s > self.agent.lease_until_s:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from chaoskit.errors import BadInput
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
@@ -60,7 +60,7 @@ class CommandExperiment:
     working_directory: str
     deadline_s: float
     max_lost_steps: int = 0
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[LogRule, ...] = ()
 
     @property
     def job(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from chaoskit.journal import Journal
-from chaoskit.logrule import Rule
+from chaoskit.logrule import LogRule
 from chaoskit.rules import Fired, Verdict, Watch
 from chaoskit.rules.budget import Budget
 from chaoskit.rules.follow import Splitter
@@ -22,7 +22,7 @@ class NodeLogs:
         now_s: on the monotonic clock: the nodes start.
     """
 
-    def __init__(self, rules: Sequence[Rule], nodes: Iterable[str], journal: Journal, now_s: float) -> None:
+    def __init__(self, rules: Sequence[LogRule], nodes: Iterable[str], journal: Journal, now_s: float) -> None:
         self._journal, self._budget = journal, Budget()
         self._watches = {node: [Watch(rule, now_s, self._budget) for rule in rules] for node in nodes} if rules else {}
         self._splitters = {node: Splitter() for node in self._watches}
