@@ -7,16 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.harness import Harness
-from chaoskit.journal import JournalTail, Record
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.vocabulary import Event
+from chaoskit import Chaos, Harness, Record
+from chaoskit.journal import JournalTail
 
 
 class JournalFlag:
     """The goal of an open-ended job: a file that appears when a record of the run's journals meets a condition.
 
-        goal = JournalFlag(chaos, lambda record: record.event == Event.NODE_LOST)
+        goal = JournalFlag(chaos, lambda record: record.event == "node_lost")
         chaos.run(STEADY, steps=20, until=goal.until, watch=goal)
 
     The journals are looked at whenever the coordinator shows a message, so at each heartbeat.
@@ -49,7 +47,7 @@ def worlds_seen(chaos: Chaos, *sizes: int) -> JournalFlag:
     return all_took_effect(chaos, 0, *sizes)
 
 
-def happened(chaos: Chaos, event: Event, count: int = 1, source: str = "") -> JournalFlag:
+def happened(chaos: Chaos, event: str, count: int = 1, source: str = "") -> JournalFlag:
     """The goal of a run with so many records of ``event``: of the journal ``source``, if one is named."""
     seen = 0
 
@@ -73,13 +71,13 @@ def all_took_effect(chaos: Chaos, faults: int, *sizes: int) -> JournalFlag:
 
     def is_last(record: Record) -> bool:
         match record.event:
-            case Event.INJECTED:
+            case "injected":
                 struck[record["worker"]] = record["fault"]
-            case Event.DETECTED if record["worker"] in struck:
+            case "detected" if record["worker"] in struck:
                 effective.add(struck[record["worker"]])
-            case Event.EVIDENCE:
+            case "evidence":
                 effective.add(record["fault"])
-            case Event.COMMIT if left and record["world"] == left[0]:
+            case "commit" if left and record["world"] == left[0]:
                 left.pop(0)
         return len(effective) >= faults and not left
 

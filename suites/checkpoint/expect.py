@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.harness import Harness
-from chaoskit.experiment.outcome import Outcome
+from chaoskit import Chaos, Harness, Outcome, Record
 from chaoskit.experiment.redundancy import windows
-from chaoskit.journal import Record, read_journals
-from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import JournalFlag
-from chaoskit.vocabulary import Event
 from faults import Fault
 
 AT = 8  # the step in which faults strike
@@ -67,7 +63,7 @@ def copied_again(chaos: Chaos) -> JournalFlag:
 
     def are_copied(record: Record) -> bool:
         seen.append(record)
-        found = windows(sorted(seen, key=lambda one: one.t_ns), 1) if record.event == Event.PROTECTED else []
+        found = windows(sorted(seen, key=lambda one: one.t_ns), 1) if record.event == "protected" else []
         return bool(found) and found[-1].ended_ns is not None
 
     return JournalFlag(chaos, are_copied)
@@ -78,28 +74,23 @@ def all_copied(chaos: Chaos, nodes: int) -> JournalFlag:
     owners: set[str] = set()
 
     def are_copied(record: Record) -> bool:
-        owners.update([record["worker"]] if record.event == Event.PROTECTED else [])
+        owners.update([record["worker"]] if record.event == "protected" else [])
         return len(owners) >= nodes
 
     return JournalFlag(chaos, are_copied)
 
 
-def uploaded_after(chaos: Chaos | Harness, event: Event) -> JournalFlag:
+def uploaded_after(chaos: Chaos | Harness, event: str) -> JournalFlag:
     """The goal that a snapshot was uploaded after this event, and of a later step if that tells of one."""
     since: list[Record] = []
     uploads: list[Record] = []
 
     def is_uploaded(record: Record) -> bool:
         since.extend([record] if record.event == event else [])
-        uploads.extend([record] if record.event == Event.SAVED and record["tier"] == "remote" else [])
+        uploads.extend([record] if record.event == "saved" and record["tier"] == "remote" else [])
         return any(up.t_ns > one.t_ns and up["step"] > one.get("step", -1) for one in since for up in uploads)
 
     return JournalFlag(chaos, is_uploaded)
-
-
-def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The journal records of these events, by time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
 
 
 def damaged(outcome: Outcome) -> set[str]:
@@ -110,7 +101,7 @@ def damaged(outcome: Outcome) -> set[str]:
 
 def no_damaged_copy_was_taken(outcome: Outcome) -> None:
     """Each copy that was restored has the checksum with which it was sealed, and none of the damaged ones."""
-    taken = {record["checksum"] for record in journal(outcome, Event.RESTORED)} - {""}  # none: from a live replica
+    taken = {record["checksum"] for record in outcome.records("restored")} - {""}  # none: from a live replica
     assert taken
-    assert taken <= {record["checksum"] for record in journal(outcome, Event.SEALED)}
+    assert taken <= {record["checksum"] for record in outcome.records("sealed")}
     assert not [checksum for checksum in taken if checksum[:8] in damaged(outcome)]

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint import DiskTier
 from chaoskit.checkpoint.names import STAGING, snapshot_name
 from chaoskit.journal import read_journals
-from chaoskit.vocabulary import Event
 
 _DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
 
@@ -101,15 +100,14 @@ def _wait_for_snapshots(trainer: Any, until: dict[str, Any]) -> None:
 
 def _is_healed(trainer: Any) -> bool:
     journals = Path(trainer.disk).parent.parent / "journal"
-    return any(record.event == Event.LIFTED for record in read_journals(journals))
+    return any(record.event == "lifted" for record in read_journals(journals))
 
 
 def _is_over(trainer: Any, directory: Path, step: int) -> bool:
     """Whether the save of ``step`` was made or has failed, and no node writes it any more."""
     journals = Path(trainer.disk).parent.parent / "journal"
     told = any(
-        record.event in (Event.SAVED, Event.SAVE_FAILED) and record["step"] == step
-        for record in read_journals(journals)
+        record.event in ("saved", "save_failed") and record["step"] == step for record in read_journals(journals)
     )
     name = snapshot_name(step, generation=0).partition(".")[0]
     return told and not any((directory / STAGING).glob(f"{name}.*"))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, Outcome
 from chaoskit.suites.checkpoint.expect import (
     AT,
     SHARDED,
     copied_again,
     ends,
-    journal,
     no_damaged_copy_was_taken,
     sharded,
 )
-from chaoskit.vocabulary import Event
 from faults import CorruptReplica, Kill, LosePeerCopy, PoisonSnapshot
 
 pytestmark = pytest.mark.costly
@@ -26,7 +23,7 @@ LOST = "every replica was lost"
 
 def restored_step(outcome: Outcome) -> int:
     """The one step from which all ranks go on."""
-    restored = journal(outcome, Event.RESTORED)
+    restored = outcome.records("restored")
     last = max(record["generation"] for record in restored)  # in one before, some may have read what others could not
     (step,) = {record["step"] for record in restored if record["generation"] == last}
     return int(step)
@@ -34,7 +31,7 @@ def restored_step(outcome: Outcome) -> int:
 
 def quarantined(outcome: Outcome) -> set[int]:
     """The steps of the copies that failed."""
-    return {int(record["step"]) for record in journal(outcome, Event.QUARANTINED)}
+    return {int(record["step"]) for record in outcome.records("quarantined")}
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------
@@ -112,13 +109,13 @@ def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) 
     """No rank is given up, no step is lost. Until the copies are there the state does not count as safe."""
     outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), job=job, goal=copied_again(chaos))
     assert outcome.lost_steps == 0
-    assert journal(outcome, Event.DETECTED) == []
+    assert outcome.records("detected") == []
     told = [
         record.event
-        for record in journal(outcome, Event.EXPOSED, Event.PROTECTED)
+        for record in outcome.records("exposed", "protected")
         if record["piece"] == 1 % (4 if job == "fsdp" else 2)
     ]
-    assert Event.PROTECTED in told[told.index(Event.EXPOSED) :]
+    assert "protected" in told[told.index("exposed") :]
 
 
 @pytest.mark.promise("the nodes that had copies are asked for them, and have none", job="hsdp")
@@ -157,11 +154,11 @@ def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, s
     """The rank is found one or two steps later, and all go back to the last state that was sound."""
     fault = PoisonSnapshot(rank=2, at_step=AT, parameter="head.weight", where=where)
     outcome = sharded(chaos, fault, job=job, max_lost_steps=steps)
-    refused = [record for record in journal(outcome, Event.COPY_FAILED) if "poisoned" in record["reason"]]
+    refused = [record for record in outcome.records("copy_failed") if "poisoned" in record["reason"]]
     assert refused[0]["step"] == AT + 1
     sound = AT if job == "fsdp" else AT + steps  # with HSDP another rank has the same piece, and it is sound
-    assert {record["step"] for record in journal(outcome, Event.RESTORED)} == {sound}
-    assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == {refused[0]["worker"]}
+    assert {record["step"] for record in outcome.records("restored")} == {sound}
+    assert {record["worker"] for record in outcome.records("detected")} == {refused[0]["worker"]}
 
 
 @pytest.mark.promise("no copy of it is published in any tier; the next step finds the rank, which is replaced", rank=1)
@@ -172,4 +169,4 @@ def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
     outcome = chaos.run("gpt", nodes=4, spares=1, steps=20, memory_copies=2, options={"size": "tiny"}, faults=[fault])
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps == 0
-    assert any("Poisoned" in record["reason"] for record in journal(outcome, Event.COPY_FAILED))
+    assert any("Poisoned" in record["reason"] for record in outcome.records("copy_failed"))

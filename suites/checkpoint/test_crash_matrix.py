@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 
-from chaoskit.checkpoint import boundaries
-from chaoskit.checkpoint.disk import DiskTier
-from chaoskit.checkpoint.remote.tier import RemoteTier
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, Outcome
+from chaoskit.checkpoint import DiskTier, RemoteTier, boundaries
 from chaoskit.suites.checkpoint.expect import uploaded_after
-from chaoskit.suites.recovery.expect import STEADY, journal
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import STEADY
 from faults import Fault, ReplaceNode, TornWrite
 
 AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
@@ -40,7 +36,7 @@ def tiers(directory: Path) -> dict[str, Any]:
     }
 
 
-def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: Event = Event.EVIDENCE, **plan: Any) -> Outcome:
+def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: str = "evidence", **plan: Any) -> Outcome:
     """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole.
 
     It goes on until something is uploaded ``after`` this event.
@@ -51,7 +47,7 @@ def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: Event = 
     settings["lease_beats"] = 20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
     outcome.assert_same_losses_as_twin()
-    if "max_lost_steps" not in plan and not journal(outcome, Event.COPY_FAILED):
+    if "max_lost_steps" not in plan and not outcome.records("copy_failed"):
         assert outcome.lost_steps <= LOST[job]
     stored = DiskTier(directory / "disk")
     assert not stored.snapshots().damaged
@@ -116,8 +112,8 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """A snapshot does not wait for ever for the part of a node that is gone: its save fails, later ones are made."""
     fault = TornWrite(rank=2, at_step=AT, boundary=boundary)
-    outcome = run(chaos, tmp_path, STEADY, fault, after=Event.SAVE_FAILED)
-    failed = [record["step"] for record in journal(outcome, Event.SAVE_FAILED) if record["tier"] == "disk"]
+    outcome = run(chaos, tmp_path, STEADY, fault, after="save_failed")
+    failed = [record["step"] for record in outcome.records("save_failed") if record["tier"] == "disk"]
     assert failed, "no save was under way when the node died"
     assert min(failed) < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
 
@@ -134,8 +130,6 @@ def test_every_node_is_lost_after_a_torn_save(chaos: Chaos, tmp_path: Path, boun
     lost = [ReplaceNode(rank=rank, at_step=late) for rank in range(NODES - 1)]
     fault = TornWrite(rank=0, at_step=AT, boundary=boundary)
     outcome = run(chaos, tmp_path, "gpt", fault, *lost, spares=0, max_lost_steps=late)
-    restored = [
-        record for record in journal(outcome, Event.RESTORED) if record["source"].startswith(("disk", "remote"))
-    ]
+    restored = [record for record in outcome.records("restored") if record["source"].startswith(("disk", "remote"))]
     assert restored
     assert min(record["step"] for record in restored) >= EVERY

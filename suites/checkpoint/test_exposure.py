@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from chaoskit.experiment.outcome import Exposure, Outcome
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, Outcome
 from chaoskit.suites.checkpoint.expect import AT, SHARDED, copied_again, sharded
 from faults import Fault, Kill, KillNode, LosePeerCopy
 
 pytestmark = pytest.mark.costly
 
 
-def the_exposure(outcome: Outcome, fault: Fault) -> Exposure:
+def the_exposure(outcome: Outcome, fault: Fault) -> Any:
     """Return the only exposure, which the fault has caused, and which has ended."""
     (found,) = outcome.exposures
     assert found.fault == str(fault)

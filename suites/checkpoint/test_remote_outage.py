@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
+from chaoskit import Harness, Outcome, Verdict
+from chaoskit.checkpoint import RemoteTier
 from chaoskit.checkpoint.names import parse_name
-from chaoskit.checkpoint.remote.tier import RemoteTier
-from chaoskit.experiment.harness import Harness
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.s3_server import S3Server
-from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.suites.checkpoint.expect import uploaded_after
-from chaoskit.suites.recovery.expect import STEADY, journal
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.suites.recovery.expect import STEADY
 from faults import RemoteOutage
 from faults.remote import MODES
 
@@ -39,11 +36,8 @@ def harness() -> Iterator[Harness]:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "any")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        substrate = LocalSubstrate()
-        harness = Harness(substrate)
-        yield harness
-        harness.close()
-        substrate.close()
+        with Harness() as harness:
+            yield harness
 
 
 def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any) -> Outcome:
@@ -69,20 +63,20 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     bucket = f"out-{mode}"
     store.make_bucket(bucket)
     fault = RemoteOutage(at_step=12, mode=mode, heal_after_s=1.0)
-    goal = uploaded_after(harness, Event.LIFTED)
+    goal = uploaded_after(harness, "lifted")
     plan: dict[str, Any] = {"steps": 40, "until": goal.until, "watch": goal, "deadline_s": 240.0}
     outcome = run(harness, store, bucket, tmp_path / "first", faults=[fault], **plan)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
     assert outcome.recoveries == []
     outcome.assert_same_losses_as_twin()
-    (healed_ns,) = [record.t_ns for record in journal(outcome, Event.LIFTED)]
-    uploaded = [record for record in journal(outcome, Event.SAVED) if record["tier"] == "remote"]
+    (healed_ns,) = [record.t_ns for record in outcome.records("lifted")]
+    uploaded = [record for record in outcome.records("saved") if record["tier"] == "remote"]
     assert any(record.t_ns > healed_ns for record in uploaded)
     newest = _newest(store, bucket)
     assert newest >= max(record["step"] for record in uploaded)  # the last one may have ended with the job
     resumed = run(harness, store, bucket, tmp_path / "second", steps=newest + 3, resume=True, twin=False)
     assert [point.step for point in resumed.steps] == [newest, newest + 1, newest + 2]
-    restored = journal(resumed, Event.RESTORED)
+    restored = resumed.records("restored")
     assert {record["step"] for record in restored} == {newest}
     assert any(record["source"].startswith("remote") for record in restored)
 

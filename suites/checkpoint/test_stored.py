@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from chaoskit.checkpoint.disk import DiskTier
+from chaoskit import Chaos
+from chaoskit.checkpoint import DiskTier
 from chaoskit.checkpoint.names import parse_name
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import journal
-from chaoskit.vocabulary import Event
 from faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
 from faults.disk import DiskFault
 from faults.stored import HOWS
@@ -56,9 +54,9 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
         max_lost_steps=LATE - EVERY,
     )
     outcome.assert_same_losses_as_twin()
-    restored = {record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("disk")}
+    restored = {record["step"] for record in outcome.records("restored") if record["source"].startswith("disk")}
     assert restored == {EVERY}
-    quarantined = journal(outcome, Event.QUARANTINED)
+    quarantined = outcome.records("quarantined")
     assert {record["step"] for record in quarantined} == {2 * EVERY}
     assert all(record["detail"] for record in quarantined)
     (aside,) = (stored.root / "quarantine").iterdir()
@@ -95,10 +93,10 @@ def test_a_disk_that_fails_a_save_ends_no_training(
         max_lost_steps=100,
     )
     outcome.assert_same_losses_as_twin()
-    (healed_ns,) = [record.t_ns for record in journal(outcome, Event.LIFTED) if kind.__name__ in record["what"]]
-    failed = [record for record in journal(outcome, Event.SAVE_FAILED) if record.t_ns < healed_ns]
+    (healed_ns,) = [record.t_ns for record in outcome.records("lifted") if kind.__name__ in record["what"]]
+    failed = [record for record in outcome.records("save_failed") if record.t_ns < healed_ns]
     if kind is not SlowDisk:
         assert any("Errno" in record["reason"] for record in failed)
-    restored = {record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("disk")}
+    restored = {record["step"] for record in outcome.records("restored") if record["source"].startswith("disk")}
     assert restored == {95}
     assert not stored.snapshots().damaged

@@ -6,11 +6,9 @@ from math import comb
 
 import pytest
 
+from chaoskit import Chaos, Outcome
 from chaoskit.checkpoint.placement import Piece, survival_probability
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.checkpoint.expect import AT, all_copied, ends, journal, sharded
-from chaoskit.vocabulary import Event
+from chaoskit.suites.checkpoint.expect import AT, all_copied, ends, sharded
 from faults import KillNode
 
 pytestmark = pytest.mark.costly
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.costly
 def partners(outcome: Outcome) -> dict[str, list[str]]:
     """Worker -> nodes that keep copies of its piece, as its agent wrote it down when they had acknowledged."""
     first: dict[str, list[str]] = {}
-    for record in journal(outcome, Event.PROTECTED):
+    for record in outcome.records("protected"):
         first.setdefault(record["worker"], record["nodes"])
     return first
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, ElasticPolicy, Outcome
 from chaoskit.suites.goals import all_took_effect
-from chaoskit.suites.recovery.expect import STEADY, journal, survives
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import STEADY, survives
 from faults import Fault
 
 STEPS = 160
@@ -36,8 +33,8 @@ def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan:
 
 def nobody_is_lost(outcome: Outcome) -> None:
     """Every rank that goes has left in time."""
-    assert journal(outcome, Event.DETECTED) == []
-    assert journal(outcome, Event.EVICTED) == []
+    assert outcome.records("detected") == []
+    assert outcome.records("evicted") == []
     assert outcome.recoveries == []
 
 

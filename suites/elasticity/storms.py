@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit import ElasticPolicy
 from chaoskit.elastic.traces import Trace
 from chaoskit.suites.recovery.expect import FROZEN_S
 from faults import AddNode, Fault, FreezeNode, Kill, KillCoordinator, KillNode, Scale, Straggle, TakeSpot

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.errors import BadInput
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import BadInput, Chaos, ElasticPolicy, Verdict
 from chaoskit.suites.elasticity.expect import OPTIONS, POLICY, STEPS
 from chaoskit.suites.elasticity.storms import storm
-from chaoskit.suites.recovery.expect import STEADY, journal
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.suites.recovery.expect import STEADY
 from faults import Demand, Scale, TakeSpot
 
 
@@ -49,8 +46,8 @@ def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
         twin=False,
         check=False,
     )
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"]
-    assert len(journal(outcome, Event.PLAN)) == 1
+    assert [record["node"] for record in outcome.records("node_lost")] == ["node1"]
+    assert len(outcome.records("plan")) == 1
     assert outcome.verdict == Verdict.FAILED
     assert "did not end within its deadline" in outcome.reasons[0]
     assert len(outcome.steps) < 60
@@ -69,4 +66,4 @@ def test_a_job_whose_nodes_are_all_taken_is_lost(chaos: Chaos) -> None:
     outcome = chaos.run(STEADY, faults=faults, options=OPTIONS, elastic=POLICY, check=False, **plan)
     assert outcome.verdict == Verdict.FAILED
     assert "every replica was lost" in outcome.reasons[0]
-    assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {"node0", "node1"}
+    assert {record["node"] for record in outcome.records("node_lost")} == {"node0", "node1"}

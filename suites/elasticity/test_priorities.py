@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes, sizes
-from chaoskit.suites.recovery.expect import journal
-from chaoskit.vocabulary import Event
 from faults import Demand, Kill, KillCoordinator
 
 
@@ -28,7 +26,7 @@ def test_the_smallest_world_is_not_lent(chaos: Chaos) -> None:
     """A job that asks for more gets what can be spared, and is told so."""
     outcome = resizes(chaos, Demand(nodes=3, grace_s=5.0, at_step=10))
     assert min(sizes(outcome)) == 2
-    (asked,) = journal(outcome, Event.ASKED)
+    (asked,) = outcome.records("asked")
     assert len(asked["nodes"]) == 2
     assert "only 2 of 3" in asked["reason"]
 

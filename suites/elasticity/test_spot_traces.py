@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from chaoskit import Chaos
 from chaoskit.elastic.traces import parse_trace, read_trace
-from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
 from chaoskit.suites.elasticity.storms import from_trace
 

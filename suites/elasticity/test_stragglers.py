@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes
 from faults import Scale, Straggle
 

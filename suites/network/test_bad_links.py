@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, survives
 from faults import Bandwidth, Corrupt, Delay, Duplicate, Fault, Kill, Loss, Reorder

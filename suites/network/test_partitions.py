@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, Verdict
 from chaoskit.suites.goals import all_took_effect, happened
-from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, given_up, heals, journal, victim
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, given_up, heals, victim
 from faults import Cut, Flap, Kill, KillCoordinator, LinkDown, Reset
 
 pytestmark = pytest.mark.chaos(substrate="netns")
@@ -22,7 +21,7 @@ HEAL_S = 3.0  # three relaxed leases: by then a node that is cut off is given up
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset], phase: str) -> None:
     cut = fault(rank=2, at_step=AT, phase=phase, heal_after_s=HEAL_S)
-    outcome = heals(chaos, cut, goal=happened(chaos, Event.LIFTED))
+    outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
     assert given_up(outcome) == {"node lost"}
 
 
@@ -31,20 +30,20 @@ def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset]
 def test_without_a_spare_the_world_is_smaller_until_the_network_heals(chaos: Chaos, nodes: int) -> None:
     cut = Cut(rank=nodes - 1, at_step=AT, heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, nodes=nodes, spares=0, steps=20, options={}, until={"world": nodes})
-    assert min(len(record["members"]) for record in journal(outcome, Event.PLAN)) == nodes - 1
+    assert min(len(record["members"]) for record in outcome.records("plan")) == nodes - 1
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])
 @pytest.mark.parametrize("apart_from", ["all", "coordinator"])
 def test_one_way(chaos: Chaos, apart_from: str, direction: str) -> None:
     cut = Cut(rank=3, at_step=AT, apart_from=apart_from, direction=direction, heal_after_s=HEAL_S)
-    heals(chaos, cut, goal=happened(chaos, Event.LIFTED))
+    heals(chaos, cut, goal=happened(chaos, "lifted"))
 
 
 def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
     """Its rank could train on with the others; but nobody could say so."""
     cut = Cut(rank=1, at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S)
-    heals(chaos, cut, goal=happened(chaos, Event.LIFTED))
+    heals(chaos, cut, goal=happened(chaos, "lifted"))
 
 
 @pytest.mark.slow
@@ -53,9 +52,9 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
 def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
     cut = fault(rank=1, at_step=AT - 2, apart_from="store", heal_after_s=2.0)
-    outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), goal=happened(chaos, Event.LIFTED))
+    outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), goal=happened(chaos, "lifted"))
     struck = {victim(outcome, number).partition(".")[0] for number in range(2)}
-    assert {record["worker"].partition(".")[0] for record in journal(outcome, Event.DETECTED)} <= struck
+    assert {record["worker"].partition(".")[0] for record in outcome.records("detected")} <= struck
 
 
 @pytest.mark.slow
@@ -63,11 +62,11 @@ def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[C
 def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
     """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
     cut = Cut(rank=1, at_step=AT, apart_from="store", heal_after_s=0.3)
-    goal = happened(chaos, Event.LIFTED)
+    goal = happened(chaos, "lifted")
     outcome = chaos.run(STEADY, nodes=3, steps=40, until=goal.until, watch=goal, faults=[cut], check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert given_up(outcome) == set()
-    (lifted,) = journal(outcome, Event.LIFTED)
+    (lifted,) = outcome.records("lifted")
     assert lifted["what"] == str(cut)
 
 
@@ -77,8 +76,8 @@ def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | 
     """The coordinator reaches both: it has to be told."""
     outcome = heals(chaos, fault(rank=1, at_step=AT, apart_from=(2,), heal_after_s=2.0))
     assert given_up(outcome) == {"unreachable"}
-    (left_out,) = journal(outcome, Event.LEFT_OUT)
-    assert left_out["nodes"] in [[member["node"]] for member in journal(outcome, Event.PLAN)[0]["members"][1:3]]
+    (left_out,) = outcome.records("left_out")
+    assert left_out["nodes"] in [[member["node"]] for member in outcome.records("plan")[0]["members"][1:3]]
 
 
 @pytest.mark.slow
@@ -86,7 +85,7 @@ def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | 
 def test_two_halves_that_both_reach_the_coordinator(chaos: Chaos) -> None:
     outcome = heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from="ranks", heal_after_s=2.0))
     assert given_up(outcome) == {"unreachable"}
-    assert len(journal(outcome, Event.DETECTED)) == 2
+    assert len(outcome.records("detected")) == 2
 
 
 def test_a_bridge(chaos: Chaos) -> None:
@@ -102,7 +101,7 @@ def test_a_bridge(chaos: Chaos) -> None:
 @pytest.mark.parametrize("side", [(), (2,), (2, 3)])
 def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, side: tuple[int, ...]) -> None:
     outcome = heals(chaos, Cut(rank=1, side=side, at_step=AT, heal_after_s=HEAL_S))
-    assert len(journal(outcome, Event.DETECTED)) == 1 + len(side)
+    assert len(outcome.records("detected")) == 1 + len(side)
 
 
 @pytest.mark.slow
@@ -114,25 +113,25 @@ def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, sid
 def test_a_coordinator_that_nobody_reaches_gives_nobody_up(chaos: Chaos, fault: type[Cut | Reset]) -> None:
     """It cannot know whether they train on. They do."""
     cut = fault(rank=0, side=(1, 2, 3), at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S)
-    outcome = heals(chaos, cut, goal=happened(chaos, Event.LIFTED))
+    outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
     assert given_up(outcome) == set()
-    assert len(journal(outcome, Event.PLAN)) == 1
+    assert len(outcome.records("plan")) == 1
 
 
 def test_the_coordinator_is_killed_while_a_node_is_cut_off(chaos: Chaos) -> None:
     faults = [Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), KillCoordinator(rank=0, at_step=AT + 4)]
-    heals(chaos, *faults, goal=happened(chaos, Event.LIFTED))
+    heals(chaos, *faults, goal=happened(chaos, "lifted"))
 
 
 def test_one_cut_after_another(chaos: Chaos) -> None:
     faults = [Cut(rank=rank, at_step=AT + 40 * (rank - 1), heal_after_s=HEAL_S) for rank in (1, 2)]
-    heals(chaos, *faults, goal=happened(chaos, Event.LIFTED, 2))
+    heals(chaos, *faults, goal=happened(chaos, "lifted", 2))
 
 
 @pytest.mark.slow
 @pytest.mark.promise("echoes to the node are lost")
 def test_a_link_that_goes_down(chaos: Chaos) -> None:
-    heals(chaos, LinkDown(rank=1, at_step=AT, heal_after_s=HEAL_S), goal=happened(chaos, Event.LIFTED))
+    heals(chaos, LinkDown(rank=1, at_step=AT, heal_after_s=HEAL_S), goal=happened(chaos, "lifted"))
 
 
 @pytest.mark.slow

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate.cgroup import unavailable
+from chaoskit import Chaos
 from chaoskit.suites.goals import all_took_effect, happened
-from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, journal, survives, victim
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, survives, victim
 from faults import FreezeNode, Kill, KillCoordinator, LoseNode, Rack, ReplaceNode
 
 pytestmark = pytest.mark.chaos(substrate="netns")
@@ -34,7 +32,7 @@ def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
     """The nodes that are left take over the ranks."""
     outcome = survives(chaos, LoseNode(rank=role, at_step=AT), nodes=3, spares=0)
     lost = 1 if role == "any" else 2
-    assert len({member["node"] for member in journal(outcome, Event.PLAN)[-1]["members"]}) == 3 - lost
+    assert len({member["node"] for member in outcome.records("plan")[-1]["members"]}) == 3 - lost
 
 
 @pytest.mark.promise("in a recovery that another fault has caused", during="restore")
@@ -65,12 +63,12 @@ def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
 def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """Its lease runs out, and what it does after the thaw counts no more."""
-    if reason := unavailable("freezer"):
-        pytest.skip(reason)
     fault = FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=THAW_S)
-    outcome = heals(chaos, fault, nodes=3, steps=40, goal=happened(chaos, Event.LIFTED))
+    if reason := fault.unavailable():
+        pytest.skip(reason)
+    outcome = heals(chaos, fault, nodes=3, steps=40, goal=happened(chaos, "lifted"))
     assert given_up(outcome) == {"node lost"}
-    zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == victim(outcome, 0)]
+    zombie = [record for record in outcome.records("commit") if record.source == victim(outcome, 0)]
     assert {record["generation"] for record in zombie} == {1}
 
 
@@ -78,5 +76,5 @@ def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos
 def test_a_rack_is_lost(chaos: Chaos) -> None:
     """Two of four nodes at once."""
     outcome = survives(chaos, Rack(rank=3, at_step=AT), nodes=4, spares=0, rack_nodes=2)
-    assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {"node2", "node3"}
+    assert {record["node"] for record in outcome.records("node_lost")} == {"node2", "node3"}
     assert len(outcome.recoveries) == 1

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.substrate.device import device_of
 from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, JOBS, heals, is_left_alone, survives
-from chaoskit.vocabulary import Event
 from faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
 
 
@@ -26,7 +25,7 @@ def test_a_node_with_little_cpu_time_is_waited_for(chaos: Chaos) -> None:
 @pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
 def test_a_node_without_memory_loses_processes(chaos: Chaos) -> None:
     require(LimitMemory)
-    goal = happened(chaos, Event.DETECTED)
+    goal = happened(chaos, "detected")
     outcome = survives(chaos, LimitMemory(rank=1, at_step=AT, lift_after_s=0.5), goal=goal)
     assert outcome.recoveries
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.journal import Record, read_journals
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos, Outcome
 from chaoskit.suites.goals import JournalFlag
-from chaoskit.vocabulary import Event
 from faults import Fault
 
 JOBS = Path(__file__).with_name("jobs.py")
@@ -42,13 +39,13 @@ def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
     """The faults cost nothing, and the run goes on until the world is full: so is the last membership."""
     settings: dict[str, Any] = {"steps": 90} | plan | {"until": {"world": nodes} | plan.get("until", {})}
     outcome = survives(chaos, *faults, nodes=nodes, **settings)
-    assert len(journal(outcome, Event.PLAN)[-1]["members"]) == nodes
+    assert len(outcome.records("plan")[-1]["members"]) == nodes
     return outcome
 
 
 def given_up(outcome: Outcome) -> set[str]:
     """Causes for which ranks were given up."""
-    return {record["cause"] for record in journal(outcome, Event.DETECTED)}
+    return {record["cause"] for record in outcome.records("detected")}
 
 
 def is_left_alone(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:
@@ -56,17 +53,12 @@ def is_left_alone(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) 
     outcome = survives(chaos, *faults, job=job, **plan)
     assert outcome.recoveries == []
     assert outcome.false_alarms == 0
-    assert journal(outcome, Event.DETECTED) == []
-    assert len(journal(outcome, Event.PLAN)) == 1
+    assert outcome.records("detected") == []
+    assert len(outcome.records("plan")) == 1
     return outcome
-
-
-def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The journal records of these events, by time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
 
 
 def victim(outcome: Outcome, number: int) -> str:
     """The worker that the n-th fault struck, once."""
-    (record,) = [one for one in journal(outcome, Event.INJECTED) if one["fault"] == f"fault{number}"]
+    (record,) = [one for one in outcome.records("injected") if one["fault"] == f"fault{number}"]
     return str(record["worker"])

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.goals import happened
-from chaoskit.suites.recovery.expect import AT, FROZEN_S, journal, survives, victim
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import AT, FROZEN_S, survives, victim
 from faults import CrashLoop, FailLoad, FreezeNode, Kill
 
 
@@ -19,7 +18,7 @@ def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
     """The replacements of a lost rank cannot load the job; a later one can, and the world is whole again."""
     faults = [FailLoad(rank=1, at_step=3, times=times), Kill(rank=1, at_step=AT)]
     outcome = survives(chaos, *faults, nodes=2, spares=0, until={"world": 2})
-    assert len({record.source for record in journal(outcome, Event.FAILED)}) == times
+    assert len({record.source for record in outcome.records("failed")}) == times
     assert outcome.steps[-1].world == 2
 
 
@@ -27,17 +26,17 @@ def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
     """What is started there dies as soon as it is ready, until the node is well again."""
-    goal = happened(chaos, Event.WORKER_EXITED, 3, "node1")
+    goal = happened(chaos, "worker_exited", 3, "node1")
     survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=world, spares=1, goal=goal)
 
 
 @pytest.mark.promise("A node that loses worker after worker is given no more of them.")
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     """After three strikes no worker is started there any more; the others take over its share."""
-    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, Event.SET_ASIDE)}
+    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, "set_aside")}
     outcome = survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), **plan)
-    assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
-    started = [record for record in journal(outcome, Event.WORKER_STARTED) if record.source == "node1"]
+    assert [record["node"] for record in outcome.records("set_aside")] == ["node1"]
+    started = [record for record in outcome.records("worker_started") if record.source == "node1"]
     assert len(started) == 3
 
 
@@ -50,6 +49,6 @@ def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
 def test_a_node_that_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """It stood still longer than its lease. When it goes on, nothing that it does counts any more."""
     fault = FreezeNode(rank=1, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)
-    outcome = survives(chaos, fault, nodes=3, goal=happened(chaos, Event.LIFTED))
-    commits = [record for record in journal(outcome, Event.COMMIT) if record.source == victim(outcome, 0)]
+    outcome = survives(chaos, fault, nodes=3, goal=happened(chaos, "lifted"))
+    commits = [record for record in outcome.records("commit") if record.source == victim(outcome, 0)]
     assert {record["generation"] for record in commits} == {1}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import AT, WORLDS, is_left_alone, journal, survives, victim
-from chaoskit.vocabulary import Event
+from chaoskit import Chaos
+from chaoskit.suites.recovery.expect import AT, WORLDS, is_left_alone, survives, victim
 from faults import BadBatch, BitFlip, ClockJump, DataStall, Kill, NaN
 
 BIT = 23  # the lowest of the exponent: twice or half the value
@@ -20,7 +19,7 @@ def test_a_flipped_bit_of_the_state_convicts_its_rank(chaos: Chaos, world: int, 
     """All ranks compare their whole state in every step; who differs from the others is replaced before the commit."""
     fault = BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=BIT, where=where)
     outcome = survives(chaos, fault, nodes=world, state_hash_steps=1)
-    found = {(record["worker"], record["cause"]) for record in journal(outcome, Event.DETECTED)}
+    found = {(record["worker"], record["cause"]) for record in outcome.records("detected")}
     assert found == {(victim(outcome, 0), "corrupt")}
 
 
@@ -32,7 +31,7 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) 
     """Two have no majority, but each remembers what it had after the last commit."""
     fault = BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=BIT, where="optimizer")
     outcome = survives(chaos, fault, nodes=2, state_hash_steps=1)
-    assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 0)]
+    assert [record["worker"] for record in outcome.records("detected")] == [victim(outcome, 0)]
 
 
 @pytest.mark.promise(
@@ -46,8 +45,8 @@ def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: st
     """One rank received other bits than were sent: it takes the step from those who did not, and nobody is replaced."""
     fault = BitFlip(rank=world - 1, at_step=AT, phase=phase, parameter=WEIGHT, bit=BIT, where="received")
     outcome = survives(chaos, fault, nodes=world)
-    assert {record["verdict"] for record in journal(outcome, Event.CORRUPT)} == {"transfer"}
-    assert journal(outcome, Event.DETECTED) == []
+    assert {record["verdict"] for record in outcome.records("corrupt")} == {"transfer"}
+    assert outcome.records("detected") == []
 
 
 @pytest.mark.promise("a second rank computes one shard, too", world=3)
@@ -57,7 +56,7 @@ def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None
     audited = 2 * world + 1  # a step in which rank 1's shard is, if there is an audit in every step
     fault = BitFlip(rank=1, at_step=audited, phase="backward", parameter=WEIGHT, bit=BIT, where="gradient")
     outcome = survives(chaos, fault, nodes=world, audit_every=1)
-    assert {record["verdict"] for record in journal(outcome, Event.CORRUPT)} == {"transient"}
+    assert {record["verdict"] for record in outcome.records("corrupt")} == {"transient"}
 
 
 @pytest.mark.promise("another rank computes the shard again, and the batch is blamed, not a rank", world=3)
@@ -66,7 +65,7 @@ def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, world: int) -> N
     """Whoever computes the shard finds it bad: the step counts without an update, and says so."""
     outcome = survives(chaos, BadBatch(at_step=AT, shard=world - 1), nodes=world, twin=False)
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
-    assert journal(outcome, Event.DETECTED) == []
+    assert outcome.records("detected") == []
 
 
 @pytest.mark.promise("a bad batch is written down as skipped")
@@ -83,7 +82,7 @@ def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> 
     """Another rank computes the shard and finds it finite: the rank is to blame, not the batch."""
     fault = NaN(rank=2, at_step=AT, parameter=WEIGHT, where=where, sticky=where != "weight")
     outcome = survives(chaos, fault, nodes=3)
-    assert {record["worker"] for record in journal(outcome, Event.DETECTED)} == {victim(outcome, 0)}
+    assert {record["worker"] for record in outcome.records("detected")} == {victim(outcome, 0)}
 
 
 @pytest.mark.promise("A clock that jumps has no consequence for its rank.", seconds=86400.0)
@@ -91,7 +90,7 @@ def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> 
 def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -> None:
     """A day forward or back on one rank: the recovery from a loss does not ask for the time of day."""
     outcome = survives(chaos, ClockJump(rank=0, at_step=AT - 1, seconds=seconds), Kill(rank=1, at_step=AT))
-    assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 1)]
+    assert [record["worker"] for record in outcome.records("detected")] == [victim(outcome, 1)]
 
 
 @pytest.mark.promise("the next batch of one rank comes late")

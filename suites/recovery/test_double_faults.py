@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.recovery.expect import AT, survives, victim
 from faults import Exit, Fault, Hang, Kill, KillNode, NaN, Raise, at_rate
 

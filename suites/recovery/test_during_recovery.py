@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.goals import happened
-from chaoskit.suites.recovery.expect import AT, journal, survives, victim
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import AT, survives, victim
 from faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode, Raise
 
 FIRST = Kill(rank=1, at_step=AT)
@@ -58,11 +57,11 @@ def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
 def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, during: str) -> None:
     """The next coordinator finishes what this one had decided, and no generation comes twice."""
     rank = 1 if during == "restore" else 0
-    faults, goal = [FIRST, KillCoordinator(rank=rank, during=during)], happened(chaos, Event.RESUMED)
+    faults, goal = [FIRST, KillCoordinator(rank=rank, during=during)], happened(chaos, "resumed")
     outcome = survives(chaos, *faults, nodes=world, goal=goal, until={"spares": 1})
-    generations = [record["generation"] for record in journal(outcome, Event.PLAN)]
+    generations = [record["generation"] for record in outcome.records("plan")]
     assert generations == sorted(set(generations))
-    assert journal(outcome, Event.RESUMED)
+    assert outcome.records("resumed")
 
 
 @pytest.mark.promise("On CPU the whole state lives in one shared-memory arena with a sequence lock.", world=3)
@@ -71,7 +70,7 @@ def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
     """The rank from which a newcomer takes its state is lost: what is half read is not used, another one is asked."""
     outcome = survives(chaos, FIRST, Kill(rank="healer", during="restore"), nodes=world, steps=60, **READY)
     assert len(outcome.recoveries) == 2
-    assert victim(outcome, 1) not in {member["worker"] for member in journal(outcome, Event.PLAN)[-1]["members"]}
+    assert victim(outcome, 1) not in {member["worker"] for member in outcome.records("plan")[-1]["members"]}
 
 
 @pytest.mark.promise("Faults in the recoveries from other faults add up, and do not multiply.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
 from faults import (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.pytest_plugin import Chaos
+from chaoskit import Chaos
 from chaoskit.suites.goals import happened
-from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, journal, survives, victim
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, survives, victim
 from faults import Kill, KillCoordinator, KillNode
 
 
@@ -21,7 +20,7 @@ from faults import Kill, KillCoordinator, KillNode
 def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int) -> None:
     """Nobody alive has the state: it is taken from the memory of the agents, and at most the step in flight is lost."""
     outcome = survives(chaos, Kill(rank="all", at_step=AT, phase=phase), nodes=world, spares=spares)
-    assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
+    assert any(record["source"].startswith("memory of ") for record in outcome.records("restored"))
 
 
 @pytest.mark.slow
@@ -39,7 +38,7 @@ def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     faults = [Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24)]
     outcome = survives(chaos, *faults, nodes=world, steps=60, until={"spares": 1})  # it is on the node of rank 0
     node = victim(outcome, 1).rpartition(".")[0]
-    lost = [record for record in journal(outcome, Event.DETECTED) if record["worker"].rpartition(".")[0] == node]
+    lost = [record for record in outcome.records("detected") if record["worker"].rpartition(".")[0] == node]
     assert len({record["rank"] for record in lost}) == 2
 
 
@@ -57,19 +56,19 @@ def test_two_nodes_at_once(chaos: Chaos) -> None:
 def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
     """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
     faults = [KillCoordinator(rank=0, at_step=AT, phase=phase), Kill(rank=1, at_step=AT, phase=phase)]
-    survives(chaos, *faults, nodes=3, goal=happened(chaos, Event.RESUMED))
+    survives(chaos, *faults, nodes=3, goal=happened(chaos, "resumed"))
 
 
 @pytest.mark.promise("Ranks commit steps while there is no coordinator.")
 def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
     """Four deaths, and nobody regroups: training needs no coordinator while nobody is lost."""
     faults = [KillCoordinator(rank=0, at_step=step) for step in (0, 6, 14, 22)]
-    outcome = is_left_alone(chaos, *faults, nodes=3, goal=happened(chaos, Event.RESUMED, len(faults)))
-    assert [record["term"] for record in journal(outcome, Event.RESUMED)] == [2, 3, 4, 5]
+    outcome = is_left_alone(chaos, *faults, nodes=3, goal=happened(chaos, "resumed", len(faults)))
+    assert [record["term"] for record in outcome.records("resumed")] == [2, 3, 4, 5]
 
 
 @pytest.mark.promise("When the coordinator is lost, another one takes over.", after_s=0.2)
 @pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
 def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
     """Wherever the ranks are just then."""
-    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, Event.RESUMED))
+    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, "resumed"))

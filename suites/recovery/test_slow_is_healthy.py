@@ -16,13 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaoskit.config import RunConfig
+from chaoskit import Chaos, RunConfig
 from chaoskit.osprocess import die_with_parent
-from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.suites.goals import all_took_effect
-from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, journal, survives
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, survives
 from faults import Hang, Straggle
 
 
@@ -129,4 +127,4 @@ def test_a_hang_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
     """Beside as many processes: what leaves a rank alone that waits for a CPU still finds one that hangs."""
     with crowd(2 * (os.cpu_count() or 1)):
         outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=20, twin=False)
-    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "hung")]
+    assert [(record["rank"], record["cause"]) for record in outcome.records("detected")] == [(1, "hung")]

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.pytest_plugin import Chaos
-from chaoskit.suites.recovery.expect import journal
-from chaoskit.vocabulary import Event
+from chaoskit import Chaos, Outcome
 from faults import Fault, Hang, Kill, NaN, Raise
 
 pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
@@ -102,6 +99,6 @@ def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
     assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []
     outcome.assert_same_losses_as_twin()
-    first, *_, last = [{member["worker"] for member in plan["members"]} for plan in journal(outcome, Event.PLAN)]
+    first, *_, last = [{member["worker"] for member in plan["members"]} for plan in outcome.records("plan")]
     assert len(first - last) == 1, "healthy processes were restarted"
     return outcome
