@@ -36,6 +36,7 @@ class BaseTrainer(HookMethods, ABC):
         self.seed = worker.config.seed
         self.disk = worker.disk
         self.device = this_device(worker.config.device)
+        self._over = False  # the loop over the shards of this transaction has come to its end
 
     @property
     @abstractmethod
@@ -70,6 +71,19 @@ class BaseTrainer(HookMethods, ABC):
         """
         remedy = "call trainer.mesh() in the train function itself: that is how a sharded job is told"
         raise BadInput("mesh", sizes, remedy)
+
+    def _finish(self) -> None:
+        """The block of a transaction is left without an exception."""
+        if not self._over:
+            remedy = "let the loop over step.shards() run to its end in every transaction"
+            raise BadInput("step.shards", None, remedy)
+
+    @contextmanager
+    def _plain_numbers(self) -> Iterator[None]:
+        """Reduce and update as if no autocast were around the loop: also without its copies of the old weights."""
+        with torch.autocast(self.device.type, enabled=False):
+            yield
+        torch.clear_autocast_cache()
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:

@@ -272,20 +272,41 @@ class ShardedTrainer(BaseTrainer):
         return members[(self.rank + self._shift) % len(members)].shards
 
     def _begin(self) -> None:
+        self._over = False
         if self._formation is None:
             self._began_ns = time.monotonic_ns()
         elif not self._told:
             self._told = True
             self._callbacks.enter(self._formation.plan, self.step)
+        self._compilations.watch()
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
         if self._formation is not None and self._formation.broken:
             raise Reentry
-        self._compilations.watch()
         self.state.forget_gradients()
         self._losses.clear()
         self._samples.clear()
         self._worker.board.enter(Phase.FORWARD)
 
-    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+        """Give shards to the user's code until the step is committed or skipped; a rehearsal ends the entry."""
+        if self._over:
+            return
+        yield from self._compute(dataset, batch_size)
+        with self._plain_numbers():
+            if (formation := self._formation) is None:
+                self._rehearse()
+            decided = self._attempt(formation)
+        while not decided:
+            self._begin_attempt()
+            yield from self._compute(dataset, batch_size)
+            with self._plain_numbers():
+                decided = self._attempt(formation)
+        self._over = True
+        self._worker.board.enter(Phase.OUTSIDE)
+
+    def _compute(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
         key = (len(dataset), batch_size)
         if key not in self._samplers:
             self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
@@ -331,17 +352,6 @@ class ShardedTrainer(BaseTrainer):
         assert formation is not None
         self._worker.hooks.reach(phase, self.step, formation.plan, formation.me, self._state)
 
-    def _finish(self) -> None:
-        formation = self._formation
-        if formation is None:
-            self._rehearse()
-        missing = [shard for shard in self._mine() if shard not in self._losses]
-        if missing:
-            remedy = "let the loop over step.shards() run to its end in every transaction"
-            raise BadInput("step.shards", missing, remedy)
-        self._attempt(formation)
-        self._worker.board.enter(Phase.OUTSIDE)
-
     def _rehearse(self) -> NoReturn:
         """Every path of a step is warm: leave no trace, and report for duty."""
         state, worker = self.state, self._worker
@@ -353,7 +363,8 @@ class ShardedTrainer(BaseTrainer):
         self._copies.reserve(state, self.config.nodes)
         raise Reentry
 
-    def _attempt(self, formation: Formation) -> None:
+    def _attempt(self, formation: Formation) -> bool:
+        """Reduce, and commit or skip; False: the step must be computed again."""
         worker, state = self._worker, self.state
         self._stop_for_fault(Phase.REDUCE.label)
         worker.board.enter(Phase.REDUCE)
@@ -376,8 +387,8 @@ class ShardedTrainer(BaseTrainer):
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":
             self._commit(formation, rows)
-        else:
-            self._object(formation, decision)
+            return True
+        return self._object(formation, decision)
 
     def _row(self, formation: Formation, gradients: list[Tensor]) -> Row:
         losses = [
@@ -405,8 +416,8 @@ class ShardedTrainer(BaseTrainer):
 
     # -- numbers that are not finite --------------------------------------------------------------------------------
 
-    def _object(self, formation: Formation, decision: Decision) -> None:
-        """Do not commit: compute the step again, have somebody replaced, or skip its batch."""
+    def _object(self, formation: Formation, decision: Decision) -> bool:
+        """Do not commit: compute the step again, have a rank replaced, or skip the batch. Whether it was skipped."""
         worker, generation = self._worker, formation.plan.generation
         for member in formation.plan.members if decision.verdict == "repeat" else ():
             if shards := [shard for shard in member.shards if shard in decision.shards]:
@@ -420,7 +431,7 @@ class ShardedTrainer(BaseTrainer):
                 )
         self._shift = decision.shift
         if decision.verdict == "repeat":
-            return
+            return False
         worker.journal.write(
             Event.ATTRIBUTED,
             step=self.step,
@@ -440,6 +451,7 @@ class ShardedTrainer(BaseTrainer):
             )
         mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
         self._committer.skip(formation, decision.shards, mine)
+        return True
 
     # -- losses -----------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,11 @@
             for shard in step.shards(dataset, batch_size=64):
                 step.backward(loss(model, shard.batch))
 
-The block computes; leaving it reduces the gradients and, if every rank's contribution arrived and is finite, runs the
-optimizer. After a fault the block is entered again, and ``step.shards`` gives only what is missing: a survivor keeps
-the gradients it has, and repeats just the reduction.
+The loop over ``step.shards`` is the step: its body computes a shard, and behind the last one the gradients are reduced
+and, if every rank's contribution arrived and is finite, the optimizer runs. After a fault the loop goes on with what is
+missing: a survivor keeps the gradients it has, and repeats just the reduction. So the body may run more than once for a
+shard; all other code of the user runs once a committed step. In a process that is new the loop begins with a rehearsal
+of one shard, which leaves no trace.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class ReplicatedTrainer(BaseTrainer):
         self._joined = False  # whether the reducer uses the formation's group
         self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
         self._unhealed = 0  # generations in a row in which no source has given it the state
-        self._void = False  # the block computes nothing: the step has changed since the caller decided to enter it
+        self._void = False  # there is nothing to compute: the step has changed since the caller decided to enter it
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -159,23 +161,39 @@ class ReplicatedTrainer(BaseTrainer):
         return [*self._integrity.duty(self._formation.plan, self.rank), *self._work.missing(self._mine())]
 
     def _wanted(self) -> list[int]:
-        """Shards that the user's block must compute now."""
-        if not self._rehearsed:
-            return [0]
-        if self._void:
-            return []
+        """Shards that the body of the user's loop must compute now."""
         if self._inquiry.round is not None:
             return self._inquiry.round.shards_for(self.rank)
         return self._missing()
 
     @property
     def _counts(self) -> bool:
-        """Whether the user's block computes for the step, not for a rehearsal or an inquiry."""
+        """Whether the user's code computes for the step, not for a rehearsal or an inquiry."""
         return self._rehearsed and self._inquiry.round is None
 
-    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
-        sampler, work = self._work.sampler(len(dataset), batch_size), self._work
-        wanted = self._wanted()
+    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+        """Give shards to the user's code until the step is committed or skipped, or another rank's state adopted."""
+        if self._over or self._void:
+            self._over = True
+            return
+        sampler = self._work.sampler(len(dataset), batch_size)
+        if not self._rehearsed:
+            yield from self._compute(dataset, sampler, [0])
+            with self._plain_numbers():
+                self._rehearse()
+                self._cut(self._settle())
+        step = self.step
+        while self.step == step:
+            yield from self._compute(dataset, sampler, self._wanted())
+            with self._plain_numbers():
+                self._complete()
+                if self.step == step:
+                    self._cut(self._settle())
+        self._over = True
+        self._worker.board.enter(Phase.OUTSIDE)
+
+    def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int]) -> Iterator[Shard]:
+        work = self._work
         for index in wanted:
             self._stopwatch.start()
             self._enter_phase(Phase.FORWARD)
@@ -215,7 +233,7 @@ class ReplicatedTrainer(BaseTrainer):
     # -- begin --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        step = self.step
+        step, self._over = self.step, False
         if self._rehearsed:
             self._cut(self._settle())
         else:
@@ -328,36 +346,17 @@ class ReplicatedTrainer(BaseTrainer):
 
     # -- finish -------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        """Reduce and commit, or return so that the block is entered again for what is missing."""
-        if not self._rehearsed:
-            self._rehearse()
-            return
-        if not self._void:
-            self._complete()
-        self._worker.board.enter(Phase.OUTSIDE)  # whatever came of it: what follows is the user's code
-
     def _complete(self) -> None:
-        """End what the block has computed: a round of the inquiry, or the step."""
+        """End what was computed: a round of the inquiry, or the step."""
         formation = self._formation
         assert formation is not None
         if self._inquiry.round is not None:
             self._conclude(formation)
-            return
-        if missing := self._missing():
-            raise BadInput(
-                "step.shards", missing, "let the loop over step.shards() run to its end in every transaction"
-            )
-        while not self._missing():
-            step = self.step
-            if self._attempt(formation):
-                return
-            formation = self._settle()
-            if self.step != step:
-                return
+        else:
+            self._attempt(formation)
 
-    def _attempt(self, formation: Formation) -> bool:
-        """Reduce and commit once. False: the generation is over; try again in the next one."""
+    def _attempt(self, formation: Formation) -> None:
+        """Reduce and commit once, unless the generation is over or an inquiry begins."""
         worker = self._worker
         # still shown as computing: who stops before its first transfer keeps the others waiting, and is to blame
         self._stop_for_fault(Phase.REDUCE.label, formation)
@@ -378,23 +377,22 @@ class ReplicatedTrainer(BaseTrainer):
             elif isinstance(error, DoubtfulSum):
                 self._inquiry.doubts(formation)
             self._leave(formation, error)
-            return False
+            return
         if not reduced.finite:
             self._inquiry.open_audit(formation, reduced, self._ownership())
-            return True
+            return
         if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
             if self._inquiry.round is None:
                 worker.regrouper.wait_newer(formation)
-            return self._inquiry.round is not None
+            return
         try:
             self._commit(formation, reduced)
         except (GenerationSuperseded, LeaseOver) as error:
             self._leave(formation, error)
-            return False
+            return
         self._stopwatch.count_step()
         self._moves = worker.regrouper.move_on(self._work.lowest_vote(reduced.sidecars))
         worker.regrouper.dispose_retired(self._work.former_buffers())
-        return True
 
     def _join(self, formation: Formation, group: Group) -> None:
         """Have the reducer use the group of ``formation``."""
@@ -446,7 +444,7 @@ class ReplicatedTrainer(BaseTrainer):
     # -- rehearsal ----------------------------------------------------------------------------------------------
 
     def _rehearse(self) -> None:
-        """The first pass through the block: warms every path of a step, leaves no trace, and reports for duty."""
+        """Warm what a step needs beyond the shard that was computed, leave no trace, and report for duty."""
         replica, worker = self.replica, self._worker
         self._work.require_loss(0)
         with replica.undone_afterwards():

@@ -1,4 +1,4 @@
-"""The ``with`` block around one attempt at a step."""
+"""The ``with`` block around one step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ class Attempts(Protocol):
     @property
     def step(self) -> int: ...
     def _begin(self) -> None: ...
-    def _compute_shards(self, dataset: Any, batch_size: int) -> Iterator[Shard]: ...
+    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]: ...
     def _backward(self, loss: Tensor) -> None: ...
     def _finish(self) -> None: ...
 
 
 class Transaction:
-    """One attempt at a step; made by ``trainer.transaction()``."""
+    """One step; made by ``trainer.transaction()``. Code after the block runs once a committed step."""
 
     def __init__(self, trainer: Attempts) -> None:
         self._trainer = trainer
 
     @property
     def number(self) -> int:
-        """Number of the step that is being attempted, from 0."""
+        """Number of the step, from 0. In a process that is new it is 0 until the loop over the shards has begun."""
         return self._trainer.step
 
     def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Shard]:
-        """This rank's shards of the step's global batch that are not computed yet.
+        """This rank's shards of the step's global batch; behind the last one the step is committed.
+
+        After a fault the loop goes on with what has to be computed again, so its body may run more than once for a
+        shard. In a process that is new it begins with a rehearsal of one shard, which leaves no trace.
 
         Args:
             dataset: map-style: ``len(dataset)`` and ``dataset[i]``, or ``__getitems__(indices)`` for whole batches.
@@ -44,7 +47,7 @@ class Transaction:
         Raises:
             BadInput: if the dataset is shorter than one batch.
         """
-        return self._trainer._compute_shards(dataset, batch_size)
+        return self._trainer._take_step(dataset, batch_size)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of one shard. ``loss``: a scalar, the mean over the shard's samples."""
