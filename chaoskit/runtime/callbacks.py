@@ -1,7 +1,7 @@
 """Hooks of the job: functions of the user's that are called when the world changes, or when this rank must go.
 
-All are called by the main thread, and never inside of a transaction's block. An exception in one is written down and
-shown in the worker's log, and training goes on; BadInput ends the run, as it does everywhere in a job.
+All are called by the main thread, before a transaction's block or between two shards. An exception in one is written
+down and shown in the worker's log, and training goes on; BadInput ends the run, as it does everywhere in a job.
 """
 
 from __future__ import annotations
