@@ -27,7 +27,8 @@ class BitFlip(Fault):
     """Flip one bit of one number on one rank.
 
     Args:
-        parameter: name of a model parameter, as in ``model.named_parameters()``.
+        parameter: name of a model parameter, as in ``model.named_parameters()``. Empty for the first one that is
+            trained; the evidence names it.
         bit: which one, from 0 (the lowest of the fraction); of a float32, 23 to 30 are the exponent and 31 is the sign.
         where: ``weight``; ``gradient``, of the next shard, before anybody can read it; ``optimizer``, a tensor of the
             optimizer's state for this parameter; ``received``, the reduced gradient on this rank only, before its
@@ -37,7 +38,7 @@ class BitFlip(Fault):
         sticky: for ``gradient`` and ``received``, flip it again every time, as broken hardware would.
     """
 
-    parameter: str
+    parameter: str = ""
     bit: int
     where: str = "weight"
     element: int = 0

@@ -21,12 +21,12 @@ class NaN(Fault):
 
     Args:
         parameter: name of a model parameter, as in ``model.named_parameters()``; for ``activation``, the output of the
-            module that owns it.
+            module that owns it. Empty for the first one that is trained; the evidence names it.
         where: ``weight``, ``gradient`` or ``activation``.
         sticky: poison the gradient or activation again every time it is computed, as broken hardware would.
     """
 
-    parameter: str
+    parameter: str = ""
     where: str = "gradient"
     sticky: bool = False
 

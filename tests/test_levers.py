@@ -30,6 +30,7 @@ from faults import (
     Exit,
     Fault,
     Kill,
+    NaN,
     OutOfMemory,
     Straggle,
 )
@@ -218,6 +219,12 @@ def test_a_sticky_bit_has_its_rank_replaced(chaos: Chaos, where: str, plan: dict
     assert len(journal(outcome, Event.LEVER)) >= 2
     assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "corrupt")]
     outcome.assert_same_losses_as_twin()
+
+
+@pytest.mark.parametrize("fault", [NaN(rank=1, at_step=AT), BitFlip(rank=1, at_step=AT, bit=20)], ids=str)
+def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, fault: Fault) -> None:
+    outcome = run(chaos, fault)
+    assert " of 0.weight" in journal(outcome, Event.LEVER)[0]["observed"]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def poison(bench: Bench, options: dict[str, Any]) -> None:
 
 def poison_snapshot(bench: Bench, options: dict[str, Any]) -> None:
     """Write a NaN into the state that this step commits, before it is copied anywhere."""
-    where, name, key = options["where"], options["parameter"], options["key"]
-    parameter = _find(bench.replica.model, name)
+    where, key = options["where"], options["key"]
+    name, parameter = _find(bench.replica.model, options["parameter"])
 
     def act() -> None:
         bench.rig.on_updated.remove(act)
@@ -56,12 +56,15 @@ def flip_bit(bench: Bench, options: dict[str, Any]) -> None:
     BitFlipper(bench, options).arm()
 
 
-def _find(model: nn.Module, name: str) -> nn.Parameter:
-    found = dict(model.named_parameters()).get(name)
-    if found is None:
-        some = ", ".join(name for name, _ in list(model.named_parameters())[:4])
-        raise BadInput("parameter", name, f"use the name of a parameter of the model, such as {some}")
-    return found
+def _find(model: nn.Module, name: str) -> tuple[str, nn.Parameter]:
+    """Return the parameter of that name; for an empty name the first one that is trained."""
+    parameters = dict(model.named_parameters())
+    name = name or next((name for name, parameter in parameters.items() if parameter.requires_grad), "")
+    if name not in parameters:
+        raise BadInput(
+            "parameter", name, f"use the name of a parameter of the model, such as {', '.join([*parameters][:4])}"
+        )
+    return name, parameters[name]
 
 
 class Poison:
@@ -69,10 +72,9 @@ class Poison:
 
     def __init__(self, model: nn.Module, options: dict[str, Any], report: Report) -> None:
         self._where: str = options["where"]
-        self._name: str = options["parameter"]
         self._sticky: bool = options["sticky"]
         self._report = report
-        self._parameter = _find(model, self._name)
+        self._name, self._parameter = _find(model, options["parameter"])
         self._module = model.get_submodule(self._name.rpartition(".")[0])
         self._handle: Any = None
 
@@ -135,12 +137,11 @@ class BitFlipper:
         self._replica: Registered = bench.replica
         self._rig, self._report = bench.rig, bench.report
         self._where: str = options["where"]
-        self._name: str = options["parameter"]
         self._key: str = options["key"]
         self._bit: int = options["bit"]
         self._element: int = options["element"]
         self._sticky: bool = options["sticky"]
-        self._parameter = _find(self._replica.model, self._name)
+        self._name, self._parameter = _find(self._replica.model, options["parameter"])
         self._handle: Any = None
         self._check(self._target_now())
 
