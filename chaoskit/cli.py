@@ -234,7 +234,7 @@ def run(
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote.")],
-    times: Annotated[int, typer.Option(help="How often to run it.")] = 1,
+    times: Annotated[int | None, typer.Option(help="How often to run it; default: once.")] = None,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Look for the smallest plan that fails in the same way.")
     ] = False,
@@ -261,6 +261,9 @@ def replay(
     from chaoskit.faces import launch as launching
     from chaoskit.faces import replay as face
 
+    if shrink and times is not None:
+        raise BadInput("times", times, "leave it out: --shrink runs the plan as often as it needs")
+    times = 1 if times is None else times
     experiment = face.open_plan(file, times=times, budget_s=budget_s)
     directory = report or launching.fresh_directory(None, "replay")
     console = _console(machine)

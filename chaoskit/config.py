@@ -29,6 +29,8 @@ DETECTION: dict[Detection, dict[str, Any]] = {
 }
 
 _UNDISTURBED_S = 120.0
+#: Each node is some processes of this machine or of a cluster; more are a slip of the keyboard.
+NODES_MAX = 1024
 
 #: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
 SLOW_LIMIT_MIN = 2.0
@@ -288,6 +290,8 @@ def validate(config: RunConfig) -> None:
     for field, least in minimums:
         if not getattr(config, field) >= least:  # NaN is not, either
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
+    if config.nodes_max + config.spares > NODES_MAX:
+        raise BadInput("nodes", config.nodes, f"use at most {NODES_MAX} nodes and spares together")
     _validate_time_limits(config)
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
@@ -421,10 +425,7 @@ def _validate_job(job: JobSpec) -> bool:
         raise BadInput("job", job.path, f"name a Python file that can be read ({error})") from None
     except SyntaxError as error:
         raise BadInput("job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}") from None
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    train = functions.get(job.function)
-    if train is None:
-        raise BadInput("job", job.path, f"define a function {job.function}(trainer, ...) in it")
+    train = _function(tree, job)
     names = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
     if not names:
         raise BadInput("job", job.path, f"let {job.function} take the trainer as its first argument")
@@ -439,18 +440,28 @@ def _validate_job(job: JobSpec) -> bool:
         msgspec.json.encode(job.options)
     except (TypeError, ValueError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
-    return _calls(train, names[0], "mesh")
+    return _calls(tree, names[0], "mesh")
 
 
-def _calls(train: ast.FunctionDef, trainer: str, method: str) -> bool:
-    """Whether the function calls ``trainer.method``."""
+def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
+    """The train function: of the module itself, as methods of classes may have its name."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == job.function:
+            return node
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == job.function:
+            raise BadInput("job", job.path, f"define {job.function} without async: it is called, not awaited")
+    raise BadInput("job", job.path, f"define a function {job.function}(trainer, ...) in it")
+
+
+def _calls(tree: ast.Module, trainer: str, method: str) -> bool:
+    """Whether the file calls ``trainer.method``, where ``trainer`` is the name that the train function gives it."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == method
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id == trainer
-        for node in ast.walk(train)
+        for node in ast.walk(tree)
     )
 
 

@@ -276,6 +276,8 @@ BAD_INPUTS = [
         "in train.py, write one JSON object",
     ),
     (["replay", "train.py", "--times", "0"], "times=0", "use 1 or more"),
+    (["replay", "train.py", "--shrink", "--times", "5"], "times=5", "leave it out"),
+    (["launch", "train.py", "--nodes", "1000000"], "nodes=1000000", "use at most 1024"),
     (["replay", "train.py", "--shrink", "--budget-s", "-1"], "budget_s=-1.0", "above 0"),
 ]
 

@@ -103,6 +103,37 @@ def test_limits_in_the_wrong_order_are_refused(job_file: Path, fields: dict[str,
     validate(config(job_file, **{name: value - 1 for name, value in fields.items()}))
 
 
+METHOD = """
+class Model:
+    def train(self, mode=True):
+        return self
+"""
+
+
+def test_a_method_with_the_name_of_the_train_function_is_not_taken_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(JOB + METHOD)
+    assert resolve_job(str(path), {"steps": 5}).options == {"steps": 5}
+    path.write_text(METHOD)
+    with pytest.raises(BadInput, match="define a function train"):
+        resolve_job(str(path))
+
+
+def test_a_coroutine_is_no_train_function(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(JOB.replace("def train(", "async def train("))
+    with pytest.raises(BadInput, match="define train without async"):
+        resolve_job(str(path))
+
+
+def test_a_mesh_in_a_helper_makes_a_sharded_job(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(JOB)
+    assert not resolve_job(str(path)).sharded
+    path.write_text(JOB + "\ndef shard(trainer, model):\n    return trainer.mesh()\n")
+    assert resolve_job(str(path)).sharded
+
+
 def test_a_smallest_world_above_the_full_one_is_refused(job_file: Path) -> None:
     """``min_world`` may be all nodes, not more."""
     validate(config(job_file, nodes=3, min_world=3))

@@ -135,6 +135,16 @@ def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
             socket.create_connection(("127.0.0.2", port), timeout=LIMIT_S)
 
 
+def test_a_body_of_a_negative_length_is_refused(launcher: Launcher) -> None:
+    """It is not waited for."""
+    with launcher.listening() as found:
+        headers = {"Authorization": f"Bearer {found.token}", "Content-Length": "-1"}
+        request = urllib.request.Request(f"{found.url}/scale", b"{}", headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=5.0)
+    assert refused.value.code == 400
+
+
 @pytest.mark.parametrize(
     ("path", "data", "status"),
     [

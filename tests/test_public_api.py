@@ -124,8 +124,8 @@ def train(trainer, steps):
     with trainer.transaction() as step:
         step.backward(0)
 
-def sharded(trainer):
-    trainer.mesh()
+def sharded(the_trainer):
+    the_trainer.mesh()
 """
 
 

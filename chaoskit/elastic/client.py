@@ -8,6 +8,7 @@ Whatever can send an HTTP request can do the same:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -134,15 +135,17 @@ def require_grace(grace_s: float) -> None:
 
 
 def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:
-    """The run below ``directory`` that listens and was begun last.
+    """The run below ``directory`` that was begun last, of those whose launcher lives.
 
     Raises:
         BadInput: if there is none.
     """
-    doors = sorted(directory.glob(f"*/{DOOR}"), key=lambda path: path.stat().st_mtime_ns)
-    if not doors:
-        raise BadInput("run", str(directory), "no run listens there: give the directory of one by --run")
-    return doors[-1].parent
+    doors = sorted(directory.glob(f"*/{DOOR}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in doors:
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # it has just ended, or is damaged
+            if Path(f"/proc/{msgspec.json.decode(path.read_bytes(), type=Door).pid}").exists():
+                return path.parent
+    raise BadInput("run", str(directory), "no run listens there: give the directory of one by --run")
 
 
 def open_door(directory: Path, door: Door) -> Path:

@@ -111,6 +111,8 @@ def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
             kind, do = act
             try:
                 length = int(self.headers.get("Content-Length", 0))
+                if length < 0:
+                    raise ValueError("Content-Length is negative")
                 asked = msgspec.json.decode(self.rfile.read(min(length, _BODY_BYTES_MAX)), type=kind)
             except (msgspec.DecodeError, ValueError) as error:
                 self._refuse("body", "", f"send JSON with {_fields(kind)}: {error}")

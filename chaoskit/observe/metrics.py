@@ -184,7 +184,7 @@ class MetricsServer:
     """
 
     def __init__(self, metrics: RunMetrics, host: str, port: int) -> None:
-        require_client()
+        require_client(port)
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry(auto_describe=False)
@@ -199,10 +199,10 @@ class MetricsServer:
         self._thread.join()
 
 
-def require_client() -> None:
+def require_client(port: int) -> None:
     """Raises BadInput, if metrics cannot be served."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
-        remedy = "install what it needs: pip install 'chaoskit[observe]'"
-        raise BadInput("metrics_port", "prometheus_client is missing", remedy) from None
+        remedy = "install prometheus_client: pip install 'chaoskit[observe]'"
+        raise BadInput("metrics_port", port, remedy) from None

@@ -34,18 +34,18 @@ def validate_endpoint(field: str, url: str) -> str:
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or not place.hostname:
         raise BadInput(field, url, "write the address of an OTLP/HTTP receiver, such as http://localhost:4318")
-    require_libraries(field)
+    require_libraries(field, url)
     return url if place.path.strip("/") else url.rstrip("/") + _PATH
 
 
-def require_libraries(field: str) -> None:
+def require_libraries(field: str, value: str) -> None:
     """Raises BadInput, if nothing can be exported."""
     try:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        remedy = "install what it needs: pip install 'chaoskit[observe]'"
-        raise BadInput(field, "OpenTelemetry is missing", remedy) from None
+        remedy = "install OpenTelemetry: pip install 'chaoskit[observe]'"
+        raise BadInput(field, value, remedy) from None
 
 
 class Encoder:

@@ -98,7 +98,7 @@ def require_observable(metrics_port: int | None, metrics_host: str, otlp_endpoin
         BadInput: if a port is taken, an address is none, or a library is missing.
     """
     if metrics_port is not None:
-        require_client()
+        require_client(metrics_port)
         require_free_port("metrics_port", metrics_host, metrics_port)
     if otlp_endpoint:
         otel.validate_endpoint("otlp_endpoint", otlp_endpoint)
