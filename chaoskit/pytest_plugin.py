@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from faults.base import Fault
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
+_BAD_INPUT = "bad input"
 
 
 class VerdictError(AssertionError):
@@ -94,10 +95,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class _Settings:
-    """``forced``: the substrate was given on the command line, and no test may ask for another one."""
+    """``forced``: what was given on the command line, which goes before what the marker of a test says."""
 
+    forced: frozenset[str]
     substrate: str
-    forced: bool
     seed: int
     repeats: int
     report: Path | None
@@ -133,12 +134,14 @@ def _settings(config: pytest.Config) -> _Settings:
             require_writable("chaos_report", Path(report))
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None
-    forced = config.getoption("chaos_substrate") is not None
+    forced = frozenset(
+        name for name in ("substrate", "seed", "repeats") if config.getoption(f"chaos_{name}") is not None
+    )
     place = Path(report).resolve() if report else None
     detection = config.getini("chaos_detection")
     if detection not in DETECTION:
         raise pytest.UsageError(f"chaos_detection={detection!r}: use one of {', '.join(DETECTION)}")
-    return _Settings(value("substrate"), forced, seed, repeats, place, value("docker_image"), detection)
+    return _Settings(forced, value("substrate"), seed, repeats, place, value("docker_image"), detection)
 
 
 # -- collection ---------------------------------------------------------------------------------------------------
@@ -148,13 +151,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give every chaos test its repeats."""
     if "chaos" not in metafunc.fixturenames:
         return
-    marker = metafunc.definition.get_closest_marker("chaos")
-    repeats = metafunc.config.stash[_settings_key].repeats
-    if marker is not None:
-        repeats = marker.kwargs.get("repeats", repeats)
+    settings = metafunc.config.stash[_settings_key]
+    asked = _asked(metafunc.definition)
+    repeats = settings.repeats if "repeats" in settings.forced else asked.get("repeats", settings.repeats)
     if repeats > 1:
         metafunc.fixturenames.append("_chaos_repeat")
         metafunc.parametrize("_chaos_repeat", range(repeats), ids=[f"repeat{number}" for number in range(repeats)])
+
+
+def _asked(item: pytest.Item) -> dict[str, Any]:
+    """What the marker ``chaos`` of a test says.
+
+    Raises:
+        CollectError: if it says what cannot be.
+    """
+    marker = item.get_closest_marker("chaos")
+    asked = dict(marker.kwargs) if marker is not None else {}
+    repeats = asked.get("repeats", 1)
+    problem = ""
+    if not isinstance(repeats, int) or repeats < 1:
+        problem = f"repeats={repeats!r}: use a whole number, 1 or more"
+    elif asked.get("substrate", NAMES[0]) not in NAMES:
+        problem = f"substrate={asked['substrate']!r}: use one of {', '.join(NAMES)}"
+    elif asked.get("detection", "production") not in DETECTION:
+        problem = f"detection={asked['detection']!r}: use one of {', '.join(DETECTION)}"
+    if problem:
+        raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {problem}")
+    return asked
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -214,12 +237,13 @@ def chaos_stock(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFa
 def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     """Runs training jobs and breaks them. See :meth:`Chaos.run`. Skips where a test's substrate is not to be had."""
     settings = request.config.stash[_settings_key]
-    marker = request.node.get_closest_marker("chaos")
-    defaults = {"seed": settings.seed, **(marker.kwargs if marker else {})}
+    defaults = {"seed": settings.seed, **_asked(request.node)}
     defaults.pop("repeats", None)
+    if "seed" in settings.forced:
+        defaults["seed"] = settings.seed
     limits = DETECTION[defaults.pop("detection", settings.detection)]
     wanted = defaults.pop("substrate", settings.substrate)
-    substrate = settings.substrate if settings.forced else wanted
+    substrate = settings.substrate if "substrate" in settings.forced else wanted
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
     return Chaos(chaos_stock.harness(substrate), request.node, defaults, limits)
@@ -334,6 +358,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = _brief(error.outcome)
     elif isinstance(error, HarnessError):
         verdict = Verdict.ERROR
+    elif isinstance(error, BadInput):
+        report.longrepr = f"bad input: {error}"
+        report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))
+        return
     else:
         verdict = Verdict.FAILED
     report.user_properties.append((_VERDICT_PROPERTY + ".worst", verdict.value))
@@ -352,15 +380,22 @@ class _Tally:
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
         self._failures: list[Verdict] = []
+        self._refused = False  # a test failed because of bad input
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         found = [value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"]
-        if report.failed:
+        if report.failed and found and found[-1] == _BAD_INPUT:
+            self._refused = True
+        elif report.failed:
             self._failures.append(Verdict(str(found[-1])) if found else Verdict.FAILED)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:
+        if exitstatus != pytest.ExitCode.TESTS_FAILED:
+            return
+        if self._failures:
             session.exitstatus = Verdict.worst(self._failures).exit_code
+        elif self._refused:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED  # 2, as every command says of bad input
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         report = self._settings.report

@@ -290,6 +290,63 @@ def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: 
         assert (report / "report.html").is_file()
 
 
+def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytester: pytest.Pytester) -> None:
+    """What is worse wins: a failed test beside it makes it 1."""
+    pytester.makepyfile(
+        test_session="""
+        def test_refused(chaos):
+            chaos.run("gpt", nodes=0)
+
+        def test_fails():
+            assert False
+        """
+    )
+    result = pytester.runpytest_subprocess("-k", "refused", "-p", "no:cacheprovider")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["bad input: nodes=0: use 1 or more"])
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 1
+
+
+@pytest.mark.parametrize(
+    ("marker", "problem"),
+    [
+        ("repeats=0", "repeats=0: use a whole number, 1 or more"),
+        ("repeats='x'", "repeats='x': use a whole number, 1 or more"),
+        ("substrate='cloud'", "substrate='cloud': use one of local, netns, docker"),
+        ("detection='lax'", "detection='lax': use one of "),
+    ],
+)
+def test_a_marker_that_cannot_be_is_refused_at_collection(pytester: pytest.Pytester, marker: str, problem: str) -> None:
+    pytester.makepyfile(
+        test_session=f"""
+        import pytest
+
+        @pytest.mark.chaos({marker})
+        def test_marked(chaos):
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines([f"*marker chaos: {problem}*"])
+
+
+def test_the_command_line_goes_before_the_marker(pytester: pytest.Pytester) -> None:
+    """A nightly run chooses seed and repeats."""
+    pytester.makepyfile(
+        test_session="""
+        import pytest
+
+        @pytest.mark.chaos(seed=7, repeats=3)
+        def test_marked(chaos):
+            assert chaos.defaults["seed"] == 5
+        """
+    )
+    result = pytester.runpytest_subprocess("--chaos-repeats", "2", "--chaos-seed", "5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+
+
 @pytest.mark.costly
 def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
     """``--chaos-repeats`` runs each chaos test again; the marker sets defaults of ``chaos.run``."""
