@@ -334,7 +334,7 @@ def report(
         write_junit(outcomes, junit)
     write_html(outcomes, page)
     if machine:
-        verdict = Verdict.worst([outcome.verdict for outcome in outcomes])
+        verdict = Verdict.worst([outcome.result for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
         recovery = estimate_recovery(outcomes).plain()
         accounts = [one.account.plain() if one.account else None for one in outcomes]

@@ -350,6 +350,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Write the verdict of a failed test into its report, where xdist carries it to the controller."""
     yielded: Any = yield
     report: pytest.TestReport = yielded.get_result()
+    if report.when == "call":
+        _note_test(item, call)
     if call.excinfo is None or not report.failed:
         return
     error = call.excinfo.value
@@ -365,6 +367,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     else:
         verdict = Verdict.FAILED
     report.user_properties.append((_VERDICT_PROPERTY + ".worst", verdict.value))
+
+
+def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Write into the outcomes of a test how it ended: a run that passed may be one of a test that did not."""
+    from chaoskit.experiment.outcome import TestResult
+    from chaoskit.report.store import write_outcome
+
+    chaos = getattr(item, "funcargs", {}).get("chaos")
+    if not isinstance(chaos, Chaos):
+        return
+    error = call.excinfo.value if call.excinfo is not None else None
+    failed = error is not None and not isinstance(error, (VerdictError, pytest.skip.Exception))
+    message = f"{type(error).__name__}: {error}".partition("\n")[0] if failed else ""
+    for outcome in chaos.outcomes:
+        outcome.test = TestResult(nodeid=item.nodeid, failed=failed, message=message)
+        write_outcome(outcome, Path(outcome.directory))
 
 
 def _brief(outcome: Outcome) -> str:

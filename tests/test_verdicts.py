@@ -17,6 +17,8 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.messages import Heartbeat, HookReached, LeverPulled, Plan, Welcome
 from chaoskit.pytest_plugin import Chaos, VerdictError
+from chaoskit.report.junit import write_junit
+from chaoskit.report.store import read_outcomes
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.vocabulary import Verdict
 from faults import DataStall, FailLoad, Fault, Hang, Kill, KillNode, NaN, Raise, Straggle
@@ -306,6 +308,28 @@ def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytest
     result.stdout.fnmatch_lines(["bad input: nodes=0: use 1 or more"])
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
     assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 1
+
+
+@pytest.mark.costly
+def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pytester: pytest.Pytester) -> None:
+    """The verdict stays, as the recovery probability counts it; what reports show is the worse of the two."""
+    pytester.makeini(RELAXED)
+    pytester.makepyfile(
+        test_session=f"""
+        def test_slow(chaos):
+            chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", nodes=2, steps=10)
+            assert False, "too slow"
+        """
+    )
+    assert pytester.runpytest_subprocess("--chaos-report", "report", "-p", "no:cacheprovider").ret == 1
+    (outcome,) = read_outcomes(pytester.path / "report")
+    assert (outcome.verdict, outcome.result) == (Verdict.PASSED, Verdict.FAILED)
+    assert outcome.test is not None
+    assert outcome.test.nodeid == "test_session.py::test_slow"
+    assert outcome.result_reasons == ["the test failed: AssertionError: too slow"]
+    assert "too slow" in (pytester.path / "report" / "report.html").read_text()
+    write_junit([outcome], pytester.path / "junit.xml")
+    assert 'failures="1"' in (pytester.path / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize(

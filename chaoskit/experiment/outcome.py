@@ -128,6 +128,21 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[str] = []
 
 
+class TestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How the test that made a run ended.
+
+    Attributes:
+        failed: in its own code, after the run; a verdict that fails it is no failure of its own.
+        message: the last line of the error.
+    """
+
+    __test__ = False  # pytest shall not collect it
+
+    nodeid: str
+    failed: bool = False
+    message: str = ""
+
+
 class Outcome(msgspec.Struct, kw_only=True):
     """Everything one run showed.
 
@@ -166,6 +181,19 @@ class Outcome(msgspec.Struct, kw_only=True):
     settings: dict[str, Any] = {}
     claimed: bool = True
     account: TimeAccount | None = None
+    test: TestResult | None = None  # None outside of pytest, and until the test is over
+
+    @property
+    def result(self) -> Verdict:
+        """The worse of the verdict and of the test that made the run: what reports show."""
+        failed = self.test is not None and self.test.failed
+        return Verdict.worst([self.verdict, Verdict.FAILED if failed else Verdict.PASSED])
+
+    @property
+    def result_reasons(self) -> list[str]:
+        """Why the result is not ``passed``."""
+        failed = self.test is not None and self.test.failed
+        return [*self.reasons, f"the test failed: {self.test.message}"] if self.test and failed else self.reasons
 
     @property
     def losses(self) -> list[float | None]:

@@ -44,7 +44,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
     )
     shared = _shared_environment(outcomes)
     page = environment.get_template("page.html.j2").render(
-        verdict=Verdict.worst([outcome.verdict for outcome in outcomes]),
+        verdict=Verdict.worst([outcome.result for outcome in outcomes]),
         counts=summary.count_verdicts(outcomes),
         environment=shared,
         estimates=_estimates(estimate_recovery(outcomes)),
@@ -78,7 +78,7 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
     scale = svg.recovery_scale(outcome.recoveries)
     return {
         "outcome": outcome,
-        "open": alone or outcome.verdict is not Verdict.PASSED,
+        "open": alone or outcome.result is not Verdict.PASSED,
         "recovery_s": recovery.seconds if recovery else None,
         "full_strength_s": summary.slowest_full_strength(outcome),
         "fault_lines": summary.fault_lines(outcome),

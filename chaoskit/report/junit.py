@@ -31,7 +31,7 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
         ("losses", loss_sentence(outcome)),
         *_recovery_properties(outcome),
         *_fault_properties(outcome),
-        *((f"reason.{index}", reason) for index, reason in enumerate(outcome.reasons)),
+        *((f"reason.{index}", reason) for index, reason in enumerate(outcome.result_reasons)),
         ("directory", outcome.directory),
     ]
     return [(f"chaoskit.{name}", _NOT_XML.sub("\ufffd", value)) for name, value in properties]
@@ -92,7 +92,7 @@ def _add_case(suite: ET.Element, outcome: Outcome) -> None:
     properties = ET.SubElement(case, "properties")
     for name, value in junit_properties(outcome):
         ET.SubElement(properties, "property", {"name": name, "value": value})
-    if element := _ELEMENTS.get(outcome.verdict):
-        reasons = _NOT_XML.sub("\ufffd", "\n".join(outcome.reasons)) or "no reason was given"
-        message = f"{outcome.verdict}: {reasons.splitlines()[0]}"
-        ET.SubElement(case, element, {"type": outcome.verdict.value, "message": message}).text = reasons
+    if element := _ELEMENTS.get(outcome.result):
+        reasons = _NOT_XML.sub("\ufffd", "\n".join(outcome.result_reasons)) or "no reason was given"
+        message = f"{outcome.result}: {reasons.splitlines()[0]}"
+        ET.SubElement(case, element, {"type": outcome.result.value, "message": message}).text = reasons

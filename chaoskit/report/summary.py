@@ -182,7 +182,7 @@ def account_sentence(account: TimeAccount | Recently) -> str:
 
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
     """How many outcomes have each verdict, zeros included."""
-    verdicts = [outcome.verdict for outcome in outcomes]
+    verdicts = [outcome.result for outcome in outcomes]
     return {verdict: verdicts.count(verdict) for verdict in Verdict}
 
 
@@ -205,7 +205,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
     for outcome in outcomes:
         recovery = slowest(outcome)
         table.add_row(
-            Text(outcome.verdict.upper(), VERDICT_STYLES[outcome.verdict]),
+            Text(outcome.result.upper(), VERDICT_STYLES[outcome.result]),
             Text.assemble(outcome.name, *_secondary(outcome)),
             confirmed(outcome),
             duration(recovery.seconds if recovery else None),
@@ -240,8 +240,8 @@ def plural(count: int, word: str) -> str:
 
 def _details(outcome: Outcome) -> list[RenderableType]:
     blocks: list[RenderableType] = []
-    if outcome.verdict is not Verdict.PASSED:
-        blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.reasons or ["no reason was given"]]
+    if outcome.result is not Verdict.PASSED:
+        blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.result_reasons or ["no reason was given"]]
     blocks += [_indented(Text(f"log rule {fired}"), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
@@ -251,7 +251,7 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         return []
     if outcome.account is not None:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
-    heading = Text.assemble((outcome.verdict.upper(), VERDICT_STYLES[outcome.verdict]), " ", (outcome.name, "bold"))
+    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (outcome.name, "bold"))
     return [Text(), heading, *blocks]
 
 
@@ -311,6 +311,6 @@ def _probabilities(estimates: Estimates) -> list[RenderableType]:
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Text:
-    worst = Verdict.worst([outcome.verdict for outcome in outcomes])
+    worst = Verdict.worst([outcome.result for outcome in outcomes])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
     return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {plural(len(outcomes), 'experiment')}: {counts}")
