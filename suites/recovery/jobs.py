@@ -121,7 +121,7 @@ def compiling(trainer: Any, *, steps: int, seconds: float) -> None:
 
 def starting_slowly(trainer: Any, *, steps: int, seconds: float) -> None:
     """Rank 1's process needs long until it can train."""
-    if trainer._worker.name == "node1.0":
+    if trainer.worker == "node1.0":
         time.sleep(seconds)
     _train(trainer, steps, delay_s=lambda: 0.01)
 

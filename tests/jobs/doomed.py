@@ -140,4 +140,4 @@ def train(
                 loss = model(shard.batch).square().mean()
                 doom.strike("forward", model[0].weight)
                 step.backward(loss)
-            doom.strike("backward", model[0].weight)
+                doom.strike("backward", model[0].weight)

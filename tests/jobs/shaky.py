@@ -22,8 +22,8 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5) -> None:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=8):
                 step.backward(model(shard.batch[0]).square().mean())
-            if trainer.rank == 1 and trainer.step == bad_step:
-                if not first.exists():
-                    first.write_text(str(os.getpid()))
-                if first.read_text() == str(os.getpid()):
-                    raise DistNetworkError("a link that fails for this process only")
+                if trainer.rank == 1 and trainer.step == bad_step:
+                    if not first.exists():
+                        first.write_text(str(os.getpid()))
+                    if first.read_text() == str(os.getpid()):
+                        raise DistNetworkError("a link that fails for this process only")

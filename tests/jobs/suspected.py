@@ -30,11 +30,11 @@ def train(trainer: Any, *, steps: int, bad_step: int = 0, marker: str = "") -> N
     visits = 0
     while trainer.step < steps:
         with trainer.transaction() as step:
-            due = bad_step > 0 and trainer.step == bad_step and not Path(marker).exists()
-            visits += due
-            for shard in step.shards(data, batch_size=8):
+            for shard in step.shards(data, batch_size=8):  # one a rank in each attempt
+                due = bad_step > 0 and trainer.step == bad_step and not Path(marker).exists()
+                visits += due
                 loss = model(shard.batch[0]).square().mean()
                 step.backward(loss * float("nan") if due and visits == 1 and trainer.rank == SUSPECT else loss)
-            if due and visits == 2 and trainer.rank == DOOMED:
-                Path(marker).touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
+                if due and visits == 2 and trainer.rank == DOOMED:
+                    Path(marker).touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)

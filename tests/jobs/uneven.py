@@ -111,9 +111,9 @@ def measured(
     while goal.is_ahead():
         count = 0
         with trainer.transaction() as step:
-            in_first_world.update({trainer.rank} if trainer._worker.board.generation == 1 else ())
             goal.pace(0.02)
             for shard in step.shards(data, batch_size=48):
-                count += 1
+                in_first_world.update({trainer.rank} if trainer._worker.board.generation == 1 else ())
+                count += trainer.took_part  # not in the rehearsal
                 step.backward(model(shard.batch).square().mean())
-        counts.extend([count] if count > 1 else [])  # one is computed in a rehearsal
+        counts.append(count)
