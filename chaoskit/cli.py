@@ -311,15 +311,18 @@ def janitor(machine: Json = False) -> None:
 @app.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="Holds an outcome.json at any depth.")],
-    html: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in the directory.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="A JUnit XML file to write.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="An HTML page to write.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="A JUnit XML file to write.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit by the worst result.")] = False,
     machine: Json = False,
-) -> None:
-    """Show the outcomes below a directory, and write them as one HTML page.
+) -> int:
+    """Summarize the outcomes below a directory; optionally write HTML or JUnit.
 
-    Example: [cyan]chaoskit report chaoskit-demo --junit junit.xml[/]
+    Exit code 0: done. With [bold]--check[/] 0: all passed, 1: failed, 10: unknown, 11:
+    error; the worst counts, and a test that failed after its run is failed.
+
+    Example: [cyan]chaoskit report chaoskit-demo --html page.html --junit junit.xml[/]
     """
-    from chaoskit.config import require_writable
     from chaoskit.report.html import write_html
     from chaoskit.report.junit import write_junit
     from chaoskit.report.statistics import estimate_recovery
@@ -327,23 +330,33 @@ def report(
     from chaoskit.report.summary import render_summary
 
     outcomes = read_outcomes(directory)
-    page = html or directory / "report.html"
-    require_writable("html" if html else "directory", page.parent)
+    for field, file in (("html", html), ("junit", junit)):
+        _require_file(field, file)
+    if html is not None:
+        write_html(outcomes, html)
     if junit is not None:
-        require_writable("junit", junit.parent)
         write_junit(outcomes, junit)
-    write_html(outcomes, page)
+    verdict = Verdict.worst([outcome.result for outcome in outcomes])
     if machine:
-        verdict = Verdict.worst([outcome.result for outcome in outcomes])
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
         recovery = estimate_recovery(outcomes).plain()
         accounts = [one.account.plain() if one.account else None for one in outcomes]
-        told = {"verdict": verdict, "html": str(page), "recovery": recovery, "accounts": accounts}
+        told = {"verdict": verdict, "recovery": recovery, "accounts": accounts}
         print_json(told | {"outcomes": plain})
-        return
-    console = _console(machine)
-    console.print(render_summary(outcomes))
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
+    else:
+        _console(machine).print(render_summary(outcomes))
+    return verdict.exit_code if check else 0
+
+
+def _require_file(field: str, path: Path | None) -> None:
+    """Raises BadInput if a file that is to be written cannot be."""
+    from chaoskit.config import require_writable
+
+    if path is not None and path.is_dir():
+        example = path / ("page.html" if field == "html" else "junit.xml")
+        raise BadInput(field, str(path), f"name a file, such as {example}")
+    if path is not None:
+        require_writable(field, path.parent)
 
 
 @app.command()

@@ -342,7 +342,12 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert "PASSED" in told.stdout
     assert (workplace.directory / "page.html").is_file()
     assert (workplace.directory / "junit.xml").is_file()
-    recovery = json.loads(workplace.run("report", "shown", "--json").stdout)["recovery"]
+    refused = workplace.run("report", "shown", "--html", ".")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "html='.': name a file, such as page.html" in refused.stderr
+    (directory / "report.html").unlink()
+    recovery = json.loads(workplace.run("report", "shown", "--json", "--check").stdout)["recovery"]
+    assert not (directory / "report.html").exists(), "a report does not write into what it shows"
     assert (recovery["total"]["recovered"], recovery["total"]["tried"]) == (1, 1)
 
 
