@@ -101,6 +101,13 @@ def test_a_job_that_fails_on_every_rank_fails(chaos: Chaos) -> None:
     assert len(outcome.steps) == 5
 
 
+def test_an_exception_of_the_job_is_its_own_failure_also_in_the_unbroken_run(chaos: Chaos) -> None:
+    """``failed``, with its last line; never ``error``, which says that chaoskit failed."""
+    outcome = chaos.run(f"{JOBS}:fails_everywhere", nodes=2, steps=10, max_failures=2, check=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert any("five is not a good number" in reason for reason in outcome.reasons), outcome.reasons
+
+
 def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
     """Every run ends, and leaves nothing behind."""
     outcome = chaos.run(f"{JOBS}:never_ends", nodes=2, steps=20, twin=False, deadline_s=4.0, check=False)

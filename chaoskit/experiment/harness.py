@@ -24,7 +24,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.run import RawRun, execute
-from chaoskit.experiment.twin import Interrupted, Twin, TwinCache
+from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
@@ -111,6 +111,14 @@ class Harness:
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
             return judge_command(self._execute_command(experiment, watch), unbroken, self._substrate.name)
+        try:
+            return self._run_job(experiment, twin=twin, watch=watch, watch_twin=watch_twin, port=port)
+        except UnbrokenFailed as error:  # the job's own fault, and none of chaoskit
+            return judge(error.run, None, self._substrate.name)
+
+    def _run_job(
+        self, experiment: Experiment, *, twin: bool, watch: Watch | None, watch_twin: Watch | None, port: int
+    ) -> Outcome:
         # such a twin depends on the sizes that the world had, or on the steps that the job took
         follows, open_ended = experiment.config.follow is not None, experiment.is_open_ended
         late = follows or open_ended

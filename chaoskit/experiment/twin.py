@@ -32,6 +32,14 @@ class Interrupted(HarnessError):
     """A run that was meant to be unbroken lost something by itself."""
 
 
+class UnbrokenFailed(HarnessError):
+    """The job fails although nothing is broken: ``run`` shows how."""
+
+    def __init__(self, run: RawRun, reason: str) -> None:
+        self.run = run
+        super().__init__(f"the unbroken run of {run.experiment.job} did not complete: {reason}")
+
+
 class Twin(msgspec.Struct, frozen=True):
     """What an unbroken run did.
 
@@ -51,12 +59,13 @@ class Twin(msgspec.Struct, frozen=True):
 
         Raises:
             Interrupted: if something was lost in it, however well the runtime came back from that.
-            HarnessError: if the run was not completed.
+            UnbrokenFailed: if the job ended without its last step. HarnessError: if the run did not end in time.
         """
         history, job = History(run.records), run.experiment.job
-        if run.end is None or not run.end.ok:
-            reason = run.end.reason if run.end else "deadline"
-            raise HarnessError(f"the unbroken run of {job} did not complete: {reason}")
+        if run.end is None:
+            raise HarnessError(f"the unbroken run of {job} did not complete: deadline")
+        if not run.end.ok:
+            raise UnbrokenFailed(run, run.end.reason)
         if problems := interruptions(run, history):
             remedy = f"look into {run.directory}, and run it again on a machine at rest"
             raise Interrupted(f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}")
