@@ -1,4 +1,4 @@
-"""What the remote tier decides without asking anybody: when to try again, what is missing, who reads what."""
+"""What the remote tier decides without asking anybody: when to try again, what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import hashlib
 import itertools
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import Backoff, meaning
-from chaoskit.checkpoint.remote.dealing import deal, rounds
 from chaoskit.checkpoint.remote.pace import Pace
 from chaoskit.checkpoint.remote.parts import PARTS_MAX, content_md5, cut, md5, whole_etag
 from chaoskit.checkpoint.remote.source import MemorySource, describe, read_checked
@@ -180,34 +178,3 @@ def test_buffers_of_several_chunks() -> None:
     buffers = [memoryview(whole)[first:last] for first, last in itertools.pairwise(cuts)]
     chunks = [whole[first : first + FILE_CHUNK_BYTES] for first in range(0, len(whole), FILE_CHUNK_BYTES)]
     assert describe("f", buffers) == FileEntry("f", len(whole), tuple(map(xxhash.xxh3_128_hexdigest, chunks)))
-
-
-# -- who reads what -----------------------------------------------------------------------------------------------
-
-needs_of_ranks = st.integers(1, 6).flatmap(
-    lambda ranks: st.lists(st.lists(st.booleans(), min_size=ranks, max_size=ranks), max_size=40)
-)
-
-
-@given(needs_of_ranks, st.integers(1, 5))
-def test_each_chunk_is_read_once_by_one_who_needs_it(columns: list[list[bool]], at_a_time: int) -> None:
-    needs = np.array(columns, np.bool_).reshape(len(columns), len(columns[0]) if columns else 1).T
-    dealt = deal(needs, [7] * len(columns))
-    assert [one.chunk for one in dealt] == [number for number, column in enumerate(columns) if any(column)]
-    for one in dealt:
-        assert {one.reader, *one.others} == set(np.flatnonzero(needs[:, one.chunk]).tolist())
-        assert one.reader not in one.others
-    plan = rounds(dealt, at_a_time)
-    assert sorted(one for group in plan for one in group) == sorted(dealt)
-    for group in plan:
-        readers = [one.reader for one in group]
-        assert max(map(readers.count, readers)) <= at_a_time, "memory is bounded"
-
-
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 6))
-def test_who_all_need_the_same_read_about_as_much(sizes: list[int], ranks: int) -> None:
-    load = [0] * ranks
-    for one in deal(np.ones((ranks, len(sizes)), np.bool_), sizes):
-        load[one.reader] += sizes[one.chunk]
-    assert max(load) - min(load) <= max(sizes)
-    assert sum(load) == sum(sizes)

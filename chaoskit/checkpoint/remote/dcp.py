@@ -12,7 +12,7 @@ from chaoskit.errors import BadInput
 
 
 class RemoteReader(SnapshotReader):
-    """Loads a snapshot of a remote tier. Each rank reads what it needs; see ``together.py`` for one read for all.
+    """Loads a snapshot of a remote tier. Each rank reads what it needs.
 
     Args:
         step: which one; None for the newest, or for what ``checkpoint_id`` names.
