@@ -7,7 +7,6 @@ import hashlib
 import itertools
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import Backoff, meaning
 from chaoskit.checkpoint.remote.pace import Pace
 from chaoskit.checkpoint.remote.parts import PARTS_MAX, content_md5, cut, md5, whole_etag
-from chaoskit.checkpoint.remote.source import MemorySource, describe, read_checked
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.upload import lacking
 from chaoskit.errors import BadInput
@@ -160,21 +158,3 @@ def test_what_is_there_is_not_sent_again(files: list[tuple[int, str]]) -> None:
     missing = lacking(Manifest(step=1, files=tuple(entries), items=()), sizes, digests)
     assert {entry.name for entry in missing} == expected
     assert [entry.size_bytes for entry in missing] == sorted((entry.size_bytes for entry in missing), reverse=True)
-
-
-@given(st.lists(st.binary(max_size=100), max_size=10), st.integers(0, 1000), st.integers(0, 1000))
-def test_buffers_are_read_like_a_file(buffers: list[bytes], offset: int, size_bytes: int) -> None:
-    entry = describe("f", buffers)
-    source = MemorySource(Manifest(step=1, files=(entry,), items=()), {"f": buffers})
-    whole = b"".join(buffers)
-    assert source.read("f", offset, size_bytes) == whole[offset : offset + size_bytes]
-    assert read_checked(source, entry, 0, len(whole)) == whole
-    assert entry.chunks == ((xxhash.xxh3_128_hexdigest(whole),) if whole else ())
-
-
-def test_buffers_of_several_chunks() -> None:
-    whole = bytes(range(256)) * (FILE_CHUNK_BYTES // 256) * 2 + b"end"
-    cuts = [0, 5, FILE_CHUNK_BYTES - 1, FILE_CHUNK_BYTES + 7, len(whole)]
-    buffers = [memoryview(whole)[first:last] for first, last in itertools.pairwise(cuts)]
-    chunks = [whole[first : first + FILE_CHUNK_BYTES] for first in range(0, len(whole), FILE_CHUNK_BYTES)]
-    assert describe("f", buffers) == FileEntry("f", len(whole), tuple(map(xxhash.xxh3_128_hexdigest, chunks)))

@@ -26,7 +26,6 @@ from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
 from chaoskit.checkpoint.remote.dcp import RemoteReader
-from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.tier import RemoteTier
@@ -189,13 +188,14 @@ def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:
     assert_restored(remote.tier(), 2)
 
 
-def test_straight_from_memory(remote: Remote) -> None:
-    """A state in memory is uploaded without a disk."""
+def test_objects_and_generations_are_uploaded(remote: Remote, tmp_path: Path) -> None:
+    """A snapshot of a later generation keeps its name in the store, and its objects come back."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     tier = remote.tier()
-    sent = tier.upload(snapshot_in_memory(2, state(2), {"epoch": b"three"}, generation=1))
+    snapshot = DiskTier(tmp_path / "disk").save(2, state(2), {"epoch": b"three"}, generation=1)
+    sent = tier.upload(DirectorySource(snapshot.path))
     assert sent.name == "step-000000002.g1"
     assert_restored(tier, 2)
     assert tier.open(sent.name).read_object("epoch") == b"three"
@@ -296,8 +296,6 @@ def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> 
 UPLOAD = """
 import sys, json
 from pathlib import Path
-from chaoskit.checkpoint.remote.dcp import RemoteReader
-from chaoskit.checkpoint.remote.in_memory import snapshot_in_memory
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier
 

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
 
 from torch import Tensor
 
 from chaoskit.checkpoint.container import wrap
+from chaoskit.checkpoint.files import DigestedFile
 from chaoskit.checkpoint.layout import Box
-from chaoskit.checkpoint.manifest import FileEntry, Item, Part
+from chaoskit.checkpoint.manifest import Item, Part
 from chaoskit.checkpoint.raw import tensor_bytes
 from chaoskit.errors import BadInput
-
-
-class NewFile(Protocol):
-    """What tensors are appended to; on a disk, or in memory until it is sent elsewhere."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size_bytes(self) -> int:
-        """Of all that was appended."""
-        ...
-
-    def append(self, data: bytes | memoryview) -> None:
-        """Add bytes at the end. They must not change before :meth:`close`."""
-        ...
-
-    def close(self) -> FileEntry:
-        """All of it is there."""
-        ...
-
-    def discard(self) -> None:
-        """Remove it, if it was not closed."""
-        ...
 
 
 class PartWriter:
@@ -43,7 +20,7 @@ class PartWriter:
     The memory of what is added must not change until :meth:`finish` returns.
     """
 
-    def __init__(self, file: NewFile) -> None:
+    def __init__(self, file: DigestedFile) -> None:
         self._file = file
         self._items: list[Item] = []
 

@@ -1,31 +1,18 @@
-"""What can be uploaded: a committed snapshot in a local directory, or one that lies in memory."""
+"""The source of an upload: a committed snapshot in a local directory."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import xxhash
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
+from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, decode_manifest
 from chaoskit.errors import ChaoskitError
 
 Bytes = bytes | bytearray | memoryview
 _HELD_MAX = 256  # of the files that a process may have open, no more than a quarter of what is usual
-
-
-class Source(Protocol):
-    """A complete snapshot, whose bytes are given from any offset."""
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """Exactly so many bytes of a file. Any thread may ask. Raises ChaoskitError if they cannot be read."""
-        ...
 
 
 class DirectorySource:
@@ -47,6 +34,7 @@ class DirectorySource:
             raise ChaoskitError(f"no committed snapshot in {directory}: {error}") from None
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Read so many bytes of a file, on any thread. Raises ChaoskitError if they cannot be read."""
         try:
             if name in self._held:
                 return os.pread(self._held[name], size_bytes, offset)
@@ -61,43 +49,7 @@ def _close_all(held: dict[str, int]) -> None:
         os.close(fd)
 
 
-class MemorySource:
-    """A snapshot whose files lie in memory, each as the buffers that make it up. They must not change meanwhile."""
-
-    def __init__(self, manifest: Manifest, files: Mapping[str, Sequence[Bytes]]) -> None:
-        self.manifest = manifest
-        self._files = {name: [memoryview(buffer).cast("B") for buffer in buffers] for name, buffers in files.items()}
-
-    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
-        pieces, begin = [], 0
-        for view in self._files[name]:
-            first, last = max(offset - begin, 0), min(offset + size_bytes - begin, len(view))
-            if first < last:
-                pieces.append(view[first:last])
-            begin += len(view)
-        return b"".join(pieces)
-
-
-def describe(name: str, buffers: Iterable[Bytes]) -> FileEntry:
-    """The entry of a file that these buffers make up."""
-    chunks: list[str] = []
-    chunk, size_bytes = xxhash.xxh3_128(), 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
-        while view:
-            piece = view[: FILE_CHUNK_BYTES - size_bytes % FILE_CHUNK_BYTES]
-            chunk.update(piece)
-            size_bytes += len(piece)
-            view = view[len(piece) :]
-            if not size_bytes % FILE_CHUNK_BYTES:
-                chunks.append(chunk.hexdigest())
-                chunk = xxhash.xxh3_128()
-    if size_bytes % FILE_CHUNK_BYTES:
-        chunks.append(chunk.hexdigest())
-    return FileEntry(name, size_bytes, tuple(chunks))
-
-
-def read_checked(source: Source, entry: FileEntry, offset: int, size_bytes: int) -> bytes:
+def read_checked(source: DirectorySource, entry: FileEntry, offset: int, size_bytes: int) -> bytes:
     """Whole chunks of a file, if they are what the manifest says: damage here must not become a good copy there.
 
     Raises:

@@ -19,7 +19,7 @@ from chaoskit.checkpoint.names import parse_name, snapshot_name
 from chaoskit.checkpoint.reading import Segment
 from chaoskit.checkpoint.remote import fetch
 from chaoskit.checkpoint.remote.opening import open_store
-from chaoskit.checkpoint.remote.source import Source
+from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Store, Traffic
 from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verification, quarantine_note
 from chaoskit.checkpoint.retention import Kept, Retention
@@ -126,7 +126,7 @@ class RemoteTier:
             raise Damaged("it has no manifest") from None
         return RemoteSnapshot(Path(name), checked_manifest(name, data), self.store)
 
-    def upload(self, source: Source) -> Sent:
+    def upload(self, source: DirectorySource) -> Sent:
         """Send what is not there yet, verify it and commit it. See :meth:`Upload.run` for what it raises."""
         return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification, self._at).run()
 

@@ -17,7 +17,7 @@ from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.fetch import verify
-from chaoskit.checkpoint.remote.source import Source, read_checked
+from chaoskit.checkpoint.remote.source import DirectorySource, read_checked
 from chaoskit.checkpoint.remote.store import Store
 from chaoskit.checkpoint.remote.workers import Workers, finish
 
@@ -65,7 +65,12 @@ class Upload:
     """Of one snapshot into the directory ``name`` of a store. ``at``: called at the boundaries of the remote tier."""
 
     def __init__(
-        self, store: Store, name: str, source: Source, verification: Verification = "store", at: Hook = undisturbed
+        self,
+        store: Store,
+        name: str,
+        source: DirectorySource,
+        verification: Verification = "store",
+        at: Hook = undisturbed,
     ) -> None:
         self._store, self._name, self._source = store, name, source
         self._verification, self._at = verification, at

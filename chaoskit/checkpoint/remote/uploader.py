@@ -13,7 +13,7 @@ import msgspec
 
 from chaoskit.checkpoint.names import snapshot_name
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
-from chaoskit.checkpoint.remote.source import DirectorySource, Source
+from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import Sent
 from chaoskit.errors import ChaoskitError
@@ -43,7 +43,7 @@ class UploadStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Offer(NamedTuple):
-    source: Source
+    source: DirectorySource
     release: Callable[[], None]
 
     @property
@@ -87,7 +87,7 @@ class Uploader:
             waiting = self._waiting.name if self._waiting else ""
             return msgspec.structs.replace(self._status, waiting=waiting, sent_bytes=self._tier.store.sent_bytes)
 
-    def offer(self, snapshot: Source | Path, release: Callable[[], None] = _keep) -> None:
+    def offer(self, snapshot: DirectorySource | Path, release: Callable[[], None] = _keep) -> None:
         """Have a snapshot sent, in place of one that waits. Returns at once, and never raises.
 
         Args:
