@@ -313,7 +313,7 @@ def validate(config: RunConfig) -> None:
     if config.remote is not None and config.disk is None:
         raise BadInput("remote", config.remote.target, "name a directory for disk, too: uploads are made from there")
     if config.disk is not None and config.device == "cuda" and not config.job.sharded:
-        remedy = "leave it out, and use chaoskit.checkpoint.Saver in the script: no agent sees a replica on a device"
+        remedy = "leave it out, and use chaoskit.checkpoint.SnapshotWriter: no agent sees a replica on a device"
         raise BadInput("disk", config.disk.target, remedy)
     _validate_job(config.job)
 

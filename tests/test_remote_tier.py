@@ -19,13 +19,12 @@ import torch
 from support.waiting import LIMIT_S, wait_until
 from torch import Tensor
 
-from chaoskit.checkpoint.dcp import SnapshotWriter
+from chaoskit.checkpoint.dcp import SnapshotReader, SnapshotWriter, restore
 from chaoskit.checkpoint.disk import DiskTier
 from chaoskit.checkpoint.inventory import NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
-from chaoskit.checkpoint.remote.dcp import RemoteReader
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.tier import RemoteTier
@@ -168,12 +167,39 @@ def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) ->
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     place = f"{filled.url}/{snapshots[2].name}"
-    for reader in (RemoteReader(filled.tier(), 2), FsspecReader(place, **filled.options)):
+    for reader in (SnapshotReader(filled.tier(), 2), FsspecReader(place, **filled.options)):
         loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
         dcp.load(loaded, storage_reader=reader, no_dist=True)
         assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
     with pytest.raises(BadInput, match="one of step 7"):
-        RemoteReader(filled.tier(), 7).read_metadata()
+        SnapshotReader(filled.tier(), 7).read_metadata()
+
+
+def test_dcp_loads_by_url(snapshots: dict[int, Path], tmp_path: Path) -> None:
+    """The URL may be that of all snapshots, or of one of them."""
+    import torch.distributed.checkpoint as dcp
+
+    tier = RemoteTier(f"file://{tmp_path}/run")
+    for step in (2, 3):
+        tier.upload(DirectorySource(snapshots[step]))
+    for url, step in ((tier.store.url, 3), (f"{tier.store.url}/{snapshots[2].name}", 2)):
+        loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+        dcp.load(loaded, storage_reader=SnapshotReader(url), no_dist=True)
+        assert all(torch.equal(loaded[path], value) for path, value in state(step).items())
+
+
+def test_a_store_that_is_out_is_not_passed_over(filled: Remote, snapshots: dict[int, Path], tmp_path: Path) -> None:
+    """It may hold a newer snapshot than the disk has; with its answer that one is restored."""
+    DiskTier(tmp_path / "disk").save(2, state(2))
+    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    outage = filled.proxy.impose(Outage())
+    with pytest.raises(RemoteUnavailable):
+        restore(loaded, disk=tmp_path / "disk", remote=filled.tier(HASTY))
+    filled.proxy.lift(outage)
+    found = restore(loaded, disk=tmp_path / "disk", remote=filled.tier())
+    assert found is not None
+    assert found.path == f"{filled.url}/{snapshots[3].name}"
+    assert all(torch.equal(loaded[path], value) for path, value in state(3).items())
 
 
 def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:

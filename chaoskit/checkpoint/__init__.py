@@ -10,46 +10,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaoskit.checkpoint.dcp import SaveFailed, SnapshotReader, SnapshotWriter
+    from chaoskit.checkpoint.dcp import Restored, SaveFailed, SnapshotReader, SnapshotWriter, restore
     from chaoskit.checkpoint.disk import DiskTier
     from chaoskit.checkpoint.inventory import NothingToRestore
     from chaoskit.checkpoint.manifest import Damaged
-    from chaoskit.checkpoint.remote.dcp import RemoteReader
     from chaoskit.checkpoint.remote.tier import RemoteTier
     from chaoskit.checkpoint.remote.uploader import Uploader
-    from chaoskit.checkpoint.retention import Retention, Schedule
-    from chaoskit.checkpoint.saver import Restored, Saver, restore
+    from chaoskit.checkpoint.retention import Retention
     from chaoskit.checkpoint.snapshot import Snapshot
 
 _HOMES = {
     "Damaged": "manifest",
     "DiskTier": "disk",
     "NothingToRestore": "inventory",
-    "RemoteReader": "remote.dcp",
     "RemoteTier": "remote.tier",
-    "Restored": "saver",
+    "Restored": "dcp",
     "Retention": "retention",
     "SaveFailed": "dcp",
-    "Saver": "saver",
-    "Schedule": "retention",
     "Snapshot": "snapshot",
     "SnapshotReader": "dcp",
     "SnapshotWriter": "dcp",
     "Uploader": "remote.uploader",
-    "restore": "saver",
+    "restore": "dcp",
 }
 
 __all__ = [
     "Damaged",
     "DiskTier",
     "NothingToRestore",
-    "RemoteReader",
     "RemoteTier",
     "Restored",
     "Retention",
     "SaveFailed",
-    "Saver",
-    "Schedule",
     "Snapshot",
     "SnapshotReader",
     "SnapshotWriter",

@@ -2,10 +2,10 @@
 
     writer = SnapshotWriter(DiskTier("checkpoints", retention=Retention(keep_last=3)))
     dcp.save(state, checkpoint_id=f"step-{step}", storage_writer=writer)
-    dcp.load(state, storage_reader=SnapshotReader("checkpoints"))
+    dcp.load(state, storage_reader=SnapshotReader("checkpoints"))  # or a URL, such as s3://bucket/run
+    restored = restore(state, memory="/dev/shm/job", disk="checkpoints", remote="s3://bucket/run")
 
-The coordinator's tiers say what is due and where it goes, each rank writes its file, the coordinator commits. Several
-tiers take the same save, each by its own schedule: a directory in memory at every step, one on disk now and then.
+The coordinator begins a snapshot, each rank writes its file, the coordinator commits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import (
@@ -32,25 +35,31 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from chaoskit.checkpoint.dcp_metadata import build_metadata, index_of, indexed
 from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
+from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.layout import Box, whole
-from chaoskit.checkpoint.manifest import FileEntry, Item, Part
+from chaoskit.checkpoint.manifest import Damaged, FileEntry, Item, Part
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.parts import PartWriter
+from chaoskit.checkpoint.remote.tier import RemoteSnapshot, RemoteTier, checked_manifest
 from chaoskit.checkpoint.snapshot import Snapshot, Wanted
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.errors import BadInput, ChaoskitError
 
 _log = logging.getLogger("chaoskit.checkpoint")
 CheckpointId = str | os.PathLike[str]
+#: A tier, or the directory or URL of one.
+Place = DiskTier | RemoteTier | str | Path
+_Value = TypeVar("_Value")
 
 
 class SaveFailed(ChaoskitError):
-    """A tier did not take a snapshot. What it had before is untouched, and nothing partial is left."""
+    """A snapshot was not stored. Those before it are untouched, and nothing partial is left."""
 
     def __init__(self, step: int, tier: str, reason: str) -> None:
         self.step, self.tier, self.reason = step, tier, reason
@@ -60,23 +69,34 @@ class SaveFailed(ChaoskitError):
         return type(self), (self.step, self.tier, self.reason)  # torch sends what a rank raises to the others
 
 
+class Restored(NamedTuple):
+    """The snapshot that :func:`restore` loaded.
+
+    Args:
+        path: its directory or URL.
+        lost: damaged snapshots that are as new or newer. They are in quarantine now.
+    """
+
+    step: int
+    path: str
+    lost: list[DamagedSnapshot]
+
+
 class _Assignment(NamedTuple):
-    """What the coordinator tells a rank: the number of each tier that is due, and the name of its staging directory."""
+    """The coordinator's order to a rank. ``staging``: name of the staging directory; "" if there is none."""
 
     rank: int
-    stagings: tuple[tuple[int, str], ...]
+    staging: str
 
 
 class _Written(NamedTuple):
-    """What a rank tells the coordinator of an item."""
+    """A rank's report of an item."""
 
-    tier: int
     entry: FileEntry
     item: Item
 
 
 class _NotWritten(NamedTuple):
-    tier: int
     reason: str
 
 
@@ -96,38 +116,33 @@ def step_of(checkpoint_id: CheckpointId) -> int:
 
 
 class SnapshotWriter(StorageWriter):
-    """Stores what ``dcp.save`` and ``dcp.async_save`` are given, in every tier that is due.
+    """Stores the states of ``dcp.save`` and ``dcp.async_save`` in a directory.
 
     Args:
-        tiers: directories that all ranks share, or paths of such. A save that no tier finds due writes nothing.
-        on_failure: ``raise`` lets ``dcp.save`` raise after the other tiers have taken the snapshot; ``report`` logs the
-            failure, keeps it in :attr:`failures` and lets training go on.
+        tier: a directory that all ranks share, on a disk or in shared memory, or its path.
+        on_failure: ``raise`` lets ``dcp.save`` raise; ``report`` logs the failure, keeps it in :attr:`failures` and
+            lets training go on.
         committed: called by the coordinator with each snapshot that counts: the place to start an upload.
+
+    Attributes:
+        failures: of the last save.
     """
 
     def __init__(
         self,
-        *tiers: DiskTier | str | Path,
+        tier: DiskTier | str | Path,
+        *,
         on_failure: Literal["raise", "report"] = "raise",
         committed: Callable[[Snapshot], None] | None = None,
     ) -> None:
-        if not tiers:
-            raise BadInput("tiers", tiers, "name a directory")
-        self.tiers = [tier if isinstance(tier, DiskTier) else DiskTier(tier) for tier in tiers]
+        if isinstance(tier, str) and "://" in tier:
+            raise BadInput("tier", tier, "write to a directory, and upload from there: committed=, Uploader")
+        self.tier = tier if isinstance(tier, DiskTier) else DiskTier(tier)
         self.on_failure, self.committed = on_failure, committed
         self.failures: list[SaveFailed] = []
         self._step: int | None = None
-        self._demanded: int | None = None
-        self._stagings: dict[int, Staging] = {}
+        self._staging: Staging | None = None
         self._world = 1
-
-    def due(self, step: int) -> bool:
-        """Whether any tier wants a snapshot of ``step``."""
-        return any(tier.due(step, demanded=step == self._demanded) for tier in self.tiers)
-
-    def demand(self, step: int) -> None:
-        """Have every tier take the snapshot of ``step``, whatever its schedule says: the last one of a job."""
-        self._demanded = step
 
     # -- called by torch, in this order ---------------------------------------------------------------------------
 
@@ -146,29 +161,25 @@ class SnapshotWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         if not all(plan.usable for plan in plans):  # the planner puts an old plan in their place, and an old directory
             raise BadInput("enable_plan_caching", True, "leave it False: each snapshot has a directory of its own")
-        for staging in self._stagings.values():  # of a save that ended without a word, as when a rank is lost
-            staging.abandon()
-        self._stagings, self._world, self.failures = {}, len(plans), []
-        step = self._step or 0
-        for number, tier in enumerate(self.tiers):
-            try:
-                if tier.due(step, demanded=step == self._demanded):
-                    self._stagings[number] = tier.begin(step)
-            except OSError as error:
-                self._note(number, str(error))
-        names = tuple((number, staging.name) for number, staging in self._stagings.items())
-        return [dataclasses.replace(plan, storage_data=_Assignment(rank, names)) for rank, plan in enumerate(plans)]
+        if self._staging is not None:  # of a save that ended without a word, as when a rank is lost
+            self._staging.abandon()
+        self._staging, self._world, self.failures = None, len(plans), []
+        try:
+            self._staging = self.tier.begin(self._step or 0)
+        except OSError as error:
+            self._note(str(error))
+        name = self._staging.name if self._staging is not None else ""
+        return [dataclasses.replace(plan, storage_data=_Assignment(rank, name)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assignment: _Assignment = plan.storage_data
         results: list[WriteResult] = []
-        for number, name in assignment.stagings:
-            staging = self.tiers[number].join(name)
+        if assignment.staging:
             try:
-                results += _write(plan.items, planner, staging, number, assignment.rank)
+                results = _write(plan.items, planner, self.tier.join(assignment.staging), assignment.rank)
             except Exception as error:  # noqa: BLE001 -- the coordinator hears of it, whatever it is
                 reason = f"rank {assignment.rank}: {type(error).__name__}: {error}"
-                results.append(WriteResult(MetadataIndex(""), 0, _NotWritten(number, reason)))
+                results = [WriteResult(MetadataIndex(""), 0, _NotWritten(reason))]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -176,20 +187,18 @@ class SnapshotWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, self.storage_meta()
         told = [result.storage_data for of_rank in results for result in of_rank]
-        stagings, self._stagings = self._stagings, {}
-        for number, staging in stagings.items():
+        staging, self._staging = self._staging, None
+        if staging is not None:
             with staging:
-                reasons = [one.reason for one in told if isinstance(one, _NotWritten) and one.tier == number]
-                if reasons:
-                    self._note(number, "; ".join(reasons))
-                    continue
-                written = [one for one in told if isinstance(one, _Written) and one.tier == number]
-                self._commit(number, staging, written, metadata)
+                if reasons := [one.reason for one in told if isinstance(one, _NotWritten)]:
+                    self._note("; ".join(reasons))
+                else:
+                    self._commit(staging, [one for one in told if isinstance(one, _Written)], metadata)
         if self.failures and self.on_failure == "raise":
             raise self.failures[0]
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=str(self.tiers[0].root), save_id=str(self._step))
+        return StorageMeta(checkpoint_id=str(self.tier.root), save_id=str(self._step))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
@@ -197,36 +206,36 @@ class SnapshotWriter(StorageWriter):
 
     # -- the coordinator's --------------------------------------------------------------------------------------------
 
-    def _commit(self, number: int, staging: Staging, written: list[_Written], metadata: Metadata) -> None:
+    def _commit(self, staging: Staging, written: list[_Written], metadata: Metadata) -> None:
         entries = {one.entry.name: one.entry for one in written}
         part = Part(tuple(entries.values()), tuple(one.item for one in written))
         keys = {path: tuple(place) for path, place in (metadata.planner_data or {}).items() if place != (path,)}
         try:
             snapshot = staging.commit([part], world=self._world, keys=keys)
         except OSError as error:
-            self._note(number, str(error))
+            self._note(str(error))
             return
         try:
-            self.tiers[number].prune()
+            self.tier.prune()
         except OSError as error:  # the snapshot is there all the same
-            _log.warning("old snapshots below %s were not deleted: %s", self.tiers[number].root, error)
+            _log.warning("old snapshots below %s were not deleted: %s", self.tier.root, error)
         if self.committed is not None:
             self.committed(snapshot)
 
-    def _note(self, number: int, reason: str) -> None:
-        failure = SaveFailed(self._step or 0, str(self.tiers[number].root), reason)
+    def _note(self, reason: str) -> None:
+        failure = SaveFailed(self._step or 0, str(self.tier.root), reason)
         _log.warning("%s", failure)
         self.failures.append(failure)
 
 
-def _write(items: list[WriteItem], planner: SavePlanner, staging: Staging, tier: int, rank: int) -> list[WriteResult]:
+def _write(items: list[WriteItem], planner: SavePlanner, staging: Staging, rank: int) -> list[WriteResult]:
     """A rank's file, if it has anything to write."""
     if not items:
         return []
     with staging.writer(f"__{rank}_0{DATA_SUFFIX}") as writer:
         stored = [_add(writer, item, planner) for item in items]
         (entry,) = writer.finish().files
-    return [WriteResult(index_of(item), item.size_bytes, _Written(tier, entry, item)) for item in stored]
+    return [WriteResult(index_of(item), item.size_bytes, _Written(entry, item)) for item in stored]
 
 
 def _add(writer: PartWriter, item: WriteItem, planner: SavePlanner) -> Item:
@@ -243,19 +252,34 @@ def _add(writer: PartWriter, item: WriteItem, planner: SavePlanner) -> Item:
 class SnapshotReader(StorageReader):
     """Loads a snapshot with ``dcp.load``: verified as it is read, straight into the tensors of the state dict.
 
+    Each rank reads what it needs.
+
     Args:
-        path: a directory of snapshots, or one snapshot in it.
+        place: a tier, or the directory or URL of snapshots or of one of them.
         step: which one; None for the newest whose manifest can be read, or for what ``checkpoint_id`` names.
     """
 
-    def __init__(self, path: str | Path, step: int | None = None) -> None:
-        self.path, self.step = Path(path), step
+    def __init__(self, place: Place, step: int | None = None) -> None:
+        self.step = step
         self.snapshot: Snapshot | None = None
+        self._name = ""  # of the one snapshot that counts; "" for any
+        if isinstance(place, str | Path):
+            root, _, name = str(place).rpartition("/")
+            if parse_name(name) is not None:
+                place, self._name = root or ".", name
+        self.tier = _opened(place)
+
+    @classmethod
+    def of(cls, tier: DiskTier | RemoteTier, name: str) -> SnapshotReader:
+        """A reader of the snapshot of that name."""
+        reader = cls(tier)
+        reader._name = name
+        return reader
 
     @property
     def checkpoint_id(self) -> CheckpointId:
         """For torch's log."""
-        return self.path
+        return _address(self.tier, self._name)
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
         if checkpoint_id is not None:
@@ -264,20 +288,22 @@ class SnapshotReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self.snapshot = self._choose()
         metadata = build_metadata(self.snapshot.manifest)
-        metadata.storage_meta = StorageMeta(checkpoint_id=str(self.snapshot.path), load_id=str(uuid.uuid4()))
+        address = _address(self.tier, self.snapshot.name)
+        metadata.storage_meta = StorageMeta(checkpoint_id=address, load_id=str(uuid.uuid4()))
         return metadata
 
     def _choose(self) -> Snapshot:
-        if parse_name(self.path.name) is not None:
-            return Snapshot.open(self.path)
-        listing = DiskTier(self.path).snapshots()
-        for one in listing.damaged:
-            _log.warning("%s is passed over: %s", one.path, one.reason)
-        for snapshot in listing.snapshots:
-            if self.step in (None, snapshot.manifest.step):
-                return snapshot
+        if self._name:
+            if isinstance(self.tier, RemoteTier):
+                return self.tier.open(self._name)
+            return Snapshot.open(self.tier.root / self._name)
+        for one in _snapshots(self.tier):
+            if isinstance(one, DamagedSnapshot):
+                _log.warning("%s is passed over: %s", _address(self.tier, one.name), one.reason)
+            elif self.step in (None, one.manifest.step):
+                return one
         wanted = "a snapshot" if self.step is None else f"one of step {self.step}"
-        raise BadInput("path", str(self.path), f"name a directory that holds {wanted}")
+        raise BadInput("place", _address(self.tier), f"name one that holds {wanted}")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -313,4 +339,142 @@ class SnapshotReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        return Path(os.fspath(checkpoint_id)).is_dir()
+        return bool(re.search(r"\d", Path(os.fspath(checkpoint_id)).name))
+
+
+def restore(
+    state_dict: dict[str, Any],
+    *,
+    memory: DiskTier | str | Path | None = None,
+    disk: DiskTier | str | Path | None = None,
+    remote: RemoteTier | str | None = None,
+) -> Restored | None:
+    """Load the newest complete snapshot of the places that are given, on all ranks. None if there is no snapshot.
+
+    All ranks call this with the same places. The bytes are verified as they are read. A snapshot that is damaged is
+    quarantined, and the newest of those that are left is tried; of equally new ones the nearest.
+
+    Args:
+        memory: a directory in shared memory, such as one below ``/dev/shm``.
+        disk: a directory.
+        remote: a URL, or a tier with its credentials.
+
+    Raises:
+        NothingToRestore: if there are snapshots, and none of them is whole. The state dict holds anything then.
+        RemoteUnavailable: if the store does not answer: it may hold the newest snapshot.
+        CheckpointException: if a rank cannot load the snapshot for another reason than damage.
+    """
+    tiers = [_opened(place) for place in (memory, disk, remote) if place is not None]
+    if not tiers:
+        raise BadInput("disk", None, "name a place: memory, disk or remote")
+    try:
+        return _restore(state_dict, tiers)
+    finally:
+        if isinstance(remote, str) and isinstance(tiers[-1], RemoteTier):
+            tiers[-1].close()
+
+
+def _restore(state_dict: dict[str, Any], tiers: Sequence[DiskTier | RemoteTier]) -> Restored | None:
+    lost: list[DamagedSnapshot] = []  # of the coordinator
+    while True:
+        offered, told = _from_coordinator(partial(_offer, tiers, lost))
+        if offered is None:
+            if told:
+                raise NothingToRestore(", ".join(map(_address, tiers)), told)
+            return None
+        tier, (step, _) = tiers[offered.tier], offered.age
+        try:
+            load(state_dict, storage_reader=SnapshotReader.of(tier, offered.name))
+        except CheckpointException as error:
+            if (damage := _damage(error.failures)) is None:
+                raise
+            if _is_coordinator():
+                lost.append(_set_aside(tier, offered.name, damage))
+            continue
+        return Restored(step, _address(tier, offered.name), [one for one in told if one.step >= step])
+
+
+class _Offered(NamedTuple):
+    """The next snapshot to try, and the number of its tier."""
+
+    age: tuple[int, int]
+    tier: int
+    name: str
+
+
+def _offer(
+    tiers: Sequence[DiskTier | RemoteTier], lost: list[DamagedSnapshot]
+) -> tuple[_Offered | None, list[DamagedSnapshot]]:
+    """The newest snapshot with a manifest that can be read. Newer ones of its tier without one go to ``lost``."""
+    newest: _Offered | None = None
+    for number, tier in enumerate(tiers):
+        for one in _snapshots(tier):
+            if isinstance(one, DamagedSnapshot):
+                lost.append(_set_aside(tier, one.name, one.reason))
+                continue
+            if newest is None or one.manifest.age > newest.age:
+                newest = _Offered(one.manifest.age, number, one.name)
+            break
+    return newest, lost
+
+
+def _snapshots(tier: DiskTier | RemoteTier) -> Iterator[Snapshot | DamagedSnapshot]:
+    """The snapshots of a tier, the newest first. Manifests are read, data files are not."""
+    if isinstance(tier, DiskTier):
+        listing = tier.snapshots()
+        found: list[Snapshot | DamagedSnapshot] = [*listing.snapshots, *listing.damaged]
+        yield from sorted(found, key=lambda one: parse_name(one.name) or (-1, -1), reverse=True)
+        return
+    for name, data in tier.candidates():
+        try:
+            yield RemoteSnapshot(Path(name), checked_manifest(name, data), tier.store)
+        except Damaged as error:
+            yield DamagedSnapshot(name, Path(name), str(error))
+
+
+def _set_aside(tier: DiskTier | RemoteTier, name: str, reason: str) -> DamagedSnapshot:
+    if isinstance(tier, DiskTier):
+        return tier.quarantine(tier.root / name, reason)
+    return tier.set_aside(name, reason)
+
+
+def _opened(place: Place) -> DiskTier | RemoteTier:
+    if isinstance(place, DiskTier | RemoteTier):
+        return place
+    return RemoteTier(str(place)) if isinstance(place, str) and "://" in place else DiskTier(place)
+
+
+def _address(tier: DiskTier | RemoteTier, name: str = "") -> str:
+    """Path or URL of a tier, or of a snapshot in it."""
+    root = str(tier.root) if isinstance(tier, DiskTier) else tier.store.url
+    return f"{root}/{name}" if name else root
+
+
+def _damage(failures: Mapping[int, Any]) -> str | None:
+    """The damage of the snapshot; None if a rank failed for another reason."""
+    for failure in failures.values():
+        error = failure[0] if isinstance(failure, tuple) else failure
+        if isinstance(error, Damaged):
+            return str(error)
+    return None
+
+
+def _is_coordinator() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _from_coordinator(produce: Callable[[], _Value]) -> _Value:
+    """The coordinator's value on every rank, or its error."""
+    if not dist.is_initialized():
+        return produce()
+    told: list[Any] = [None, None]
+    if _is_coordinator():
+        try:
+            told[0] = produce()
+        except (ChaoskitError, OSError) as error:
+            told[1] = error
+    dist.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    value: _Value = told[0]
+    return value

@@ -17,7 +17,7 @@ from torch import Tensor
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.files import make_directory, remove_tree, sync_directory
 from chaoskit.checkpoint.inventory import DamagedSnapshot, Found, Listing, NothingToRestore
-from chaoskit.checkpoint.manifest import MANIFEST, Damaged
+from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.names import (
     QUARANTINE,
     STAGING,
@@ -28,7 +28,7 @@ from chaoskit.checkpoint.names import (
     snapshot_name,
     unique,
 )
-from chaoskit.checkpoint.retention import Kept, Retention, Schedule
+from chaoskit.checkpoint.retention import Kept, Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.errors import BadInput
@@ -45,7 +45,6 @@ class DiskTier:
 
     Args:
         root: made if it is missing, by the first save.
-        schedule: when a save that is asked for is due.
         retention: what :meth:`prune` leaves.
         at: called at each of :data:`~chaoskit.checkpoint.boundaries.BOUNDARIES`.
     """
@@ -56,31 +55,14 @@ class DiskTier:
         self,
         root: Path | str,
         *,
-        schedule: Schedule | None = None,
         retention: Retention | None = None,
         at: Hook = undisturbed,
     ) -> None:
         self.root = Path(root)
-        self.schedule, self.retention, self.at = schedule or Schedule(), retention or Retention(), at
+        self.retention, self.at = retention or Retention(), at
         self._verified: set[tuple[int, int]] = set()
-        self._last_commit_s: float | None = None
 
     # -- writing --------------------------------------------------------------------------------------------------
-
-    def due(self, step: int, *, demanded: bool = False) -> bool:
-        """Whether the schedule asks for a snapshot of ``step``; if one is demanded, whether it is not there yet."""
-        names = self._names()
-        if not names:
-            return True
-        newest, elapsed_s = max(names), None
-        if demanded:
-            return newest[0] != step
-        if self._last_commit_s is not None:
-            elapsed_s = time.monotonic() - self._last_commit_s
-        else:  # another process wrote it: only the file system knows when
-            with contextlib.suppress(FileNotFoundError):
-                elapsed_s = max(0.0, time.time() - (self.root / names[newest] / MANIFEST).stat().st_mtime)
-        return self.schedule.due(step, newest[0], elapsed_s)
 
     def begin(self, step: int, generation: int | None = None) -> Staging:
         """Begin a snapshot, after removing what dead processes left of theirs.
@@ -136,7 +118,6 @@ class DiskTier:
     def _note_commit(self, snapshot: Snapshot) -> None:
         """What was written just now is known to be whole."""
         self._verified.add(snapshot.manifest.age)
-        self._last_commit_s = time.monotonic()
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
     python sharded_state.py RANK WORLD STORE ROOT ACT [STEP]
 
-``ACT``: save, async, process, saver; full, dies (a save that fails on the second rank); load, restore, plain (with
+``ACT``: save, async, process; full, dies (a save that fails on the second rank); load, restore, plain (with
 torch's own reader).
 """
 
@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from chaoskit.checkpoint import DiskTier, Saver, Schedule, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint import DiskTier, SnapshotReader, SnapshotWriter, restore
 from chaoskit.checkpoint.boundaries import undisturbed
 
 
@@ -107,16 +107,8 @@ def main() -> None:
         except CheckpointException as error:
             told["error"] = str(error)
         dcp.save(state, checkpoint_id=f"step-{step + 1}", storage_writer=writer)
-    elif act == "saver":
-        saver = Saver(SnapshotWriter(DiskTier(root, schedule=Schedule(every_steps=2))))
-        told["begun"] = []
-        for number in range(1, 6):
-            told["begun"].append(saver.save(number, state))
-            saver.close()
-        told["begun"] += [saver.save(number, state, last=True) for number in (5, 5)]
-        told["failures"] = [str(failure) for failure in saver.close()]
     elif act == "restore":
-        found = restore(state, root)
+        found = restore(state, disk=root)
         told |= {"step": found and found.step, "lost": [one.name for one in found.lost] if found else []}
     elif act == "load":
         dcp.load(state, storage_reader=SnapshotReader(root, step))
