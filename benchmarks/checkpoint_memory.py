@@ -40,7 +40,7 @@ from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
-from chaoskit.checkpoint.stored import stored
+from chaoskit.checkpoint.stored import StoredCopy
 from chaoskit.fixtures.jobs.gpt import SIZES, build
 from chaoskit.fixtures.jobs.gpt_model import next_byte_loss
 from chaoskit.osprocess import die_with_parent
@@ -146,7 +146,7 @@ class Sizes:
         self._sealed: SimpleQueue[Seal] = SimpleQueue()
         self._step = 0
         self._piece = f"piece of {size_bytes} bytes"
-        self.snapshotter = Snapshotter(Slots.in_memory(), self.tensors, lambda: b"x", sealed=self._sealed.put)
+        self.snapshotter = Snapshotter(Slots(), self.tensors, lambda: b"x", sealed=self._sealed.put)
 
     def plain_copy(self) -> float:
         """One ``copy_`` between two blocks of memory that were touched before."""
@@ -186,13 +186,13 @@ class Sizes:
 
     def restores(self) -> dict[str, list[float]]:
         target = make_state(self.size_bytes)
-        paths = self.snapshotter.slots.paths
+        path, _ = self.snapshotter.slots.complete()[0]
         saved = self._directory / "saved"
         dcp.save(self._named(self.tensors), checkpoint_id=str(saved))
 
         def from_memory() -> None:
-            with stored(paths) as copies:
-                copies[0].read_into(target)
+            with StoredCopy(path) as copy:
+                copy.read_into(target)
 
         kinds = {
             "plain": self.plain_copy,
@@ -282,7 +282,7 @@ def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
     tensors = [HeldTensor(name, parameter) for name, parameter in model.named_parameters()]
     for number, state in enumerate(optimizer.state.values()):
         tensors += [HeldTensor(f"optimizer.{number}.{name}", value) for name, value in state.items()]
-    snapshotter = Snapshotter(Slots.in_memory(), tensors, check_finite=True)
+    snapshotter = Snapshotter(Slots(), tensors, check_finite=True)
     found: dict[str, list[float]] = {"plain step": [], "step": [], "stall": [], "dcp.async_save": []}
 
     def step_with_snapshot(step: int) -> float:

@@ -284,27 +284,22 @@ def janitor(machine: Json = False) -> None:
     """Put back what killed launchers left broken, and touch nothing else.
 
     It continues processes that were left stopped, ends those left running, and
-    removes control groups and containers; and what jobs that are gone for an
-    hour left in shared memory.
+    removes control groups and containers.
     Every run does it at its start, too. Where only Python's standard library
     works: [cyan]python -m chaoskit.substrate.undo[/]
 
     Example: [cyan]chaoskit janitor[/]
     """
-    from chaoskit.checkpoint import shared
     from chaoskit.substrate.undo import describe, sweep
 
-    repairs, removed = sweep(), shared.sweep()
+    repairs = sweep()
     if machine:
         found = [{"act": one.act, "target": one.target, "repaired": one.repaired} for one in repairs]
-        found += [{"act": "copies", "target": str(directory), "repaired": True} for directory in removed]
         print_json({"repairs": found})
         return
     for repair in repairs:
         typer.echo(describe(repair))
-    for directory in removed:
-        typer.echo(f"removed {directory}: copies of a job that is gone")
-    if not repairs and not removed:
+    if not repairs:
         typer.echo("nothing to put back")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from chaoskit.checkpoint import shared
 
 pytestmark = pytest.mark.costly
 
@@ -54,10 +53,10 @@ def test_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.promise("starts all of them again, and they go on from the last step", victim=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
-    """Whichever rank is killed half-way, training goes on from there; nothing is left at the end."""
-    job = f"test-{os.getpid()}-{victim}"
+    """Whichever rank is killed half-way, training goes on from there; nothing is left in memory at the end."""
+    memory = Path(f"/dev/shm/chaoskit-test-{os.getpid()}-{victim}")
     command = torchrun(script("memory.py", tmp_path), "--max-restarts", "1")
-    environment = {**os.environ, "JOB": job, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {**os.environ, "MEMORY": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as run:
         assert run.stdout is not None
         lines = []
@@ -68,9 +67,10 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
                 if half_way and sum("begins at" in line for line in lines) <= 2:
                     os.kill(int(half_way[1]), signal.SIGKILL)
             assert run.wait(LIMIT_S) == 0
+            assert not memory.exists()
         finally:
             run.kill()
-            shared.release(job)
+            shutil.rmtree(memory, ignore_errors=True)
     begins = [int(step) for step in re.findall(r"begins at step (\d+)", "".join(lines))]
     assert begins[:2] == [0, 0]
     assert begins[2] == begins[3] >= 148

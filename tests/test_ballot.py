@@ -107,7 +107,7 @@ class Owner:
     """A rank that copies each state into two slots, or lets it out, and hears sooner or later that it counts."""
 
     def __init__(self) -> None:
-        self.slots = Slots.in_memory()
+        self.slots = Slots()
         self.slots.reserve(1)
         self.protected = -1
 

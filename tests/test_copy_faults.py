@@ -74,7 +74,7 @@ def test_copies_that_the_run_does_not_make_cannot_be_struck(fault: Any, config: 
 @pytest.fixture
 def slots() -> Slots:
     """Two sealed steps."""
-    slots, weight = Slots.in_memory(), torch.arange(10_000.0)
+    slots, weight = Slots(), torch.arange(10_000.0)
     snapshotter = Snapshotter(slots, [HeldTensor("w", weight)])
     for step in (1, 2):
         snapshotter.begin(step)

@@ -67,9 +67,7 @@ class Owner:
         self.tensors, self.step = state(0), 0
         self.acknowledged: SimpleQueue[tuple[str, Seal]] = SimpleQueue()
         self.failed: SimpleQueue[tuple[str, str]] = SimpleQueue()
-        self.snapshotter = Snapshotter(
-            Slots.in_memory(), self.tensors, lambda: str(self.step).encode(), sealed=self._sealed
-        )
+        self.snapshotter = Snapshotter(Slots(), self.tensors, lambda: str(self.step).encode(), sealed=self._sealed)
         self.sender: CopySender | None = None
         self.sender = CopySender(
             piece,
@@ -429,7 +427,7 @@ def test_a_damaged_slot_of_the_partner_is_never_loaded(servers: Any, owners: Any
 @TRANSPORTS
 def test_a_damaged_slot_of_the_owner_is_never_acknowledged(servers: Any, transport: str) -> None:
     server = servers()
-    snapshotter = Snapshotter(Slots.in_memory(), state(1), lambda: b"1")
+    snapshotter = Snapshotter(Slots(), state(1), lambda: b"1")
     snapshotter.begin(1)
     snapshotter.close()
     flip(snapshotter.slots.paths[0], DATA_OFFSET + 1_300_000)
@@ -451,7 +449,7 @@ def test_a_damaged_slot_of_the_owner_is_never_acknowledged(servers: Any, transpo
 def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> None:
     server, stored = servers(), threading.Event()
     large = [HeldTensor("large", torch.ones(2**24))]  # more than the buffers of a connection take
-    snapshotter = Snapshotter(Slots.in_memory(), large)
+    snapshotter = Snapshotter(Slots(), large)
     snapshotter.begin(1)
     snapshotter.close()
     paths = snapshotter.slots.paths

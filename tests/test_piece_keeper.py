@@ -34,7 +34,7 @@ class Worker:
         self, directory: Path, *, nodes: int = 1, memory_copies: int = 0, groups: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         self.board, self.told, self._directory = Board.create(), list[Message](), directory
-        self.slots, self.weight = Slots.in_memory(), torch.zeros(1000)
+        self.slots, self.weight = Slots(), torch.zeros(1000)
         self.snapshotter = Snapshotter(
             self.slots, [HeldTensor("w", self.weight)], sealed=lambda _: os.eventfd_write(self.board.bell, 1)
         )

@@ -271,18 +271,13 @@ class ArenaImage(ArenaView):
 
     Args:
         capacity_bytes: room for data. All of it is taken now: that there is none is said now, not by SIGBUS later.
-        path: of a file on a memory file system, which keeps what it holds and outlives its processes; "" for an
-            unnamed one.
 
     Raises:
         OSError: if there is no room.
     """
 
-    def __init__(self, capacity_bytes: int, path: str = "") -> None:
-        if path:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        else:
-            fd = os.memfd_create("chaoskit-copy", os.MFD_CLOEXEC)
+    def __init__(self, capacity_bytes: int) -> None:
+        fd = os.memfd_create("chaoskit-copy", os.MFD_CLOEXEC)
         try:
             self.capacity_bytes = _allocate(fd, capacity_bytes)
             super().__init__(fd, writable=True)

@@ -274,7 +274,7 @@ class CopyServer:
             if slots is not None and slots.capacity_bytes >= size_bytes:
                 self._arriving[offer.piece] = offer.seal.step
                 return slots
-            slots = slots or Slots.in_memory()
+            slots = slots or Slots()
             dropped = self._make_room(offer, 2 * size_bytes)
             slots.reserve(size_bytes)
             self._pieces[offer.piece] = slots
@@ -312,7 +312,7 @@ class CopyServer:
 
     def _give(self, connection: socket.socket, wanted: Fetch) -> None:
         with self._lock:
-            slots = self._pieces.get(wanted.piece) or Slots([])
+            slots = self._pieces.get(wanted.piece) or Slots(0)
         with ExitStack() as stack:
             try:
                 copy = stack.enter_context(slots.open(wanted.seal))

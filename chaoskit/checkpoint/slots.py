@@ -11,8 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterable
-from pathlib import Path
 
 from chaoskit.checkpoint.arena import ArenaImage
 from chaoskit.checkpoint.rotation import Content, protected_slot, undone, write_order
@@ -26,36 +24,23 @@ class Busy(ChaoskitError):
 
 
 class Slots:
-    """``count`` slots of equal capacity.
+    """``count`` slots of equal capacity, in unnamed memory, which lasts as long as a process has it open.
 
     Which one is written next says :mod:`chaoskit.checkpoint.rotation`: never the one with the protected step; where
     none is protected, or no slot holds that step, never the newest complete one. Of the others the oldest. With two
     slots there is one choice at most.
-
-    Args:
-        paths: files on a memory file system, one a slot, which outlive their processes; "" for unnamed memory.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        self._names = paths
+    def __init__(self, count: int = 2) -> None:
+        self._count = count
         self._images: list[ArenaImage] = []
         self._taken: set[int] = set()
         self._lock = threading.Lock()
 
-    @classmethod
-    def in_memory(cls, count: int = 2) -> Slots:
-        """Unnamed: they last as long as a process has them open."""
-        return cls([""] * count)
-
-    @classmethod
-    def at(cls, directory: Path, piece: str, count: int = 2) -> Slots:
-        """Files in ``directory``, see :mod:`chaoskit.checkpoint.shared`. What they hold is kept, and protected."""
-        return cls(slot_files(directory, piece, count))
-
     @property
     def capacity_bytes(self) -> int:
         """Of each; 0 before all of them have memory."""
-        if len(self._images) < len(self._names):
+        if len(self._images) < self._count:
             return 0
         return min(image.capacity_bytes for image in self._images)
 
@@ -102,8 +87,8 @@ class Slots:
         Raises:
             OSError: if there is no room. What the slots hold is kept.
         """
-        for name in self._names[len(self._images) :]:
-            self._images.append(ArenaImage(size_bytes, name))
+        while len(self._images) < self._count:
+            self._images.append(ArenaImage(size_bytes))
             self._images[-1].touch()
         for image in self._images:
             if image.capacity_bytes < size_bytes:
@@ -144,34 +129,6 @@ class Slots:
         with self._lock:
             for index in undone(self._contents(), step):
                 self._images[index].spoil()
-
-
-class Adopted:
-    """Slots of another process, held open so that they outlive it. Raises OSError if it is gone already."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._fds: list[int] = []
-        try:
-            for path in paths:
-                self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where processes of this host can open them, as long as this one lives."""
-        return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._fds)
-
-    def close(self) -> None:
-        """They are of no use any more."""
-        while self._fds:
-            os.close(self._fds.pop())
-
-
-def slot_files(directory: Path, piece: str, count: int = 2) -> list[str]:
-    """Names of the slots of ``piece``."""
-    return [str(directory / f"{piece}.{number}") for number in range(count)]
 
 
 def _why_not(content: Content, *, kept: bool) -> str:

@@ -1,6 +1,6 @@
 """Snapshots of a training state without a stall: copied between two optimizer steps, while the next one is computed.
 
-    snapshotter = Snapshotter(Slots.in_memory(), tensors, scalars)
+    snapshotter = Snapshotter(Slots(), tensors, scalars)
     while training:
         loss.backward()
         snapshotter.wait()        # the copy of the state before this step is complete: now it may change

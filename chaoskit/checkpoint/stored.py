@@ -1,7 +1,7 @@
 """Reading back what slots hold: after the death of their writer, into any tensors, in any cut.
 
-    with stored(paths) as copies:           # the newest first
-        scalars = copies[0].read_into(tensors)
+    with StoredCopy(path) as copy:
+        scalars = copy.read_into(tensors)
 
 A copy is complete or invisible. Its bytes are verified when they are read: one that is damaged raises, and what it was
 read into must be read again from another copy.
@@ -13,7 +13,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -146,25 +146,6 @@ class StoredCopy:
         if slot.size_bytes:
             self.read_bytes(_tensor_bytes(found), slot.offset)
         return found
-
-
-@contextmanager
-def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason: None) -> Iterator[list[StoredCopy]]:
-    """What can be restored from slots, the newest first. Slots without a complete copy are passed over.
-
-    Args:
-        damaged: told of each slot whose seal or index was changed.
-    """
-    with ExitStack() as stack:
-        copies = []
-        for path in paths:
-            try:
-                copies.append(stack.enter_context(StoredCopy(path)))
-            except Damaged as error:
-                damaged(str(error))
-            except (Torn, OSError):
-                pass  # nothing was promised
-        yield sorted(copies, key=lambda copy: copy.seal.recency, reverse=True)
 
 
 def newest(

@@ -37,7 +37,7 @@ class Copies:
 
     def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None], at: Hook) -> None:
         self._worker, self._board, self._journal, self._send, self._at = worker, board, journal, send, at
-        self._slots = Slots.in_memory()
+        self._slots = Slots()
         self.kept = -1
         self._state: ShardedState | None = None
         self._piece = (0, 1)
