@@ -1,8 +1,8 @@
 """What the fast tiers cost: ``python benchmarks/checkpoint_memory.py [--smoke] [--output DIRECTORY]``.
 
-Snapshots, restores from memory, and copies from another process through shared memory and TCP, each beside the plain
-operation that bounds it and beside torch's own checkpoints. All kinds take turns, so that other load meets all of them;
-ratios are of neighbours in time.
+Snapshots and restores from memory, each beside the plain operation that bounds it and beside torch's own checkpoints;
+and copies to another process, through shared memory and over TCP. All kinds take turns, so that other load meets all of
+them; ratios are of neighbours in time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import random
 import shutil
 import socket
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,7 +32,6 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from chaoskit.checkpoint.held import HeldTensor
-from chaoskit.checkpoint.peer_fetch import fetch_into
 from chaoskit.checkpoint.peer_protocol import PeerAddress
 from chaoskit.checkpoint.peer_sender import CopySender
 from chaoskit.checkpoint.peer_server import CopyServer
@@ -47,7 +45,6 @@ from chaoskit.osprocess import die_with_parent
 
 TOKEN = "benchmark"
 TENSOR_BYTES = 2**21
-PIECE_BYTES = 2**20
 Timing = Callable[[], float]
 
 
@@ -84,7 +81,7 @@ def ratio(times: dict[str, list[float]], name: str, to: str) -> float:
 
 
 class OtherNode:
-    """A process with a copy server, and a plain sender beside it."""
+    """A process with a copy server."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair()
@@ -96,31 +93,15 @@ class OtherNode:
                 self._serve(theirs)
             finally:
                 os._exit(1)
-        host_id, port, plain_port = self._line.recv(1000).decode().split(" ")
+        host_id, port = self._line.recv(1000).decode().split(" ")
         self.address = PeerAddress("other", host_id, "127.0.0.1", int(port))
-        self._plain = socket.create_connection(("127.0.0.1", int(plain_port)))
 
     def _serve(self, line: socket.socket) -> None:
         server = CopyServer("other", "127.0.0.1", TOKEN, 2**33, niceness=0)
-        listener = socket.create_server(("127.0.0.1", 0))
-        line.sendall(f"{server.address.host_id} {server.address.port} {listener.getsockname()[1]}".encode())
-        connection, _ = listener.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        payload = memoryview(bytearray(os.urandom(2**20)) * 1024)
-        while request := connection.recv(8):
-            size_bytes = int.from_bytes(request, "little")
-            for start in range(0, size_bytes, PIECE_BYTES):
-                connection.sendall(payload[start : start + min(PIECE_BYTES, size_bytes - start)])
-
-    def plain_transfer(self, target: memoryview) -> None:
-        """``sendall`` there, ``recv_into`` here."""
-        self._plain.sendall(len(target).to_bytes(8, "little"))
-        done = 0
-        while done < len(target):
-            done += self._plain.recv_into(target[done : done + PIECE_BYTES])
+        line.sendall(f"{server.address.host_id} {server.address.port}".encode())
+        line.recv(1)  # until this process is killed
 
     def close(self) -> None:
-        self._plain.close()
         os.kill(self._pid, 9)
         os.waitpid(self._pid, 0)
 
@@ -206,33 +187,6 @@ class Sizes:
     @staticmethod
     def _named(tensors: list[HeldTensor]) -> dict[str, Tensor]:
         return {held.path: held.tensor for held in tensors}
-
-    def from_peer(self) -> dict[str, list[float]]:
-        target, plain_target = make_state(self.size_bytes), memoryview(self._flat_target.numpy()).cast("B")
-        there = threading.Event()
-        sender = CopySender(
-            self._piece,
-            self.snapshotter.slots.paths,
-            [self._other.address],
-            TOKEN,
-            acknowledged=lambda node, seal: there.set(),
-            niceness=0,
-        )
-        if not there.wait(60):
-            raise RuntimeError("the other node did not take the copy")
-        sender.close()
-
-        def fetch(transport: str) -> Timing:
-            return lambda: timed(
-                lambda: fetch_into(self._other.address, TOKEN, self._piece, target, transport=transport)
-            )
-
-        kinds = {
-            "plain": lambda: timed(lambda: self._other.plain_transfer(plain_target)),
-            "tcp": fetch("tcp"),
-            "shared memory": fetch("auto"),
-        }
-        return take_turns(kinds, self._repeats)
 
     def to_peer(self) -> dict[str, list[float]]:
         """From a sealed snapshot to the acknowledgement of a partner."""
@@ -320,7 +274,7 @@ def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
 
 def size_bars(label: str, size: Sizes) -> list[Bar]:
     """All bars of one size."""
-    snapshots, restores, fetched, sent = size.snapshots(), size.restores(), size.from_peer(), size.to_peer()
+    snapshots, restores, sent = size.snapshots(), size.restores(), size.to_peer()
     megabytes = size.size_bytes / 1e6
 
     def bar(topic: str, name: str, times: dict[str, list[float]], kind: str, limit: float = 0.0) -> Bar:
@@ -330,7 +284,7 @@ def size_bars(label: str, size: Sizes) -> list[Bar]:
             topic=topic,
             name=f"{label}: {name}",
             measured=f"{spread(times[kind])}{beside}",
-            limit=f"{limit:.1f} x a plain copy" if limit and topic != "peer" else f"{limit:.1f} x" if limit else "",
+            limit=f"{limit:.1f} x a plain copy" if limit else "",
             met=factor <= limit if limit else None,
             samples={"megabytes": megabytes, **times},
         )
@@ -348,8 +302,6 @@ def size_bars(label: str, size: Sizes) -> list[Bar]:
             limit="3 x faster",
             met=faster >= 3,
         ),
-        bar("peer", "restore from a peer over TCP, beside sendall and recv_into", fetched, "tcp", 1.3),
-        bar("peer", "restore from a peer through shared memory, beside the same", fetched, "shared memory", 1.3),
         bar("peer", "from seal to acknowledgement through shared memory", sent, "auto"),
         bar("peer", "from seal to acknowledgement over TCP", sent, "tcp"),
     ]

@@ -24,17 +24,21 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit import wire
 from chaoskit.checkpoint import peer_protocol as protocol
 from chaoskit.checkpoint import peer_sender, peer_server
-from chaoskit.checkpoint.arena import DATA_OFFSET
+from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaView, Slot
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.manifest import Damaged
-from chaoskit.checkpoint.peer_fetch import copies_at, fetch_into
-from chaoskit.checkpoint.peer_protocol import NotHeld, PeerAddress, PeerLost
+from chaoskit.checkpoint.peer_protocol import Copy, PeerAddress
 from chaoskit.checkpoint.peer_sender import CopySender
 from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.seal import Seal
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
+from chaoskit.control.offers import Offers
 from chaoskit.errors import ChaoskitError
+from chaoskit.messages import Snapshot
+from chaoskit.runtime.peer import PeerLost
+from chaoskit.runtime.peer import fetch as fetch_state
+from chaoskit.runtime.pieces import NoCopy, Restorer
 
 pytestmark = pytest.mark.costly
 
@@ -49,15 +53,72 @@ def state(step: int, sizes: tuple[int, ...] = SIZES) -> list[HeldTensor]:
     return [HeldTensor(f"t{number}", torch.full((size,), float(step))) for number, size in enumerate(sizes)]
 
 
-def fetch(peer: PeerAddress, piece: str = "piece", **options: Any) -> Seal:
-    """The newest copy, every byte of which is that of its step."""
+def copies_at(peer: PeerAddress, piece: str = "", token: str = TOKEN) -> tuple[Copy, ...]:
+    """The copies that a partner says it has."""
+    with wire.connect((peer.host, peer.port), token) as connection:
+        connection.settimeout(LIMIT_S)
+        protocol.send(connection, protocol.Ask(piece))
+        answer = protocol.receive(connection)
+    assert isinstance(answer, protocol.Holding)
+    return answer.copies
+
+
+@contextlib.contextmanager
+def offered(copy: Copy) -> Iterator[Snapshot]:
+    """A copy of a partner, offered to ranks as its keeper does."""
+    offers = Offers("node1", "127.0.0.1", TOKEN)
+    yield offers.offer("node0.0", copy.seal, ArenaView.open(copy.place.path), tier="peer")
+    offers.withdraw([])
+
+
+class Target:
+    """A state that is restored: tensors of any cut, and the scalars."""
+
+    def __init__(self, tensors: list[HeldTensor]) -> None:
+        self.tensors, self.scalars = tensors, b""
+
+    def prepare(self, slots: list[Slot]) -> list[HeldTensor]:
+        return self.tensors
+
+    def load_scalars(self, scalars: bytes, step: int) -> None:
+        self.scalars = scalars
+
+
+def restore(snapshot: Snapshot, tensors: list[HeldTensor], transport: str = "auto") -> bytes:
+    """Read a copy as a rank does that restores; returns the scalars.
+
+    Raises:
+        Damaged: if the rank reports the copy as corrupt. NoCopy: if it cannot be read for another reason.
+    """
+    failures: list[tuple[bool, str]] = []
+    target: Any = Target(tensors)
+    restorer = Restorer(
+        [snapshot],
+        node="node2",
+        rank=0,
+        token=TOKEN,
+        transport=transport,
+        failed=lambda _, corrupt, reason: failures.append((corrupt, reason)),
+    )
+    try:
+        restorer.restore(target, 0, 1)
+    except NoCopy as error:
+        kind = Damaged if any(corrupt for corrupt, _ in failures) else NoCopy
+        raise kind("; ".join([str(error), *(reason for _, reason in failures)])) from error
+    scalars: bytes = target.scalars
+    return scalars
+
+
+def fetch(peer: PeerAddress, piece: str = "piece", *, step: int = -1, transport: str = "auto") -> Seal:
+    """The newest copy, or that of a step, every byte of which is that of its step."""
+    copy = next(copy for copy in copies_at(peer, piece) if step in (-1, copy.seal.step))
     targets = state(-1)
-    fetched = fetch_into(peer, TOKEN, piece, targets, **options)
-    assert fetched.scalars == str(fetched.seal.step).encode()
+    with offered(copy) as snapshot:
+        scalars = restore(snapshot, targets, transport)
+    assert scalars == str(copy.seal.step).encode()
     for held in targets:
-        assert torch.equal(held.tensor, torch.full_like(held.tensor, float(fetched.seal.step)))
-    assert fetched.transport == ("tcp" if options.get("transport") == "tcp" else "shared memory")
-    return fetched.seal
+        assert torch.equal(held.tensor, torch.full_like(held.tensor, float(copy.seal.step)))
+    return copy.seal
 
 
 class Owner:
@@ -206,12 +267,9 @@ def test_every_snapshot_reaches_its_partner(servers: Any, owners: Any, transport
         owner.replicate()
         assert owner.sender.protected_step == step
         assert fetch(server.address, transport=transport) == owner.sender.acknowledged["node1"]
-    assert {copy.seal.step for copy in copies_at(server.address, TOKEN)} == {4, 5}
+    assert {copy.seal.step for copy in copies_at(server.address)} == {4, 5}
     assert fetch(server.address, step=4, transport=transport).step == 4
-    with pytest.raises(NotHeld, match="no copy of piece of step 3"):
-        fetch(server.address, step=3)
-    with pytest.raises(NotHeld, match="no copy of other"):
-        fetch(server.address, "other")
+    assert copies_at(server.address, "other") == ()
 
 
 @TRANSPORTS
@@ -221,10 +279,11 @@ def test_a_copy_is_read_in_another_cut(servers: Any, owners: Any, transport: str
     owner = owners([server.address])
     owner.replicate()
     target = HeldTensor("t0", torch.zeros(1000), (300_000,), (5_000,))
-    fetch_into(server.address, TOKEN, "piece", [target], transport=transport)
-    assert torch.equal(target.tensor, torch.ones(1000))
-    with pytest.raises(ChaoskitError, match="elements of the box"):
-        fetch_into(server.address, TOKEN, "piece", [HeldTensor("t9", torch.zeros(1))], transport=transport)
+    with offered(server.holding()[0]) as snapshot:
+        restore(snapshot, [target], transport)
+        assert torch.equal(target.tensor, torch.ones(1000))
+        with pytest.raises(NoCopy, match="elements of the box"):
+            restore(snapshot, [HeldTensor("t9", torch.zeros(1))], transport)
 
 
 def test_one_partner_that_is_dead_does_not_hold_up_the_other(servers: Any, owners: Any) -> None:
@@ -252,8 +311,8 @@ def test_two_partners(servers: Any, owners: Any) -> None:
 def test_strangers_are_refused(servers: Any, owners: Any) -> None:
     """A wrong token and a connection that sends garbage are closed; the server goes on."""
     server = servers()
-    with pytest.raises(PeerLost, match="closed by the other side"):
-        fetch_into(server.address, "another-token", "piece", state(0))
+    with pytest.raises(ConnectionError, match="closed by the other side"):
+        copies_at(server.address, token="another-token")
     with socket.create_connection((server.address.host, server.address.port)) as stranger:
         stranger.sendall(b"\xff" * 100)
         stranger.settimeout(LIMIT_S)
@@ -261,6 +320,8 @@ def test_strangers_are_refused(servers: Any, owners: Any) -> None:
             while stranger.recv(1000):
                 pass  # its challenge, and the end
     owners([server.address]).replicate()
+    with offered(server.holding()[0]) as snapshot, pytest.raises(PeerLost, match="closed by the other side"):
+        fetch_state(snapshot.endpoint, "another-token")
 
 
 def test_the_protected_step_is_kept_until_a_newer_one_is(servers: Any, owners: Any) -> None:
@@ -420,8 +481,8 @@ def test_a_damaged_slot_of_the_partner_is_never_loaded(servers: Any, owners: Any
     flip(copy.place.path, DATA_OFFSET + 2_000_000)
     with pytest.raises(Damaged, match="sealed as"):
         fetch(server.address, transport=transport)
-    with pytest.raises(Damaged, match="sealed as"):
-        fetch_into(server.address, TOKEN, "piece", state(0)[:1], transport=transport)
+    with offered(copy) as snapshot, pytest.raises(Damaged, match="sealed as"):
+        restore(snapshot, state(0)[:1], transport)
 
 
 @TRANSPORTS
@@ -456,28 +517,31 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
     sender = CopySender("piece", paths, [server.address], TOKEN, acknowledged=lambda node, seal: stored.set())
     assert stored.wait(LIMIT_S)
     sender.close()
-    with wire.connect((server.address.host, server.address.port), TOKEN) as connection:
-        connection.settimeout(LIMIT_S)
-        (copy,) = server.holding()
-        protocol.send(connection, protocol.Fetch("piece", copy.seal))
-        assert isinstance(protocol.receive(connection), protocol.Offer)
-        os.truncate(copy.place.path, DATA_OFFSET)
-        with pytest.raises(ConnectionError):
-            protocol.receive_into(connection, [memoryview(bytearray(copy.seal.size_bytes))])
-    assert copies_at(server.address, TOKEN) == (copy,), "it answers others"
-    with pytest.raises(NotHeld, match="cut off"):
-        fetch_into(server.address, TOKEN, "piece", large, transport="tcp")
-
-
-def test_a_copy_under_another_seal_is_not_sent(servers: Any, owners: Any) -> None:
-    server = servers()
-    owners([server.address]).replicate()
     (copy,) = server.holding()
-    other = msgspec.structs.replace(copy.seal, generation=copy.seal.generation + 1)  # whose bytes may be the same
-    with wire.connect((server.address.host, server.address.port), TOKEN) as connection:
-        connection.settimeout(LIMIT_S)
-        protocol.send(connection, protocol.Fetch("piece", other))
-        assert isinstance(protocol.receive(connection), protocol.Declined)
+    with offered(copy) as snapshot:
+        with wire.connect((snapshot.endpoint.address, snapshot.endpoint.port), TOKEN) as connection:
+            connection.settimeout(LIMIT_S)
+            wire.receive_exactly(connection, 1)  # the server is sending
+            os.truncate(copy.place.path, DATA_OFFSET)
+            with pytest.raises(ConnectionError):
+                wire.receive_exactly(connection, copy.seal.size_bytes)
+        assert copies_at(server.address) == (copy,), "it answers others"
+        with pytest.raises(Damaged, match="cut off"):
+            restore(snapshot, large)
+        with pytest.raises(NoCopy, match="closed"):
+            restore(snapshot, large, "tcp")
+
+
+@TRANSPORTS
+def test_a_copy_that_was_replaced_after_its_offer_is_not_read(servers: Any, owners: Any, transport: str) -> None:
+    server = servers()
+    owner = owners([server.address])
+    owner.replicate()
+    with offered(server.holding()[0]) as snapshot:
+        for _ in range(2):
+            owner.replicate()
+        with pytest.raises(ChaoskitError, match="overwritten by step 3" if transport == "auto" else "sealed as"):
+            restore(snapshot, state(0), transport)
 
 
 @pytest.mark.promise("A partner answers when its copy is complete and has the checksum of the seal.")
@@ -491,8 +555,12 @@ def test_a_bit_that_flips_on_the_way_is_found(servers: Any, owners: Any) -> None
     assert "sealed as" in sending.failed.get(timeout=LIMIT_S)[1]
     assert server.holding() == ()
     sending.replicate()  # the bit flips once in each connection: now the copy is whole
-    with pytest.raises(Damaged, match="sealed as"):
-        fetch(there, transport="tcp")
+    relay.close()
+    with offered(server.holding()[0]) as snapshot:
+        relay = Relay(("127.0.0.1", snapshot.endpoint.port), change_byte=3_000_000)
+        endpoint = msgspec.structs.replace(snapshot.endpoint, port=relay.port)
+        with pytest.raises(Damaged, match="sealed as"):
+            restore(msgspec.structs.replace(snapshot, endpoint=endpoint), state(0), "tcp")
     relay.close()
 
 
@@ -557,7 +625,7 @@ def test_the_owner_is_killed_at_any_instant(servers: Any, run: Run, transport: s
 def check_survivor(peer: PeerAddress) -> int:
     """Check every copy of the partner; returns the newest step, or 0 where there is none."""
     found = 0
-    for copy in copies_at(peer, TOKEN):
+    for copy in copies_at(peer):
         assert fetch(peer, step=copy.seal.step) == copy.seal
         found = max(found, copy.seal.step)
     return found

@@ -6,11 +6,8 @@ Offer                          ->
 index, scalars, data           ->
                                <-   Stored, or Declined
 
-whoever restores                    partner
 Ask                            ->
                                <-   Holding
-Fetch                          ->
-                               <-   Offer, index, scalars, data; or Declined
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import msgspec
 
 from chaoskit import wire
 from chaoskit.checkpoint.seal import Seal
-from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.errors import Refused
 
 #: A peer that is silent for so long is given up.
 SILENT_S = 10.0
@@ -32,14 +29,6 @@ SEND_BYTES = 2**20
 _LENGTH = struct.Struct("!I")
 _FRAME_BYTES_MAX = 2**22
 _INDEX_BYTES_MAX = 2**25
-
-
-class PeerLost(ChaoskitError):
-    """The peer could not be reached, or not to the end. Another one may help."""
-
-
-class NotHeld(ChaoskitError):
-    """The peer has no such copy."""
 
 
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,14 +111,7 @@ class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
     copies: tuple[Copy, ...]
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Send this copy."""
-
-    piece: str
-    seal: Seal
-
-
-Message = Offer | Go | Stored | Declined | Ask | Holding | Fetch
+Message = Offer | Go | Stored | Declined | Ask | Holding
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 

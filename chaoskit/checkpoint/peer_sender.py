@@ -30,7 +30,6 @@ from chaoskit.checkpoint.peer_protocol import (
     SlotPlace,
     Stored,
 )
-from chaoskit.checkpoint.peer_server import send_copy
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.checkpoint.stored import StoredCopy, newest
 from chaoskit.errors import Refused
@@ -199,7 +198,7 @@ class _Line:
             protocol.send(connection, self._offer(copy))
             answer = protocol.receive(connection)
             if isinstance(answer, Go):
-                send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
+                _send_copy(connection, copy, lambda _: self._sender.probe(SENDING))
                 answer = protocol.receive(connection)
         if isinstance(answer, Declined):
             self._declined = copy.seal
@@ -261,6 +260,16 @@ class _Line:
         if reason != self._last_reason:
             self._last_reason = reason
             self._sender.tell_failed(self.partner.node, reason)
+
+
+def _send_copy(connection: socket.socket, copy: StoredCopy, probe: Callable[[int], None]) -> None:
+    """Index, scalars and data, straight from the slot: to read it first would copy every byte once more."""
+    connection.sendall(copy.index)
+    connection.sendall(copy.scalars)
+    with copy.data() as data:
+        for start in range(0, len(data), protocol.SEND_BYTES):
+            connection.sendall(data[start : start + protocol.SEND_BYTES])
+            probe(start)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from chaoskit import wire
 from chaoskit.checkpoint import peer_protocol as protocol
@@ -22,7 +22,6 @@ from chaoskit.checkpoint.peer_protocol import (
     Ask,
     Copy,
     Declined,
-    Fetch,
     Go,
     Holding,
     Offer,
@@ -48,7 +47,7 @@ class Full(ChaoskitError):
 
 
 class CopyServer:
-    """Keeps copies of pieces of other nodes, and gives them to whoever restores.
+    """Keeps copies of pieces of other nodes, for the keeper of its node to offer.
 
     Args:
         host: where to listen; also what others are told.
@@ -193,8 +192,6 @@ class CopyServer:
                 protocol.send(connection, answer)
             case Ask(piece):
                 protocol.send(connection, Holding(self.holding(piece)))
-            case Fetch():
-                self._give(connection, message)
             case _:
                 raise Refused(f"{type(message).__name__} is not for a server")
 
@@ -307,32 +304,6 @@ class CopyServer:
             wanted = f"{needed_bytes} bytes for {offer.piece}"
             raise Full(f"{wanted} do not fit: {used_bytes} of the budget of {self._budget_bytes} are taken")
         return dropped
-
-    # -- giving ----------------------------------------------------------------------------------------------------
-
-    def _give(self, connection: socket.socket, wanted: Fetch) -> None:
-        with self._lock:
-            slots = self._pieces.get(wanted.piece) or Slots(0)
-        with ExitStack() as stack:
-            try:
-                copy = stack.enter_context(slots.open(wanted.seal))
-            except (Torn, Damaged, OSError) as error:
-                protocol.send(connection, Declined(f"step {wanted.seal.step} of {wanted.piece} is not here: {error}"))
-                return
-            protocol.send(connection, Offer(wanted.piece, copy.seal, len(copy.index), len(copy.scalars)))
-            send_copy(connection, copy)
-
-
-def send_copy(
-    connection: socket.socket, copy: StoredCopy, probe: Callable[[int], None] = lambda sent_bytes: None
-) -> None:
-    """Index, scalars and data, straight from the slot: to read it first would copy every byte once more."""
-    connection.sendall(copy.index)
-    connection.sendall(copy.scalars)
-    with copy.data() as data:
-        for start in range(0, len(data), protocol.SEND_BYTES):
-            connection.sendall(data[start : start + protocol.SEND_BYTES])
-            probe(start)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -14,8 +14,7 @@ import threading
 
 from chaoskit.checkpoint.arena import ArenaImage
 from chaoskit.checkpoint.rotation import Content, protected_slot, undone, write_order
-from chaoskit.checkpoint.seal import Seal, Torn
-from chaoskit.checkpoint.stored import StoredCopy
+from chaoskit.checkpoint.seal import Seal
 from chaoskit.errors import ChaoskitError
 
 
@@ -56,20 +55,6 @@ class Slots:
             for path, image in zip(self.paths, self._images, strict=True)
         ]
         return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].recency, reverse=True)
-
-    def open(self, seal: Seal) -> StoredCopy:
-        """The copy with that seal, whose data are mapped here already.
-
-        Raises:
-            Torn: if no slot holds it, or no more. Else what :class:`StoredCopy` raises.
-        """
-        for path, image in zip(self.paths, self._images, strict=True):
-            if image.checksum == seal.checksum:
-                copy = StoredCopy(path, image)
-                if copy.seal == seal:
-                    return copy
-                copy.close()
-        raise Torn("no slot holds it")
 
     @property
     def fds(self) -> tuple[int, ...]:

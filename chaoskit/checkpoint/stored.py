@@ -36,17 +36,15 @@ class StoredCopy:
 
     Args:
         path: where this process can open the slot, such as ``/proc/PID/fd/N``.
-        mapped: the same slot, where this process has mapped it: :meth:`data` then costs no page faults.
 
     Raises:
         Torn: if there is no complete copy in it. Damaged: if what describes the copy was changed. OSError: if there
             is no such slot.
     """
 
-    def __init__(self, path: str, mapped: ArenaView | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.view = ArenaView.open(path)
-        self._mapped = mapped or self.view
         try:
             self._look(path)
         except BaseException:
@@ -86,7 +84,7 @@ class StoredCopy:
 
     def data(self) -> memoryview:
         """All of the data where it lies. Not verified; to be released before this is closed."""
-        return self._mapped.bytes[DATA_OFFSET : DATA_OFFSET + self.seal.size_bytes]
+        return self.view.bytes[DATA_OFFSET : DATA_OFFSET + self.seal.size_bytes]
 
     def verify(self) -> None:
         """Read all of it once. Raises Damaged if it is not what was sealed."""
@@ -120,7 +118,7 @@ class StoredCopy:
         if slots != self.slots:
             assemble(tensors, [self])
             return self.scalars
-        fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read, helped=True)
+        _fill_all(tensors, slots, self.seal, self.index, self.scalars, self._read)
         return self.scalars
 
     def read_bytes(self, target: memoryview, place: int) -> None:
@@ -182,21 +180,18 @@ def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> Non
         _fill(held, offers.get(held.path, []))
 
 
-def fill_all(
+def _fill_all(
     tensors: Sequence[HeldTensor],
     slots: Sequence[Slot],
     seal: Seal,
     index: bytes,
     scalars: bytes,
     read: Callable[[Sequence[memoryview], int], None],
-    *,
-    helped: bool = False,
 ) -> None:
     """Fill ``tensors``, which are laid out as ``slots`` say, straight from where a copy is read.
 
     Args:
-        read: fills pieces of memory with the data from some place on; the places ascend without a gap.
-        helped: read on a second thread, too, in any order.
+        read: fills pieces of memory with the data from some place on; called by two threads, in any order.
 
     Raises:
         Damaged: if it was not what was sealed. The tensors are then of no use.
@@ -224,7 +219,7 @@ def fill_all(
             digest.update(piece)
 
     pipeline = Pipeline(len(batches), make, consume)
-    if helped and len(batches) > 1:
+    if len(batches) > 1:
         threading.Thread(target=pipeline.help, name="restore", daemon=True).start()
     pipeline.run()
     pipeline.finish()
