@@ -256,6 +256,9 @@ def test_places_that_are_none_are_refused() -> None:
         restore(state())
     with pytest.raises(BadInput, match="upload from there"):
         SnapshotWriter("s3://bucket/run")
+    elsewhere = SnapshotReader("/dev/shm/of another host/step-000000001.g0")
+    with pytest.raises(BadInput, match="use a directory that all ranks see"):
+        elsewhere.read_metadata()
 
 
 class FullDisk:

@@ -264,9 +264,9 @@ class SnapshotReader(StorageReader):
         self.snapshot: Snapshot | None = None
         self._name = ""  # of the one snapshot that counts; "" for any
         if isinstance(place, str | Path):
-            root, _, name = str(place).rpartition("/")
+            root, slash, name = str(place).rpartition("/")
             if parse_name(name) is not None:
-                place, self._name = root or ".", name
+                place, self._name = root or slash or ".", name
         self.tier = _opened(place)
 
     @classmethod
@@ -296,6 +296,8 @@ class SnapshotReader(StorageReader):
         if self._name:
             if isinstance(self.tier, RemoteTier):
                 return self.tier.open(self._name)
+            if not self.tier.root.is_dir():  # on another host: the snapshot is not damaged
+                raise BadInput("place", str(self.tier.root), "use a directory that all ranks see")
             return Snapshot.open(self.tier.root / self._name)
         for one in _snapshots(self.tier):
             if isinstance(one, DamagedSnapshot):
