@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from replay import Off, entries, without_entry
+from replay import DRAFTS, Off, entries, without_entry
 from support.promises import ROOT, marked, page, places
 
 #: May only become smaller: a new promise needs an entry in ``tests/promises_off.toml``.
@@ -34,7 +34,7 @@ def test_each_promise_is_in_an_entry_or_is_listed_without_one() -> None:
     assert len(without) == len(set(without)) == WITHOUT_ENTRY
 
 
-@pytest.mark.parametrize("off", entries(), ids=lambda off: off.what)
+@pytest.mark.parametrize("off", [*entries(), *entries(DRAFTS)], ids=lambda off: off.what)
 def test_a_change_that_turns_a_feature_off_can_be_made(off: Off) -> None:
     """Its text stands exactly once in its file, and what replaces it is another text."""
     assert off.mutant().apply((ROOT / off.file).read_bytes()) != (ROOT / off.file).read_bytes()
