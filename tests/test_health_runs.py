@@ -43,7 +43,7 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return Quarantine(state_directory())
 
 
-def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> face.Launched:
+def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> face.LaunchResult:
     """A run of 20 steps; or of more, until a condition is true: nodes look at themselves at a low priority."""
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
