@@ -440,7 +440,7 @@ def _validate_job(job: JobSpec) -> bool:
         msgspec.json.encode(job.options)
     except (TypeError, ValueError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
-    return _calls(tree, names[0], "mesh")
+    return any(_calls(function, "mesh") for function in _reached(train, tree))
 
 
 def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
@@ -453,15 +453,27 @@ def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
     raise BadInput("job", job.path, f"define a function {job.function}(trainer, ...) in it")
 
 
-def _calls(tree: ast.Module, trainer: str, method: str) -> bool:
-    """Whether the file calls ``trainer.method``, where ``trainer`` is the name that the train function gives it."""
+def _reached(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
+    """The train function, and those of its file that it calls, at any depth."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found, names = [train], {train.name}
+    for function in found:
+        called = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & functions.keys() - names
+        names |= called
+        found += [functions[name] for name in called]
+    return found
+
+
+def _calls(function: ast.FunctionDef, method: str) -> bool:
+    """Whether a function calls this method of one of its arguments."""
+    arguments = {one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == method
         and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == trainer
-        for node in ast.walk(tree)
+        and node.func.value.id in arguments
+        for node in ast.walk(function)
     )
 
 

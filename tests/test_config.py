@@ -130,8 +130,12 @@ def test_a_mesh_in_a_helper_makes_a_sharded_job(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(JOB)
     assert not resolve_job(str(path)).sharded
-    path.write_text(JOB + "\ndef shard(trainer, model):\n    return trainer.mesh()\n")
+    helper = "\ndef shard(trainer, model):\n    return trainer.mesh()\n"
+    path.write_text(JOB + helper)
+    assert not resolve_job(str(path)).sharded, "train does not call it"
+    path.write_text(JOB.replace("    trainer.register(", "    shard(trainer, None)\n    trainer.register(") + helper)
     assert resolve_job(str(path)).sharded
+    assert not resolve_job(f"{path}:train_small").sharded
 
 
 def test_a_smallest_world_above_the_full_one_is_refused(job_file: Path) -> None:

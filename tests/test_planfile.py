@@ -141,7 +141,7 @@ KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
         ({"faults": [{**KILL, "at_stp": 3}]}, "faults[0].at_stp", "at_step"),
         ({"faults": [{**KILL, "rank": [1]}]}, "faults[0].rank", "Expected"),
         ({"faults": [{**KILL, "phase": 3}]}, "faults[0].phase", "Expected"),
-        ({"faults": [{"kind": "NaN", "rank": 1, "at_step": 3}]}, "faults[0].parameter", "no default"),
+        ({"faults": [{"kind": "BitFlip", "rank": 1, "at_step": 3}]}, "faults[0].bit", "no default"),
         ({"faults": [{**KILL, "rank": 2}]}, "rank", "from 0 to 1"),
         ({"faults": [{**KILL, "at_step": 9}]}, "at_step", "from 0 to 8"),
     ],

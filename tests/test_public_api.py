@@ -120,12 +120,12 @@ def test_a_training_is_launched_from_python(tmp_path: Path, capfd: pytest.Captur
 
 MESH = """
 def train(trainer, steps):
-    sharded(trainer)
+    globals()["sharded"](trainer)
     with trainer.transaction() as step:
         step.backward(0)
 
-def sharded(the_trainer):
-    the_trainer.mesh()
+def sharded(trainer):
+    trainer.mesh()
 """
 
 

@@ -24,7 +24,7 @@ from faults import BadBatch, Hang, Kill, Straggle
 
 JOB = "jobs/printing.py"
 #: As if there were no other detector: what a rule does not find is not found.
-BLIND: dict[str, Any] = {"hang_steps": 1e6, "hang_floor_ms": 10_000_000}
+BLIND: dict[str, Any] = {"hang_steps": 1e6, "hang_floor_ms": 10_000_000, "collective_timeout_s": 20_000.0}
 #: Far above what a rank may wait for a CPU on a busy machine. Short limits are tested on a clock of their own, in
 #: test_logwatch.
 OFTEN_S = 10.0

@@ -81,6 +81,6 @@ def test_autocast_around_the_loop(chaos: Chaos, tmp_path: Path) -> None:
 def test_a_loop_that_is_left_early_is_refused(chaos: Chaos, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     options = {"notes": str(tmp_path / "notes"), "stop_early": True}
-    with pytest.raises(BadInput, match="run to its end") as refused:
+    with pytest.raises(BadInput, match="to its end in every transaction") as refused:
         chaos.run(JOB, nodes=1, spares=0, shards=2, steps=10, options=options, twin=False)
     assert refused.value.field == "step.shards"

@@ -75,7 +75,7 @@ class BaseTrainer(HookMethods, ABC):
     def _finish(self) -> None:
         """The block of a transaction is left without an exception."""
         if not self._over:
-            remedy = "let the loop over step.shards() run to its end in every transaction"
+            remedy = "loop over step.shards(...) to its end in every transaction, and call step.backward(loss) in it"
             raise BadInput("step.shards", None, remedy)
 
     @contextmanager

@@ -12,8 +12,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.suites.recovery.expect import STEADY, journal
-from chaoskit.vocabulary import Event
+from chaoskit.suites.recovery.expect import STEADY
 from faults import Cut, Delay, Fault, FreezeNode, Hang, Kill, Scale
 
 AT = 8
@@ -30,20 +29,20 @@ def run(chaos: Chaos, *faults: Fault, nodes: int = 3, spares: int = 1, steps: in
 
 
 def struck(outcome: Outcome) -> Record:
-    (record,) = journal(outcome, Event.INJECTED)
+    (record,) = outcome.records("injected")
     return record
 
 
 def lost(outcome: Outcome) -> Record:
     """The only loss, of the rank that was struck."""
-    (record,) = journal(outcome, Event.DETECTED)
+    (record,) = outcome.records("detected")
     assert record["rank"] == struck(outcome)["rank"]
     return record
 
 
 def assert_left_alone(outcome: Outcome) -> None:
-    assert journal(outcome, Event.DETECTED, Event.NODE_LOST, Event.LEFT_OUT) == []
-    assert len(journal(outcome, Event.PLAN)) == 1
+    assert outcome.records("detected", "node_lost", "left_out") == []
+    assert len(outcome.records("plan")) == 1
 
 
 # -- exit ---------------------------------------------------------------------------------------------------------
@@ -61,10 +60,10 @@ def test_a_process_that_leaves_as_planned_is_not_missed(chaos: Chaos) -> None:
     policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     plan = {"elastic": policy, "shards": 6, "options": {"step_s": 0.05}}
     outcome = run(chaos, Scale(to=2, at_step=AT), spares=0, steps=40, **plan)
-    (ended,) = journal(outcome, Event.JOB_ENDED)
-    gone = [record for record in journal(outcome, Event.WORKER_EXITED) if record.t_ns < ended.t_ns]
+    (ended,) = outcome.records("job_ended")
+    gone = [record for record in outcome.records("worker_exited") if record.t_ns < ended.t_ns]
     assert [record["status"] for record in gone] == ["status 0"]
-    assert journal(outcome, Event.DETECTED, Event.EVICTED, Event.NODE_LOST) == []
+    assert outcome.records("detected", "evicted", "node_lost") == []
     assert outcome.steps[-1].world == 2
 
 
@@ -94,7 +93,7 @@ def test_a_silent_node_is_lost_when_its_lease_ends(chaos: Chaos, stopwatch: Stop
     """Within as many beats as a lease has: 150 ms."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=1.0, how=FREEZER))
     assert lost(outcome)["cause"] == "node lost"
-    (node,) = journal(outcome, Event.NODE_LOST)
+    (node,) = outcome.records("node_lost")
     assert node["detail"] == "silent for 3 beats"
     stopwatch.within(0.2, struck(outcome), lost(outcome))
 
@@ -120,10 +119,10 @@ def test_a_node_that_is_silent_within_its_lease_is_kept(chaos: Chaos) -> None:
 def test_a_link_that_is_cut_has_a_node_left_out(chaos: Chaos, stopwatch: Stopwatch) -> None:
     """Both nodes reach the coordinator, so neither is silent: only what they say of their link tells."""
     outcome = run(chaos, Cut(rank=1, at_step=AT, apart_from=(2,)), spares=0)
-    (left_out,) = journal(outcome, Event.LEFT_OUT)
+    (left_out,) = outcome.records("left_out")
     assert left_out["nodes"] in (["node1"], ["node2"])
     assert left_out["detail"] == "no connection node1-node2"
-    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} == {"unreachable"}
+    assert {record["cause"] for record in outcome.records("detected")} == {"unreachable"}
     stopwatch.within(1.5, struck(outcome), left_out)
 
 

@@ -16,8 +16,8 @@ from chaoskit.journal import Record
 from chaoskit.messages import Heartbeat, Plan
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.suites.recovery.expect import JOBS, STEADY, journal
-from chaoskit.vocabulary import Event, Phase, Verdict
+from chaoskit.suites.recovery.expect import JOBS, STEADY
+from chaoskit.vocabulary import Phase, Verdict
 from faults import Fault, Hang, Kill, Straggle
 
 LATE, PRINTING = (Path(__file__).parents[2] / "jobs" / name for name in ("late.py", "printing.py"))
@@ -33,16 +33,16 @@ def run(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome
 
 
 def struck(outcome: Outcome) -> list[Record]:
-    return journal(outcome, Event.INJECTED)
+    return outcome.records("injected")
 
 
 def losses(outcome: Outcome) -> list[tuple[int, str]]:
-    return [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)]
+    return [(record["rank"], record["cause"]) for record in outcome.records("detected")]
 
 
 def assert_left_alone(outcome: Outcome) -> None:
-    assert journal(outcome, Event.DETECTED, Event.RULE_FIRED) == []
-    assert len(journal(outcome, Event.PLAN)) == 1
+    assert outcome.records("detected", "rule_fired") == []
+    assert len(outcome.records("plan")) == 1
 
 
 # -- phase --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def assert_left_alone(outcome: Outcome) -> None:
 def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(chaos: Chaos, stopwatch: Stopwatch, how: str) -> None:
     """A phase is a hang at the floor of 500 ms where steps are short; a beat and a look later it is found."""
     outcome = run(chaos, Hang(rank=1, at_step=AT, how=how))
-    (hang,), (found,) = struck(outcome), journal(outcome, Event.DETECTED)
+    (hang,), (found,) = struck(outcome), outcome.records("detected")
     assert (found["rank"], found["cause"]) == (1, "hung")
     assert f"limit {HANG_S * 1000:.0f} ms, while others wait" in found["detail"]
     assert found.t_ns - hang.t_ns > HANG_S * 1e9
@@ -64,7 +64,7 @@ def test_a_rank_that_hangs_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
     with load():
         outcome = run(chaos, Hang(rank=1, at_step=AT, how="gil"), job="gpt", nodes=4, options={"size": "tiny"})
     assert losses(outcome) == [(1, "hung")]
-    (hang,), (found,) = struck(outcome), journal(outcome, Event.DETECTED)
+    (hang,), (found,) = struck(outcome), outcome.records("detected")
     assert found.t_ns - hang.t_ns > HANG_S * 1e9
 
 
@@ -95,7 +95,7 @@ def test_a_rank_that_is_late_within_the_limit_is_left_alone(chaos: Chaos, stopwa
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=300, steps=2))
     assert_left_alone(outcome)
     assert min(point.seconds for point in outcome.steps[AT : AT + 2]) >= 0.6
-    first, *_, last = journal(outcome, Event.COMMIT)
+    first, *_, last = outcome.records("commit")
     assert stopwatch.is_busy(first, last) or max(point.seconds for point in outcome.steps[AT + 3 :]) < 0.3
 
 
@@ -128,12 +128,12 @@ def test_a_rank_that_does_not_follow_a_plan_is_missed(chaos: Chaos, stopwatch: S
     outcome = run(chaos, Kill(rank=2, at_step=AT, phase="forward"), **plan)
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], "nothing was injected into the rank that is deaf"
-    killed, deaf = journal(outcome, Event.DETECTED)
+    killed, deaf = outcome.records("detected")
     assert killed["rank"] == 2
     assert killed["cause"] == "exited"
     assert (deaf["rank"], deaf["cause"]) == (1, "hung")
     assert re.fullmatch(rf"reduce for \d+ ms, limit {FOLLOW_S * 1000:.0f} ms, while others wait", deaf["detail"])
-    (plan_record,) = [record for record in journal(outcome, Event.PLAN) if killed.t_ns < record.t_ns < deaf.t_ns]
+    (plan_record,) = [record for record in outcome.records("plan") if killed.t_ns < record.t_ns < deaf.t_ns]
     assert deaf.t_ns - plan_record.t_ns > 0.9 * FOLLOW_S * 1e9
     stopwatch.within(FOLLOW_S + 0.5, plan_record, deaf)
 
@@ -144,11 +144,11 @@ def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(chao
     options = {"full": 3, "planned": planned.until["file"], "seconds": 1.25 * FOLLOW_S}
     plan = {"job": f"{LATE}:late_for_a_growth", "options": options, "watch": planned, "spares": 0, "steps": 20}
     outcome = run(chaos, Kill(rank=2, at_step=AT), **plan)
-    (killed,) = journal(outcome, Event.DETECTED)
+    (killed,) = outcome.records("detected")
     assert killed["rank"] == 2
-    _, shrunk, grown = journal(outcome, Event.PLAN)
+    _, shrunk, grown = outcome.records("plan")
     assert [len(plan["members"]) for plan in (shrunk, grown)] == [2, 3]
-    first = next(record for record in journal(outcome, Event.COMMIT) if record.t_ns > grown.t_ns)
+    first = next(record for record in outcome.records("commit") if record.t_ns > grown.t_ns)
     assert first.t_ns - grown.t_ns > FOLLOW_S * 1e9
 
 
@@ -160,9 +160,9 @@ PACED = {"job": "paced", "nodes": 4, "options": {"shard_s": 0.02}, "slow_limit":
 def test_a_straggler_is_told_and_replaced(chaos: Chaos, stopwatch: Stopwatch) -> None:
     """A shard takes five times longer than those of the others: in so many steps, and a little."""
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=45, steps=1000), steps=40, **PACED)
-    told = journal(outcome, Event.STRAGGLER)[0]
+    told = outcome.records("straggler")[0]
     assert (told["rank"], told["kind"]) == (1, "compute")
-    (found,) = journal(outcome, Event.DETECTED)
+    (found,) = outcome.records("detected")
     assert (found["rank"], found["cause"]) == (1, "slow")
     (fault,) = struck(outcome)
     assert fault.t_ns < told.t_ns <= found.t_ns
@@ -196,7 +196,7 @@ RULED: dict[str, Any] = {
 def test_a_rank_that_goes_quiet_breaks_its_log_rule(chaos: Chaos, stopwatch: Stopwatch) -> None:
     """The rule finds it after the second without a line that it allows, though no other detector looks."""
     outcome = run(chaos, Hang(rank=1, at_step=AT, how="spin"), **RULED)
-    (hang,), (fired,) = struck(outcome), journal(outcome, Event.RULE_FIRED)
+    (hang,), (fired,) = struck(outcome), outcome.records("rule_fired")
     assert (fired["rule"], fired["verdict"], fired["rank"]) == ("quiet", "hanging", 1)
     assert losses(outcome) == [(1, "log rule")]
     stopwatch.within(1.3, hang, fired)
