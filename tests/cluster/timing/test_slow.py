@@ -190,6 +190,7 @@ RULED: dict[str, Any] = {
     ],
     "hang_steps": 1e6,
     "hang_floor_ms": 10_000_000,
+    "collective_timeout_s": 20_000.0,
 }
 
 
