@@ -78,13 +78,13 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
     """Each request over HTTP becomes the message that it asks for, and gets the answer of the coordinator."""
     with launcher.listening():
         run = RunClient(launcher.directory)
-        assert run.scale(3, "somebody") == RequestReply(True, "as you like", ("node1",))
+        assert run.scale(3, "a scheduler") == RequestReply(True, "as you like", ("node1",))
         assert run.lend(2, "urgent", 7.5).nodes == ("node1",)
         assert run.notice("node1", 5.5).accepted
         assert run.give_back("urgent").accepted
         wait_until(lambda: len(launcher.sent) == 4, "four messages")
     assert launcher.asked() == [
-        ScaleTo("", 3, "somebody"),
+        ScaleTo("", 3, "a scheduler"),
         LendNodes("", "urgent", 2, 7.5),
         SpotNotice("node1", 5.5),
         ReturnNodes("urgent"),

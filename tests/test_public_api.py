@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import chaoskit
@@ -96,6 +97,9 @@ def test_an_experiment_outside_of_pytest(tmp_path: Path) -> None:
     outcome.assert_recovered(within_s=60.0)
     with pytest.raises(AssertionError, match="more than 0 s"):
         outcome.assert_recovered(within_s=0.0)
+    for worse in ({"lost_steps": 1}, {"false_alarms": 1}):
+        with pytest.raises(AssertionError):
+            msgspec.structs.replace(outcome, **worse).assert_recovered(within_s=60.0)
     (detected,) = outcome.records("detected")
     assert detected["cause"] == "exited"
     assert {record.event for record in outcome.records("detected", "commit")} == {"detected", "commit"}

@@ -1,4 +1,4 @@
-"""What the remote tier decides without asking anybody: when to try again, what is missing."""
+"""Decisions of the remote tier that need no answer of a store: when to try again, and what is missing."""
 
 from __future__ import annotations
 

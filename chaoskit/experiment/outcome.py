@@ -133,7 +133,7 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         failed: in its own code, after the run; a verdict that fails it is no failure of its own.
-        message: the last line of the error.
+        message: kind and first line of the error.
     """
 
     __test__ = False  # pytest shall not collect it
@@ -217,18 +217,15 @@ class Outcome(msgspec.Struct, kw_only=True):
         """Journal records of the run with these events, such as ``"commit"`` and ``"detected"``, ordered by time.
 
         Args:
-            events: their names; all records where none is given. docs/observability.md lists them.
+            events: their names; all records where none is given.
 
         Raises:
             BadInput: for an event that does not exist.
         """
-        wanted = set()
-        for event in events:
-            if event not in set(Event):
-                raise BadInput("events", event, f"use some of {', '.join(sorted(Event))}")
-            wanted.add(event)
+        if unknown := sorted(set(events) - set(Event)):
+            raise BadInput("events", unknown[0], f"use some of {', '.join(sorted(Event))}")
         found = read_journals(Path(self.directory) / "journal")
-        return [record for record in found if not wanted or record.event in wanted]
+        return [record for record in found if not events or record.event in events]
 
     def assert_recovered(
         self, *, within_s: float, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True

@@ -74,4 +74,5 @@ def judge_offset(ahead_ms: float, limits: Limits, detail: str = "") -> Finding:
 
 def judge(reading: ClockReading, limits: Limits) -> list[Finding]:
     """A wrong wall clock is no reason to keep a node out: nothing is decided by it. It spoils what people compare."""
-    return [at_most("clock.step_ms", reading.step_ms, warn=limits.clock_step_warn_ms, remedy="see who sets the clock")]
+    warn, remedy = limits.clock_step_warn_ms, "find out what sets the clock"
+    return [at_most("clock.step_ms", reading.step_ms, warn=warn, remedy=remedy)]
