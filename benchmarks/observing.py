@@ -80,7 +80,7 @@ class Watchers:
     def _take_turns(self) -> None:
         self._going.wait()
         terminal, ours = pty.openpty()
-        command = [sys.executable, "-m", "chaoskit.cli", "top", str(self._directory)]
+        command = [sys.executable, "-m", "chaoskit", "top", str(self._directory)]
         viewer = subprocess.Popen(command, stdin=ours, stdout=ours, stderr=ours)
         os.close(ours)
         drain = threading.Thread(target=_drain, args=(terminal,), daemon=True)

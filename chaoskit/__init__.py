@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from chaoskit.errors import BadInput, ChaoskitError, HarnessError
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.outcome import Outcome, Recovery
-    from chaoskit.faces.launch import LaunchResult, launch
     from chaoskit.journal import Record
+    from chaoskit.launcher.launch import LaunchResult, launch
     from chaoskit.logrule import LogRule
     from chaoskit.pytest_plugin import Chaos, VerdictError
     from chaoskit.report.store import read_outcomes
@@ -47,8 +47,8 @@ _HOMES = {
     "LogRule": "logrule",
     "LogPatterns": "stacks.patterns",
     # train, and ask a job that trains
-    "launch": "faces.launch",
-    "LaunchResult": "faces.launch",
+    "launch": "launcher.launch",
+    "LaunchResult": "launcher.launch",
     "RunClient": "elastic.client",
     "RequestReply": "elastic.client",
     "WorldState": "elastic.client",

@@ -1,6 +1,6 @@
 """``python -m chaoskit``: the command line."""
 
-from chaoskit.cli import main
+from chaoskit.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -287,8 +287,12 @@ def validate(config: RunConfig) -> None:
         ("replacement_s", 0),
         ("rack_nodes", 0),
     ]
+    for field in RunConfig.__struct_fields__:
+        value = getattr(config, field)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInput(field, value, "use a finite number")
     for field, least in minimums:
-        if not getattr(config, field) >= least:  # NaN is not, either
+        if getattr(config, field) < least:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
     if config.nodes_max + config.spares > NODES_MAX:
         raise BadInput("nodes", config.nodes, f"use at most {NODES_MAX} nodes and spares together")
@@ -311,7 +315,8 @@ def validate(config: RunConfig) -> None:
     for field in ("disk", "remote"):
         _validate_tier(field, getattr(config, field))
     if config.remote is not None and config.disk is None:
-        raise BadInput("remote", config.remote.target, "name a directory for disk, too: uploads are made from there")
+        remedy = "give a disk tier, too (--checkpoints, disk=): uploads are made from there"
+        raise BadInput("remote", config.remote.target, remedy)
     if config.disk is not None and config.device == "cuda" and not config.job.sharded:
         remedy = "leave it out, and use chaoskit.checkpoint.SnapshotWriter: no agent sees a replica on a device"
         raise BadInput("disk", config.disk.target, remedy)

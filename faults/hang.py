@@ -46,7 +46,7 @@ class Hang(Fault):
     stands_for: ClassVar[str] = "hangs without an error"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
-    undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit janitor`"
+    undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit cleanup`"
 
     @property
     def from_outside(self) -> bool:

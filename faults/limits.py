@@ -31,7 +31,7 @@ class NodeLimit(NodeFault):
     lift_after_s: float = 1.0
 
     family: ClassVar[str] = "node"
-    undo: ClassVar[str] = "the control group is removed when the limit ends, by the janitor if need be"
+    undo: ClassVar[str] = "the control group is removed when the limit ends, by `chaoskit cleanup` if need be"
     #: What there is less of.
     resource: ClassVar[Resource] = "cpu"
 

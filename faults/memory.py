@@ -41,7 +41,7 @@ class OutOfMemory(Fault):
     counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "how": "error"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "cgroup"}, {"how": "error"})
-    undo: ClassVar[str] = "the control group is removed at the end of the run, by the janitor if need be"
+    undo: ClassVar[str] = "the control group is removed at the end of the run, by `chaoskit cleanup` if need be"
 
     @classmethod
     def restricted(cls) -> str:

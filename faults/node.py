@@ -149,7 +149,7 @@ class FreezeNode(NodeFault):
     impact: ClassVar[str] = (
         "the lease of the node ends, and its workers are given up; nobody listens to them when they return"
     )
-    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit janitor`"
+    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit cleanup`"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)
 
     @classmethod

@@ -46,7 +46,9 @@ class Straggle(Fault):
     counted: ClassVar[tuple[Incident, ...]] = (incidents.THERMAL, incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
-    undo: ClassVar[str] = "the control group is removed at the end, by the janitor if need be; the rest ends by itself"
+    undo: ClassVar[str] = (
+        "the control group is removed at the end, by `chaoskit cleanup` if need be; the rest ends by itself"
+    )
 
     @classmethod
     def restricted(cls) -> str:

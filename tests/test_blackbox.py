@@ -315,7 +315,7 @@ def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
         command, watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine", working_directory=work
     )
     save(experiment, tmp_path / "plan.json")
-    replay = [sys.executable, "-m", "chaoskit.cli", "replay", str(tmp_path / "plan.json"), "--no-twin", "--json"]
+    replay = [sys.executable, "-m", "chaoskit", "replay", str(tmp_path / "plan.json"), "--no-twin", "--json"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
         [*replay, "--report", str(tmp_path / "report")],

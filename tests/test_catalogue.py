@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults_page import render_page
 
 import faults
+from chaoskit.cli.faults import catalogue, entry, find, moments_in_words
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.faces.catalogue import catalogue, entry, find, moments_in_words
-from chaoskit.faces.faults_page import render_page
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
 from faults import CATALOGUE, BadBatch, Fault, Hang, Kill, NaN
@@ -88,7 +88,7 @@ def test_a_fault_is_found_by_its_name() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """`chaoskit faults --markdown > docs/faults.md` mends it."""
+    """`python docs/generate/faults_page.py > docs/faults.md` repairs it."""
     assert PAGE.read_text() == render_page()
 
 

@@ -17,7 +17,7 @@ from chaoskit.checkpoint.dcp_metadata import encode_metadata
 from chaoskit.checkpoint.files import write_file
 from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest, decode_manifest
 from chaoskit.checkpoint.remote.source import DirectorySource
-from chaoskit.cli import _run
+from chaoskit.cli.app import run
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.object_troubles import Reply
@@ -30,7 +30,7 @@ class Command:
         self._capsys = capsys
 
     def run(self, *arguments: object, code: int = 0) -> str:
-        assert _run(["checkpoint", *map(str, arguments)], "--json" in arguments) == code
+        assert run(["checkpoint", *map(str, arguments)]) == code
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 

@@ -22,7 +22,7 @@ import pytest
 from support.waiting import wait_until
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.faces.progress import Progress
+from chaoskit.launcher.progress import Progress
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Welcome, WorkerLost
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.undo import UndoLog
@@ -65,7 +65,7 @@ class Workplace:
         (directory / "train.py").write_text(SCRIPT)
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "chaoskit.cli", *arguments]
+        return [sys.executable, "-m", "chaoskit", *arguments]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -234,7 +234,7 @@ def _read_all(descriptor: int, into: bytearray) -> None:
 @pytest.mark.promise("Nothing outlives its owner.")
 @pytest.mark.costly
 def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
-    """A launcher that is killed leaves no process, and nothing for the janitor to do."""
+    """A launcher that is killed leaves no process, and nothing to clean up."""
     launcher = workplace.start(
         *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"), stdout=subprocess.DEVNULL
     )
@@ -244,8 +244,8 @@ def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     launcher.kill()
     launcher.wait(LIMIT_S)
     workplace.await_silence()
-    assert "nothing left to do" in workplace.run("janitor").stdout
-    assert workplace.run("janitor").stdout == "nothing to put back\n"
+    assert "nothing left to do" in workplace.run("cleanup").stdout
+    assert workplace.run("cleanup").stdout == "nothing to put back\n"
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------
@@ -253,32 +253,43 @@ def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
 LAUNCH = ["launch", "train.py", "--nodes", "2"]
 
 BAD_INPUTS = [
-    ([*LAUNCH, "--report", "/proc/nowhere"], "report='/proc/nowhere'", "choose a directory"),
-    (["launch", "nosuchjob"], "job='nosuchjob'", "name a reference job"),
-    (["launch", "missing.py"], "job='missing.py'", "name a Python file that exists"),
-    ([*LAUNCH, "--set", "steps"], "set='steps'", "write key=value"),
-    ([*LAUNCH, "--set", "stepz=3"], "options='stepz'", "train takes early, fail, pause, size, steps"),
-    ([*LAUNCH, "--set", "steps=many"], "steps='many'", "use a value of type int"),
-    ([*LAUNCH, "--min-world", "3"], "min_world=3", "use at most nodes=2"),
-    ([*LAUNCH, "--shards", "1"], "shards=1", "use at least nodes=2"),
-    ([*LAUNCH, "--device", "tpu"], "device='tpu'", "use one of cpu, cuda"),
-    ([*LAUNCH, "--port", "70000"], "port=70000", "choose a"),
-    (["launch", "train.py", "--nodes", "two"], "nodes='two'", "use a valid integer"),
-    (["launch"], "script=None", "give it"),
-    (["lunch"], "command='chaoskit lunch'", "see --help"),
-    (["demo", "--report", "/proc/nowhere"], "report='/proc/nowhere'", "choose a directory"),
-    (["run", "nosuchsuite"], "suite='nosuchsuite'", "smoke"),
-    (["report", "nowhere"], "directory='nowhere'", "outcome.json"),
-    (["replay", "nowhere.json"], "plan='nowhere.json'", "name a plan file that can be read"),
-    (
-        ["replay", "train.py"],
-        r"plan='\nimport time\nimport torch\nfrom torch imp...'",
-        "in train.py, write one JSON object",
-    ),
-    (["replay", "train.py", "--times", "0"], "times=0", "use 1 or more"),
-    (["replay", "train.py", "--shrink", "--times", "5"], "times=5", "leave it out"),
-    (["launch", "train.py", "--nodes", "1000000"], "nodes=1000000", "use at most 1024"),
-    (["replay", "train.py", "--shrink", "--budget-s", "-1"], "budget_s=-1.0", "above 0"),
+    ([*LAUNCH, "--report", "/proc/nowhere"], "--report /proc/nowhere", "choose a directory"),
+    (["launch", "nosuchjob"], "SCRIPT nosuchjob", "name a reference job"),
+    (["launch", "missing.py"], "SCRIPT missing.py", "name a Python file that exists"),
+    ([*LAUNCH, "--set", "steps"], "--set steps", "write key=value"),
+    ([*LAUNCH, "--set", "stepz=3"], "--set stepz=3", "train takes early, fail, pause, size, steps"),
+    ([*LAUNCH, "--set", "steps=many"], "--set steps=many", "use a value of type int"),
+    ([*LAUNCH, "--setting", "hang_steps"], "--setting hang_steps", "write NAME=VALUE"),
+    ([*LAUNCH, "--setting", "hang_stepz=5"], "--setting hang_stepz=5", "write hang_steps"),
+    ([*LAUNCH, "--setting", "hang_steps=0.5"], "--setting hang_steps=0.5", "use 1 or more"),
+    ([*LAUNCH, "--setting", "startup_s=Infinity"], "--setting startup_s=Infinity", "use a finite number"),
+    ([*LAUNCH, "--setting", "nodes=3"], "--setting nodes=3", "--nodes gives this setting"),
+    ([*LAUNCH, "--setting", "deadline_s=3"], "--setting deadline_s=3", "there is no such setting"),
+    ([*LAUNCH, "--setting", "disk.keep=3"], "--setting disk.keep=3", "use"),
+    ([*LAUNCH, "--min-world", "3"], "--min-world 3", "use at most nodes=2"),
+    ([*LAUNCH, "--shards", "1"], "--shards 1", "use at least nodes=2"),
+    ([*LAUNCH, "--device=tpu"], "--device=tpu", "use one of cpu, cuda"),
+    ([*LAUNCH, "--port", "70000"], "--port 70000", "choose a"),
+    ([*LAUNCH, "--checkpoints", "/proc/nowhere"], "--checkpoints /proc/nowhere", "choose a directory"),
+    ([*LAUNCH, "--checkpoints", "kept", "--keep", "-1"], "--keep -1", "use 0 or more"),
+    ([*LAUNCH, "--checkpoints", "kept", "--checkpoint-every", "0"], "--checkpoint-every 0", "use 1 or more"),
+    ([*LAUNCH, "--remote", "s3://bucket/run"], "--remote s3://bucket/run", "--checkpoints"),
+    ([*LAUNCH, "--follow-warmup-steps", "3"], "--follow-warmup-steps 3", "name a rule with --follow"),
+    ([*LAUNCH, "--spare", "1"], "--spare", "there is no such option, write --spares; see chaoskit launch --help"),
+    (["launch", "train.py", "--nodes", "two"], "--nodes two", "use a valid integer"),
+    (["launch"], "SCRIPT", "it is missing; see chaoskit launch --help"),
+    (["lunch"], "command lunch", "write chaoskit launch"),
+    (["janitor"], "command janitor", "write chaoskit cleanup"),
+    (["quarantine", "list"], "command quarantine", "node list"),
+    (["demo", "--report", "/proc/nowhere"], "--report /proc/nowhere", "choose a directory"),
+    (["test", "nosuchsuite"], "SUITE nosuchsuite", "smoke"),
+    (["report", "nowhere"], "DIRECTORY nowhere", "outcome.json"),
+    (["replay", "nowhere.json"], "PLAN nowhere.json", "name a plan file that can be read"),
+    (["replay", "train.py"], r"PLAN train.py", "write one JSON object"),
+    (["replay", "train.py", "--times", "0"], "--times 0", "use 1 or more"),
+    (["replay", "train.py", "--shrink", "--times", "5"], "--times 5", "leave it out"),
+    (["launch", "train.py", "--nodes", "1000000"], "--nodes 1000000", "use at most 1024"),
+    (["replay", "train.py", "--shrink", "--budget-s", "-1"], "--budget-s -1", "above 0"),
 ]
 
 
@@ -305,7 +316,7 @@ def test_a_port_in_use_is_refused_in_json_too(workplace: Workplace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = workplace.run(*LAUNCH, "--port", str(port), "--json")
-    _assert_refused(done, f"port={port}", "choose a free port")
+    _assert_refused(done, f"--port {port}", "choose a free port")
     error = json.loads(done.stdout)["error"]
     assert (error["field"], error["value"]) == ("port", port)
     workplace.await_silence()
@@ -344,7 +355,7 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert (workplace.directory / "junit.xml").is_file()
     refused = workplace.run("report", "shown", "--html", ".")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "html='.': name a file, such as page.html" in refused.stderr
+    assert "--html .: name a file, such as page.html" in refused.stderr
     (directory / "report.html").unlink()
     recovery = json.loads(workplace.run("report", "shown", "--json", "--check").stdout)["recovery"]
     assert not (directory / "report.html").exists(), "a report does not write into what it shows"
@@ -406,19 +417,19 @@ def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplac
 
 @pytest.mark.costly
 def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
-    """The status of ``chaoskit run`` is that of the tests."""
+    """The status of ``chaoskit test`` is that of the tests."""
     (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")
     selections = ("one", "two", "no")
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(lambda selection: workplace.run("run", "test_two.py", "-k", selection, "--json"), selections)
+        runs = pool.map(lambda selection: workplace.run("test", "test_two.py", "-k", selection, "--json"), selections)
     codes = dict(zip(selections, runs, strict=True))
     assert {selection: done.returncode for selection, done in codes.items()} == {"one": 0, "two": 1, "no": 2}
     assert json.loads(codes["two"].stdout)["outcomes"] == []
 
 
-@pytest.mark.parametrize("command", [["-m", "chaoskit.cli", "janitor"], ["-m", "chaoskit.substrate.undo"]])
-def test_the_janitor_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
-    """The janitor ends a process that a dead launcher wrote down, also where its number has a new owner."""
+@pytest.mark.parametrize("command", [["-m", "chaoskit", "cleanup"], ["-m", "chaoskit.substrate.undo"]])
+def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
+    """Cleanup ends a process that a dead launcher wrote down, also where its number has a new owner."""
     left = subprocess.Popen(["sleep", "600"])
     undo = UndoLog(workplace.state / "chaoskit")
     undo.plan("kill", pid=left.pid, ticks=start_ticks(left.pid))
@@ -453,14 +464,7 @@ def test_one_fault_is_told_whole(workplace: Workplace) -> None:
     assert (alone["name"], alone["here"]["state"] in ("yes", "in part")) == ("Straggle", True)
     refused = workplace.run("faults", "Explode")
     assert refused.returncode == 2
-    assert "name='Explode': use one of Kill" in refused.stderr
-
-
-def test_the_page_of_faults_is_written(workplace: Workplace) -> None:
-    """docs/faults.md is what ``chaoskit faults --markdown`` prints."""
-    page = Path(__file__).parent.parent / "docs" / "faults.md"
-    assert workplace.run("faults", "--markdown").stdout == page.read_text()
-    assert workplace.run("faults", "Kill", "--markdown").returncode == 2
+    assert "NAME Explode: use one of Kill" in refused.stderr
 
 
 @pytest.mark.costly
@@ -478,7 +482,7 @@ def test_the_doctor_tells_what_is_missing(workplace: Workplace) -> None:
 def test_a_doctor_without_torch(workplace: Workplace) -> None:
     """The doctor works without torch, which it then reports as missing. A module that is None cannot be imported."""
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['doctor', '--json']\n"
-    code += "from chaoskit.cli import main; main()"
+    code += "from chaoskit.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=workplace.environment, capture_output=True, text=True, check=False
     )

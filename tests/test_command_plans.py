@@ -20,7 +20,7 @@ from chaoskit.experiment.blackbox.conduct import Shown, Struck
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.planfile import Planned, load, save
 from chaoskit.experiment.shrink import shrink
-from chaoskit.faces.progress import Progress
+from chaoskit.launcher.progress import Progress
 from chaoskit.osprocess import is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns

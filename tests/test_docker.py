@@ -14,11 +14,11 @@ import pytest
 from support.waiting import wait_until
 
 from chaoskit import osprocess
+from chaoskit.cli import probes
 from chaoskit.config import DETECTION, RunConfig, resolve_job
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
-from chaoskit.faces import probes
 from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image

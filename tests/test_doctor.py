@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.network import without_networks
 
-from chaoskit.faces import doctor, probes
-from chaoskit.faces.probes import Finding
+from chaoskit.cli import doctor, probes
+from chaoskit.cli.probes import Finding
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate import abilities, commands
 from chaoskit.substrate.undo import UndoLog, left_behind, sweep
@@ -29,7 +29,7 @@ def found(*probed: probes.Probe) -> dict[str, Finding]:
 def limited(setup: str, probe: str) -> dict[str, str]:
     """Return the finding of a probe, written as a call, in a process of its own after ``setup``."""
     code = (
-        f"import json, os, resource, sys\nfrom chaoskit.faces import probes\n{setup}\nfound = probes.{probe}\n"
+        f"import json, os, resource, sys\nfrom chaoskit.cli import probes\n{setup}\nfound = probes.{probe}\n"
         "print(json.dumps({'state': found.state, 'found': found.found, 'remedy': found.remedy}))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -39,7 +39,7 @@ def limited(setup: str, probe: str) -> dict[str, str]:
 
 NETWORKS = """
 import json
-from chaoskit.faces import probes
+from chaoskit.cli import probes
 print(json.dumps({one.name: [one.state, one.found] for one in probes.networks()}))
 """
 
@@ -142,7 +142,7 @@ def test_the_death_signal_is_left_as_it_was() -> None:
 
 HELD = """
 import os, threading
-from chaoskit.faces import doctor
+from chaoskit.cli import doctor
 from chaoskit.osprocess import children
 
 def held():
@@ -259,7 +259,7 @@ def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monk
         assert (seen.state, seen.found, seen.remedy) == (
             "limited",
             f"continue {stopped.pid}",
-            "chaoskit janitor",
+            "chaoskit cleanup",
         )
         assert left_behind() == [f"continue {stopped.pid}"]
         assert [repair.target for repair in sweep()] == [f"pid {stopped.pid}"]

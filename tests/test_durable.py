@@ -176,7 +176,7 @@ class Launches:
         self._mark = str(uuid.uuid4())
 
     def start(self, report: str, *more: str, nodes: int = 2) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "chaoskit.cli", "launch", self._job, *self._options, "--nodes", str(nodes)]
+        command = [sys.executable, "-m", "chaoskit", "launch", self._job, *self._options, "--nodes", str(nodes)]
         command += ["--spares", "0", "--shards", "4", "--json", "--report", str(self.directory / report), *more]
         return subprocess.Popen(
             command,

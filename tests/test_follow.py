@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaoskit.cli.launch import parse_follow
 from chaoskit.config import BatchScaling, JobSpec, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
-from chaoskit.faces.launch import parse_follow
 from chaoskit.journal import Record, read_journals
 from chaoskit.runtime.following import Following, needed
 from chaoskit.runtime.registered import Registered

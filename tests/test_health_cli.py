@@ -1,4 +1,4 @@
-"""``chaoskit health`` and ``chaoskit quarantine`` as a user starts them."""
+"""``chaoskit node`` as a user starts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chaoskit.cli import _run
+from chaoskit.cli.app import run
 
 TOKEN = "a-token-that-both-sides-know"
 
@@ -24,7 +24,7 @@ class Command:
         self._capsys = capsys
 
     def run(self, *arguments: object, code: int) -> str:
-        assert _run([*map(str, arguments)], "--json" in arguments) == code
+        assert run([*map(str, arguments)]) == code
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 
@@ -46,27 +46,27 @@ UNFIT = (*FIT, "--only", "disk", "--limit", "disk_free_bytes_min=1e18")
 
 
 def test_a_fit_machine(command: Command) -> None:
-    found = command.told("health", *FIT, code=0)
+    found = command.told("node", "check", *FIT, code=0)
     assert found["ok"]
     assert {one["what"].partition(".")[0] for one in found["findings"]} == {"clock", "compute"}
-    assert "compute.integers" in command.run("health", *FIT, code=0)
+    assert "compute.integers" in command.run("node", "check", *FIT, code=0)
 
 
 def test_everything_is_examined(command: Command, tmp_path: Path) -> None:
     """Without a GPU, a driver or NVML's binding that is said, and is no error."""
     generous = ("--limit", "disk_free_bytes_min=1", "--limit", "memory_available_bytes_min=1")
-    found = command.told("health", "--directory", tmp_path, *generous, code=0)["findings"]
+    found = command.told("node", "check", "--directory", tmp_path, *generous, code=0)["findings"]
     assert {"gpu.count", "clock.step_ms", "disk.intact", "memory.available_bytes", "compute.floats"} <= {
         one["what"] for one in found
     }
 
 
 def test_an_unfit_machine_is_refused_with_the_reason(command: Command) -> None:
-    found = command.told("health", *UNFIT, code=1)
+    found = command.told("node", "check", *UNFIT, code=1)
     assert (found["ok"], found["standing"]) == (False, "refused")
     assert len(found["reasons"]) == 1
     assert found["reasons"][0].startswith("disk.free_bytes=")
-    text = command.run("health", *UNFIT, code=1)
+    text = command.run("node", "check", *UNFIT, code=1)
     assert "remove what is not needed" in text
     assert "refused" in text
 
@@ -82,37 +82,37 @@ def test_an_unfit_machine_is_refused_with_the_reason(command: Command) -> None:
     ],
 )
 def test_bad_input_is_refused(command: Command, arguments: tuple[str, ...], says: str) -> None:
-    assert says in command.run("health", *arguments, code=2)
+    assert says in command.run("node", "check", *arguments, code=2)
 
 
 def test_the_list_of_nodes_that_are_kept_out(command: Command) -> None:
-    assert command.run("quarantine", "list", code=0) == "nobody is in quarantine\n"
-    command.run("quarantine", "add", "node3", "--reason", "falls off the bus", "--evidence", "XID 79", code=0)
-    (entry,) = command.told("quarantine", "list", code=0)["entries"]
+    assert command.run("node", "list", code=0) == "no cordoned nodes\n"
+    command.run("node", "cordon", "node3", "--reason", "falls off the bus", "--evidence", "XID 79", code=0)
+    (entry,) = command.told("node", "list", code=0)["entries"]
     assert (entry["node"], entry["reason"], entry["evidence"]) == ("node3", "falls off the bus", ["XID 79"])
-    assert "XID 79" in command.run("quarantine", "list", code=0)
-    assert "node3" in command.run("quarantine", "release", "node4", "--reason", "no", code=2)
-    assert "must prove itself" in command.run("quarantine", "release", "node3", "--reason", "GPU replaced", code=0)
+    assert "XID 79" in command.run("node", "list", code=0)
+    assert "node3" in command.run("node", "uncordon", "node4", "--reason", "no", code=2)
+    assert "must prove itself" in command.run("node", "uncordon", "node3", "--reason", "GPU replaced", code=0)
 
 
 def test_a_released_node_proves_itself_by_passing_whole(command: Command, tmp_path: Path) -> None:
-    examine = ("health", "--node", "node3", "--directory", tmp_path, "--limit", "disk_free_bytes_min=1")
+    examine = ("node", "check", "--node", "node3", "--directory", tmp_path, "--limit", "disk_free_bytes_min=1")
     examine = (*examine, "--limit", "memory_available_bytes_min=1")
-    command.run("quarantine", "add", "node3", "--reason", "hot", code=0)
+    command.run("node", "cordon", "node3", "--reason", "hot", code=0)
     kept_out = command.told(*examine, code=1)
     assert (kept_out["ok"], kept_out["quarantined"], kept_out["proved"]) == (True, "hot", False)
-    assert "in quarantine since" in command.run(*examine, code=1)
-    command.run("quarantine", "release", "node3", "--reason", "fan replaced", code=0)
+    assert "cordoned since" in command.run(*examine, code=1)
+    command.run("node", "uncordon", "node3", "--reason", "fan replaced", code=0)
     assert not command.told(*examine, *FIT, code=0)["proved"], "a part is not the whole"
     assert not command.told(*examine, *UNFIT[4:], code=1)["proved"]
-    assert command.told("quarantine", "list", code=0)["entries"]
+    assert command.told("node", "list", code=0)["entries"]
     assert command.told(*examine, code=0)["proved"]
-    assert command.told("quarantine", "list", code=0)["entries"] == []
+    assert command.told("node", "list", code=0)["entries"] == []
 
 
 def test_two_machines_test_the_network_between_them(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that serves is a process as a user starts it, and ends with Ctrl-C."""
-    serve = [sys.executable, "-m", "chaoskit.cli", "health", "serve"]
+    serve = [sys.executable, "-m", "chaoskit", "node", "serve-check"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
@@ -122,11 +122,11 @@ def test_two_machines_test_the_network_between_them(command: Command, monkeypatc
             generous = ("--limit", "pair_throughput_min_mb_s=0", "--limit", "pair_rtt_max_ms=10000")
             generous = (*FIT, "--against", address, *generous)
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", token)
-            found = {one["what"]: one for one in command.told("health", *generous, code=0)["findings"]}
+            found = {one["what"]: one for one in command.told("node", "check", *generous, code=0)["findings"]}
             assert found["pair.intact"]["value"] == "yes"
             assert found["pair.rtt_ms"]["value"] > 0
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", TOKEN)
-            refused = command.told("health", *generous, code=1)
+            refused = command.told("node", "check", *generous, code=1)
             assert [reason.partition("=")[0] for reason in refused["reasons"]] == ["pair.reached"]
         finally:
             server.send_signal(signal.SIGINT)

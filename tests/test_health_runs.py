@@ -15,9 +15,9 @@ from support.goals import Flag
 from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
-from chaoskit.faces import launch as face
 from chaoskit.health import Quarantine
 from chaoskit.journal import Record, read_journals
+from chaoskit.launcher.launch import LaunchResult, launch_shown
 from chaoskit.messages import HealthReport, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.undo import state_directory
@@ -43,7 +43,7 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return Quarantine(state_directory())
 
 
-def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> face.LaunchResult:
+def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> LaunchResult:
     """A run of 20 steps; or of more, until a condition is true: nodes look at themselves at a low priority."""
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
@@ -53,7 +53,7 @@ def launch(directory: Path, until: Callable[[], object] | None = None, **setting
         options |= {"until": {"file": str(seen)}}
         threading.Thread(target=_touch_when, args=(until, seen), daemon=True).start()
     settings = {"nodes": 3, "spares": 0} | settings
-    return face.launch_shown(job, console, directory=directory, port=0, options=options, **settings)
+    return launch_shown(job, console, directory=directory, port=0, options=options, **settings)
 
 
 def _touch_when(condition: Callable[[], object], file: Path) -> None:

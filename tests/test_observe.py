@@ -109,7 +109,7 @@ def collector() -> Iterator[Collector]:
 
 
 def chaoskit(directory: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "chaoskit.cli", *arguments]
+    return [sys.executable, "-m", "chaoskit", *arguments]
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

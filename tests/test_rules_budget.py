@@ -188,7 +188,7 @@ def test_also_of_a_line_without_a_time(tmp_path: Path, place: int) -> None:
 def test_the_command_line_fails_and_names_the_line(log: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"- name: riddle\n  logPattern: '{BEHIND['logPattern']}'\n  expectedStartCutOffInSeconds: 1\n")
-    command = [sys.executable, "-m", "chaoskit.cli", "rules", "test", str(rules), str(log)]
+    command = [sys.executable, "-m", "chaoskit", "rules", "test", str(rules), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1, done.stderr
     told = " ".join(done.stdout.split())

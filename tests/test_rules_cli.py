@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaoskit.cli import _run
+from chaoskit.cli.app import run
 
 RULES = """
 - name: hang
@@ -32,7 +32,7 @@ class Command:
         self._capsys = capsys
 
     def run(self, *arguments: object, code: int) -> str:
-        assert _run(["rules", *map(str, arguments)], "--json" in arguments) == code
+        assert run(["rules", *map(str, arguments)]) == code
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 
@@ -103,7 +103,7 @@ def test_files_that_cannot_be_used_are_named(command: Command, rules: Path, log:
 
 
 def test_as_a_process(rules: Path, log: Path) -> None:
-    command = [sys.executable, "-m", "chaoskit.cli", "rules", "test", str(rules), str(log), "--json"]
+    command = [sys.executable, "-m", "chaoskit", "rules", "test", str(rules), str(log), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert json.loads(ended.stdout)["ok"] is False

@@ -246,7 +246,7 @@ def test_a_launch_tells_what_fires(tmp_path: Path) -> None:
     rules = [SLOW | ALERT | {"metricThreshold": 1}, QUIET | {"expectedRecurringFrequencyInSeconds": 90}]
     (tmp_path / "job.yaml").write_text(f"spec:\n  logMonitoringConfiguration: {json.dumps(rules)}")
     script = Path(__file__).parent / JOB
-    command = [sys.executable, "-m", "chaoskit.cli", "launch", str(script), "--set", "steps=6", "--nodes", "2"]
+    command = [sys.executable, "-m", "chaoskit", "launch", str(script), "--set", "steps=6", "--nodes", "2"]
     options = ["--rules", str(tmp_path / "job.yaml"), "--report", str(tmp_path / "run"), "--json"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, check=False)

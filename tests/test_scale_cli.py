@@ -19,9 +19,9 @@ import pytest
 from support.waiting import wait_until
 from test_cli import Workplace
 
+from chaoskit.cli.launch import parse_elastic
 from chaoskit.elastic.client import DOOR, Door, RunClient, newest_run, open_door
 from chaoskit.errors import BadInput
-from chaoskit.faces.launch import parse_elastic
 from chaoskit.journal import Record, read_journals
 from chaoskit.osprocess import descendants, process_name
 from chaoskit.vocabulary import Event
@@ -102,9 +102,9 @@ def test_every_way_to_ask(launch: Launch) -> None:
     code, said = launch.command("scale", "9")
     assert (code, said["accepted"]) == (1, False)
     assert "no allowed size: use 1, 2, 3, 4" in said["reason"]
-    code, said = launch.command("notice", "node9", "--grace-s", "5")
+    code, said = launch.command("node", "drain", "node9", "--grace-s", "5")
     assert (code, said["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
-    assert launch.refused("notice", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
+    assert launch.refused("node", "drain", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
 
     assert launch.run.scale(2).accepted
     launch.until_world(2)
@@ -117,7 +117,7 @@ def test_every_way_to_ask(launch: Launch) -> None:
     launch.until_world(2)
 
     staying = launch.run.state().nodes[0]
-    assert launch.command("notice", staying, "--grace-s", "5")[0] == 0
+    assert launch.command("node", "drain", staying, "--grace-s", "5")[0] == 0
     launch.until(lambda: staying not in launch.run.state().nodes, "the end of the node that got a notice")
     assert not launch.records(Event.DETECTED)
     assert launch.records(Event.LEFT)
@@ -150,13 +150,13 @@ def catches(pid: int, number: signal.Signals) -> bool:
 @pytest.mark.costly
 def test_a_notice_is_taken_back(launch: Launch) -> None:
     """The node stays, whether the notice came by command or by signal."""
-    assert launch.command("notice", "node0", "--grace-s", "60")[0] == 0
+    assert launch.command("node", "drain", "node0", "--grace-s", "60")[0] == 0
     launch.until_world(1)
     agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)  # no other node is left: it stays as long as it can, and asks again and again
     launch.until(lambda: not catches(agent, signal.SIGTERM), "the first signal to be taken")
-    assert launch.command("notice", "node1", "--cancel")[0] == 0
-    assert launch.command("notice", "node0", "--cancel")[0] == 0
+    assert launch.command("node", "drain", "node1", "--cancel")[0] == 0
+    assert launch.command("node", "drain", "node0", "--cancel")[0] == 0
     launch.until_world(2)
     assert set(launch.run.state().nodes) == {"node0", "node1"}
     os.kill(agent, signal.SIGTERM)  # counts as the first one
@@ -169,7 +169,7 @@ def test_a_notice_is_taken_back(launch: Launch) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--grace-s", "5", "--cancel")], ids=["neither", "both"])
 def test_a_notice_says_when_or_that_it_is_taken_back(workplace: Workplace, arguments: tuple[str, ...]) -> None:
     """A notice without a time, or with a time and a cancellation, is bad input."""
-    ended = workplace.run("notice", "node0", *arguments)
+    ended = workplace.run("node", "drain", "node0", *arguments)
     assert ended.returncode == 2
     assert "--cancel" in ended.stderr
 

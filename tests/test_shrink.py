@@ -218,7 +218,7 @@ def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
 
 
 def _chaoskit(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "chaoskit.cli", *arguments]
+    command = [sys.executable, "-m", "chaoskit", *arguments]
     return subprocess.run(command, cwd=at, capture_output=True, text=True, timeout=400, check=False)
 
 

@@ -100,7 +100,7 @@ def fault_check(strike: Strike) -> Check:
     if state == "confirmed":
         return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
     if state == "undo failed":
-        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit janitor`")
+        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit cleanup`")
     if state == "not fired":
         detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
         return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from random import Random
 from typing import Any, get_args, get_type_hints
 
@@ -17,6 +19,9 @@ from faults.base import Fault
 
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
 _DEADLINE_FLOOR_S = 60.0
+
+_FIELD_IN_QUOTES = re.compile(r"field `(\w+)`")  # in messages of msgspec, as the next one
+_EXPECTED = re.compile(r"Expected `([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,7 @@ def plan_experiment(
         if steps is None:
             raise BadInput("until", until, "give steps, too: the least that the job takes")
         options["until"] = until
-    known = set(RunConfig.__struct_fields__) - {"job"}
-    if unknown := sorted(set(settings) - known):
-        raise BadInput(unknown[0], settings[unknown[0]], f"use one of {', '.join(sorted(known))}")
+    require_settings(settings)
     spec = resolve_job(job, options)
     if "rules" in settings:
         settings["rules"] = msgspec.to_builtins(load_rules(settings["rules"]))
@@ -142,21 +145,34 @@ def plan_experiment(
     return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
 
 
+def require_settings(names: Iterable[str]) -> None:
+    """Raise BadInput if one of the names is no field of :class:`chaoskit.RunConfig`."""
+    known = set(RunConfig.__struct_fields__) - {"job"}
+    for name in sorted(set(names) - known):
+        close = get_close_matches(name, known, n=1)
+        remedy = f"write {close[0]}" if close else f"write one of {', '.join(sorted(known))}"
+        raise BadInput("setting", name, f"there is no such setting; {remedy}")
+
+
 def _refusal(settings: dict[str, Any], error: str) -> BadInput:
     """What msgspec says of a setting, or of a part of one such as ``disk.keep_last``."""
     field = error.rpartition("$.")[2].rstrip("`")
     value: Any = settings
     owner: Any = RunConfig
     hint: Any = None
-    for part in field.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-        hint = get_type_hints(owner).get(part) if owner else None
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+        hint = get_type_hints(owner).get(name) if owner else None
         structs = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, msgspec.Struct))
         owner = next(structs, None)
-    allowed = () if owner else get_args(hint)
-    return BadInput(
-        field, value, f"use one of {', '.join(map(str, allowed))}" if allowed else error.partition(" - ")[0]
-    )
+    if part := _FIELD_IN_QUOTES.search(error):  # the struct has no such field, or lacks it
+        known = ", ".join(owner.__struct_fields__)
+        remedy = f"use one of {known}" if "unknown" in error else "it is missing"
+        return BadInput(f"{field}.{part[1]}", value.get(part[1]), remedy)
+    if not owner and (allowed := get_args(hint)):
+        return BadInput(field, value, f"use one of {', '.join(map(str, allowed))}")
+    wanted = _EXPECTED.search(error)
+    return BadInput(field, value, f"use a value of type {wanted[1]}" if wanted else error.partition(" - ")[0])
 
 
 def _require_empty(config: RunConfig) -> None:

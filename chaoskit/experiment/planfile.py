@@ -154,6 +154,8 @@ def load(path: Path) -> Planned:
     try:
         return _decode(data, path.parent)
     except BadInput as error:
+        if error.field == "plan":
+            raise BadInput("plan", str(path), error.remedy) from None
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
 
 
@@ -210,9 +212,9 @@ def _parse(data: bytes) -> _PlanFile:
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput("plan", _start(data), f"write one JSON object ({error})") from None
+        raise BadInput("plan", None, f"write one JSON object ({error})") from None
     if not isinstance(found, dict):
-        raise BadInput("plan", _start(data), "write one JSON object")
+        raise BadInput("plan", None, "write one JSON object")
     if found.get("version") != VERSION:
         raise BadInput("version", found.get("version"), f"use a plan of version {VERSION}, which this chaoskit reads")
     try:

@@ -32,7 +32,7 @@ class HealthVerdict(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """Exit status of ``chaoskit health``."""
+        """Exit status of ``chaoskit node check``."""
         return int(self.refused)
 
 

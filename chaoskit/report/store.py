@@ -42,7 +42,7 @@ def read_outcomes(directory: Path) -> list[Outcome]:
     """Every outcome at or below ``directory``, in the order in which the runs were started."""
     paths = sorted(directory.rglob(FILE_NAME))
     if not paths:
-        raise BadInput("directory", str(directory), f"Name a directory that holds an {FILE_NAME} at any depth.")
+        raise BadInput("directory", str(directory), f"name a directory that holds an {FILE_NAME} at any depth")
     return sorted(map(_read, paths), key=lambda outcome: outcome.started)
 
 

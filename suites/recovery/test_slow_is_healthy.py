@@ -103,7 +103,7 @@ def crowd(count: int) -> Iterator[None]:
     loops = [
         subprocess.Popen(
             [sys.executable, "-c", "while True: pass"],
-            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.faces.suite
+            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.cli.test
         )
         for _ in range(count)
     ]

@@ -1,6 +1,6 @@
 """A minute of chaos: does losing, freezing, poisoning or failing one rank cost anything?
 
-chaoskit run smoke
+chaoskit test smoke
 """
 
 from __future__ import annotations

@@ -1,20 +1,63 @@
-"""``chaoskit run``: a suite, by pytest in a process of its own."""
+"""``chaoskit test``: run suites of chaos tests, by pytest in a process of its own."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from chaoskit.cli.output import Json, command_app, print_json
+from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
+from chaoskit.launcher.launch import fresh_directory
 from chaoskit.osprocess import die_with_parent
+from chaoskit.report.statistics import estimate_recovery
+from chaoskit.report.store import FILE_NAME, decode_outcome
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 _PYTEST_INTERNAL_ERROR, _PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS = 3, 4, 5
+
+app = command_app()
+
+
+@app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_tests(
+    context: typer.Context,
+    suite: Annotated[str, typer.Argument(help="A suite of chaoskit, such as smoke, or a path to tests.")],
+    report: Annotated[Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of every run.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often each chaos test is run.")] = None,
+    machine: Json = False,
+) -> int:
+    """Run a suite of chaos tests with pytest; further arguments go to pytest.
+
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown (a fault has no
+    evidence), 11: error (chaoskit itself failed).
+
+    Example: [cyan]chaoskit test smoke -k killed -x[/]
+    """
+    suite_arguments(suite)  # a wrong name leaves no directory behind
+    directory = report or fresh_directory(None, Path(suite.partition("::")[0]).stem)
+    require_writable("report", directory)
+    earlier = set(directory.rglob(FILE_NAME))
+    arguments = [f"--chaos-report={directory}"]
+    arguments += [f"--chaos-seed={seed}"] if seed is not None else []
+    arguments += [f"--chaos-repeats={repeats}"] if repeats is not None else []
+    code = run_suite(suite, [*arguments, *context.args], quiet=machine)
+    if machine:
+        written = [path.read_bytes() for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
+        recovery = estimate_recovery(map(decode_outcome, written)).plain()
+        outcomes = [json.loads(data) for data in written]
+        print_json({"exit_code": code, "directory": str(directory), "recovery": recovery, "outcomes": outcomes})
+    return code
 
 
 def suite_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""``chaoskit doctor``: what this machine can do and what not, with reasons and remedies."""
+"""``chaoskit doctor``: which features and faults this machine supports, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,32 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.faces.catalogue import here
-from chaoskit.faces.probes import PROBES, Finding, Probe
+from chaoskit.cli.faults import here
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.cli.probes import PROBES, Finding, Probe
 from faults import CATALOGUE
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+app = command_app()
+
+
+@app.command()
+def doctor(machine: Json = False) -> int:
+    """Check which features and faults this machine supports.
+
+    It looks, and changes nothing: one child process is started and ends at once.
+
+    Exit code 0: training, recovery and most faults can run here, 1: they cannot.
+
+    Example: [cyan]chaoskit doctor[/]
+    """
+    findings = examine()
+    if machine:
+        print_json(plain(findings))
+    else:
+        console().print(render(findings))
+    return 0 if can_run(findings) else EXIT_FAILED
 
 
 def examine(probes: tuple[Probe, ...] = PROBES) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""``chaoskit faults``: what can be broken, how one can tell that it was, and what of it this machine can do."""
+"""``chaoskit faults``: the catalogue of faults, their evidence, and which of them this machine can do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import inspect
 import re
 import textwrap
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput
 from faults import CATALOGUE, Fault
 from faults.base import FAMILIES
@@ -20,6 +22,28 @@ from faults.possible import Moments, moments
 
 _ARGUMENT = re.compile(r"^(\w+): (.*)$")
 _STANDS = "the rank stood at the named phase, and waited there until the fault was in"
+
+app = command_app()
+
+
+@app.command()
+def faults(
+    name: Annotated[str | None, typer.Argument(help="One fault, such as Kill: everything about it.")] = None,
+    machine: Json = False,
+) -> None:
+    """List what can be broken, and what of it this machine can do.
+
+    With a name: what it does, its parameters, moments and roles, the evidence at
+    each level, the real incidents that it stands for, and a line to paste.
+
+    Example: [cyan]chaoskit faults Hang[/]
+    """
+    kind = find(name) if name else None
+    if machine:
+        told = catalogue()
+        print_json({"faults": [one for one in told if kind is None or one["name"] == kind.__name__]})
+    else:
+        console().print(render_fault(kind) if kind else render_catalogue())
 
 
 def catalogue() -> list[dict[str, Any]]:

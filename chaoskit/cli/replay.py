@@ -1,4 +1,4 @@
-"""``chaoskit replay``: a plan file is run again, as often as it takes to see what it shows, or shrunk."""
+"""``chaoskit replay``: run a plan again, as often as it takes to see what it shows, or shrink it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.text import Text
 
+from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.config import require_writable
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
@@ -19,14 +21,62 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.planfile import Planned, encode, load
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.experiment.shrink import HARNESS_ERROR, Shrunk, describe, shrink_to_file
-from chaoskit.faces.progress import Progress
-from chaoskit.faces.view import View
+from chaoskit.launcher.launch import fresh_directory
+from chaoskit.launcher.progress import Progress
+from chaoskit.launcher.view import View
 from chaoskit.report.store import encode_outcome, write_outcome
 from chaoskit.report.summary import VERDICT_STYLES, number, plural, render_summary
 from chaoskit.substrate import choice
 from chaoskit.vocabulary import Verdict
 
 MINIMAL = "minimal.json"
+
+app = command_app()
+
+
+@app.command()
+def replay(
+    plan: Annotated[Path, typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote.")],
+    times: Annotated[int | None, typer.Option(help="How often to run it; default: once.")] = None,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Look for the smallest plan that fails in the same way.")
+    ] = False,
+    budget_s: Annotated[float, typer.Option("--budget-s", help="Time for --shrink, in seconds.")] = 120.0,
+    twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")] = True,
+    substrate: Annotated[
+        str, typer.Option(help="local, netns or docker. Default: the first that can do the faults.")
+    ] = "",
+    report: Annotated[Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")] = None,
+    machine: Json = False,
+) -> int:
+    """Run a plan of faults again, exactly as it was.
+
+    Every run of a test leaves its plan beside its journals, as [bold]plan.json[/]: the
+    job, all settings and the seed, and each fault with its moment. A plan that
+    fails only now and then: [bold]--times 20[/] says how often, with a 95 % interval.
+    [bold]--shrink[/] leaves out faults, nodes and steps while it still fails.
+
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error. Of
+    several runs, the worst counts.
+
+    Example: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/]
+    """
+    if shrink and times is not None:
+        raise BadInput("times", times, "leave it out: --shrink runs the plan as often as it needs")
+    times = 1 if times is None else times
+    experiment = open_plan(plan, times=times, budget_s=budget_s)
+    directory = report or fresh_directory(None, "replay")
+    shown = console(machine)
+    if shrink:
+        shrunk = shrink_plan(experiment, shown, directory, budget_s=budget_s, twin=twin, substrate=substrate)
+        if machine:
+            print_json(plain_shrunk(shrunk, directory))
+        return shrunk_verdict(shrunk).exit_code
+    result = run_plan(experiment, shown, directory, times=times, twin=twin, substrate=substrate)
+    print_replay(result, directory, shown)
+    if machine:
+        print_json(plain(result))
+    return result.verdict.exit_code
 
 
 class Replayed(msgspec.Struct, kw_only=True):
@@ -75,8 +125,8 @@ def _harness(experiment: Planned, name: str, directory: Path) -> Iterator[Harnes
         substrate.close()
 
 
-def replay(
-    experiment: Planned, console: Console, directory: Path, *, times: int, twin: bool, substrate: str = ""
+def run_plan(
+    experiment: Planned, shown: Console, directory: Path, *, times: int, twin: bool, substrate: str = ""
 ) -> Replayed:
     """Run ``experiment`` ``times`` times. Of several runs, one that breaks the harness does not stop the others.
 
@@ -91,15 +141,15 @@ def replay(
     errors: list[str] = []
     with _harness(experiment, substrate, directory) as harness:
         if twin:
-            _run_twin(harness, experiment, console)
+            _run_twin(harness, experiment, shown)
         for turn in range(1, times + 1):
             try:
-                outcomes.append(_run(harness, experiment, console, f"run {turn} of {times}", twin=twin))
+                outcomes.append(_run(harness, experiment, shown, f"run {turn} of {times}", twin=twin))
             except HarnessError as error:
                 if times == 1:
                     raise
                 errors.append(str(error))
-                console.print(Text(f"error: {error}", VERDICT_STYLES[Verdict.ERROR]), soft_wrap=True)
+                shown.print(Text(f"error: {error}", VERDICT_STYLES[Verdict.ERROR]), soft_wrap=True)
     verdicts = [outcome.verdict for outcome in outcomes] + [Verdict.ERROR] * len(errors)
     failed = sum(verdict in (Verdict.FAILED, Verdict.ERROR) for verdict in verdicts)
     return Replayed(
@@ -112,32 +162,32 @@ def replay(
     )
 
 
-def _run_twin(harness: Harness, experiment: Planned, console: Console) -> None:
-    view = View(f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), console)
+def _run_twin(harness: Harness, experiment: Planned, shown: Console) -> None:
+    view = View(f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), shown)
     with view.shown():
         harness.twin(experiment, view.watch)
 
 
-def _run(harness: Harness, experiment: Planned, console: Console, turn: str, *, twin: bool) -> Outcome:
+def _run(harness: Harness, experiment: Planned, shown: Console, turn: str, *, twin: bool) -> Outcome:
     progress = Progress(time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults)))
-    view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, console)
+    view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, shown)
     with view.shown():
         outcome = harness.run_planned(experiment, twin=twin, watch=view.watch)
     write_outcome(outcome, Path(outcome.directory))
     return outcome
 
 
-def print_replay(result: Replayed, directory: Path, console: Console) -> None:
+def print_replay(result: Replayed, directory: Path, shown: Console) -> None:
     """The verdict; of several runs how often they failed, and one that did in detail."""
-    console.print()
+    shown.print()
     if len(result.verdicts) == 1:
-        console.print(render_summary(result.outcomes))
+        shown.print(render_summary(result.outcomes))
     else:
-        shown = next((one for one in result.outcomes if one.verdict is result.verdict), None)
-        if shown is not None and result.verdict is not Verdict.PASSED:
-            console.print(render_summary([shown]))
-        console.print(Text.assemble((result.verdict.upper(), VERDICT_STYLES[result.verdict]), "  ", frequency(result)))
-    console.print(Text(f"plan, journals and outcomes: {directory}", "dim"), soft_wrap=True)
+        worst = next((one for one in result.outcomes if one.verdict is result.verdict), None)
+        if worst is not None and result.verdict is not Verdict.PASSED:
+            shown.print(render_summary([worst]))
+        shown.print(Text.assemble((result.verdict.upper(), VERDICT_STYLES[result.verdict]), "  ", frequency(result)))
+    shown.print(Text(f"plan, journals and outcomes: {directory}", "dim"), soft_wrap=True)
 
 
 def frequency(result: Replayed) -> str:
@@ -150,8 +200,8 @@ def frequency(result: Replayed) -> str:
     return f"failed {result.failed} of {plural(runs, 'run')}: {interval}{besides}"
 
 
-def shrink(
-    experiment: Planned, console: Console, directory: Path, *, budget_s: float, twin: bool, substrate: str = ""
+def shrink_plan(
+    experiment: Planned, shown: Console, directory: Path, *, budget_s: float, twin: bool, substrate: str = ""
 ) -> Shrunk:
     """Shrink ``experiment`` and write the smallest plan that fails to ``minimal.json`` in ``directory``.
 
@@ -160,7 +210,7 @@ def shrink(
     """
 
     def tell(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
+        shown.print(Text(text), soft_wrap=True)
 
     with _harness(experiment, substrate, directory) as harness:
         tell(f"shrinking {describe(experiment)}, for at most {number(budget_s)} s")

@@ -1,4 +1,4 @@
-"""What the list of quarantined nodes means for a launch, and what the launch means for the list."""
+"""The list of quarantined nodes, as a launch uses and updates it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from chaoskit.messages import HealthReport
 from chaoskit.substrate.undo import state_directory
 
 
-class KeptOut:
-    """Reads the list when it is made.
+class QuarantinedNodes:
+    """The quarantined nodes at the start of a launch, and what the launch finds out about them.
 
     Args:
         enforce: nodes that were released prove themselves in this launch; else they are used without that.
@@ -30,12 +30,17 @@ class KeptOut:
         self._passed: set[str] = set()
         self.refused: dict[str, str] = {}
 
-    def settings(self) -> dict[str, Any]:
-        """Fields of :class:`chaoskit.config.RunConfig`."""
-        return {"quarantined": self._out, "on_probation": self._on_probation}
+    def added_to(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return ``settings`` of a run in which the nodes of the list are treated as the list says."""
+        added = dict(settings)
+        for name, nodes in (("quarantined", self._out), ("on_probation", self._on_probation)):
+            given = settings.get(name, ())
+            if isinstance(given, list | tuple):  # else it is refused with all other settings
+                added[name] = (*given, *nodes)
+        return added
 
     def watching(self, watch: Callable[[Any], None]) -> Callable[[Any], None]:
-        """``watch``, and what nodes find on themselves is noted."""
+        """Return ``watch`` with a look at the health reports of nodes before it."""
 
         def both(message: Any) -> None:
             if isinstance(message, HealthReport):

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.faces.progress import Note, Progress
+from chaoskit.launcher.progress import Note, Progress
 from chaoskit.messages import Beat, Member
 from chaoskit.report.summary import number, plural
 from chaoskit.vocabulary import Phase

@@ -1,8 +1,7 @@
-"""``chaoskit launch``: a user's training, with recovery. Nothing is broken or compared, and there is no deadline."""
+"""Train with recovery: from a job and its settings to a result. Nothing is broken or compared."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -15,27 +14,23 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.config import require_free_port, require_writable
-from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.conductor import Watch
-from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.plan import Experiment, plan_experiment, require_settings
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import RawRun, execute
-from chaoskit.faces.door import listening
-from chaoskit.faces.keptout import KeptOut
-from chaoskit.faces.progress import Progress
-from chaoskit.faces.view import View, clock
 from chaoskit.journal import Record, read_tail
+from chaoskit.launcher.control_api import listening
+from chaoskit.launcher.progress import Progress
+from chaoskit.launcher.quarantined import QuarantinedNodes
+from chaoskit.launcher.view import View
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
-from chaoskit.report.summary import duration, number, plural
-from chaoskit.report.times import render_account
+from chaoskit.report.summary import plural
 from chaoskit.substrate import choice
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-
-_LOG_LINES = 15
 
 
 class LaunchResult(msgspec.Struct, kw_only=True):
@@ -71,54 +66,6 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     error: str = ""
     error_log: str = ""
     account: TimeAccount | None = None
-
-
-def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` texts as options of a train function; a value that is not JSON is a text.
-
-    Raises:
-        BadInput: if one has no ``=``.
-    """
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise BadInput("set", pair, "write key=value, such as --set steps=1000")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
-
-
-def parse_elastic(text: str) -> ElasticPolicy | None:
-    """``2..8``, or the name of a file that :func:`chaoskit.elastic.settings.read_policy` reads.
-
-    Raises:
-        BadInput: if it is neither.
-    """
-    if not text:
-        return None
-    least, dots, most = text.partition("..")
-    if dots and least.isdecimal() and most.isdecimal():
-        policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
-        validate_policy(policy)
-        return policy
-    try:
-        return read_policy(Path(text).read_bytes())
-    except OSError as error:
-        raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
-
-
-def parse_follow(rule: str, warmup_steps: int) -> dict[str, Any] | None:
-    """The setting ``follow``; None without a rule.
-
-    Raises:
-        BadInput: for a warm-up of a batch that stays.
-    """
-    if not rule and warmup_steps:
-        raise BadInput("follow_warmup_steps", warmup_steps, "name a rule with --follow, too: else no rate ever changes")
-    return {"rule": rule, "warmup_steps": warmup_steps} if rule else None
 
 
 def fresh_directory(directory: Path | None, name: str) -> Path:
@@ -186,8 +133,9 @@ def launch_shown(
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
-    kept_out = KeptOut(enforce=settings.get("health", "enforce") == "enforce")
-    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **kept_out.settings(), **settings)
+    require_settings(settings)
+    quarantined = QuarantinedNodes(enforce=settings.get("health", "enforce") == "enforce")
+    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **quarantined.added_to(settings))
     if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", "127.0.0.1", port)
     choice.require(substrate)
@@ -208,12 +156,12 @@ def launch_shown(
             observation.watch(message)
             view.watch(message)
 
-        watch_all = kept_out.watching(watch)
+        watch_all = quarantined.watching(watch)
         run = _execute(experiment, substrate, directory, view, watch_all, port, control_port, console)
-    kept_out.conclude()
+    quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
-    result = _result(experiment, progress, directory, kept_out.refused)
+    result = _result(experiment, progress, directory, quarantined.refused)
     result.account = observation.account(run.ended_ns)
     return result
 
@@ -274,52 +222,3 @@ def _log_of(worker: str, logs: Path) -> Path:
     """Where ``worker`` wrote; what a zygote writes lies with its agent's words."""
     own = logs / f"{worker}.log"
     return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"
-
-
-def plain(result: LaunchResult) -> dict[str, Any]:
-    """For JSON."""
-    told = dict(msgspec.to_builtins(result))
-    return told | {"account": result.account.plain() if result.account else None}
-
-
-def print_result(result: LaunchResult, console: Console) -> None:
-    """The end of a launch, for people."""
-    seconds = result.training_seconds
-    rate = f" ({number(result.steps / seconds)} steps/s)" if result.steps and seconds else ""
-    steps = f"{plural(result.steps, 'step')} in {clock(seconds)}{rate}"
-    loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
-    if result.ok:
-        console.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)
-    else:
-        console.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
-        _print_error(result, console)
-        console.print(Text(f"{steps}{loss}"), soft_wrap=True)
-    if result.cut_short_by:
-        told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
-        console.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
-        hint = "where that is not meant: decide from what all ranks have, such as trainer.step"
-        console.print(Text(hint, "dim"), soft_wrap=True)
-    for node, reason in result.unfit.items():
-        console.print(Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True)
-        hint = f'to keep it out of other runs: chaoskit quarantine add {node} --reason "..."'
-        console.print(Text(hint, "dim"), soft_wrap=True)
-    if result.recoveries:
-        times = ", ".join(map(duration, result.recoveries[-5:]))
-        more = "the last ones " if len(result.recoveries) > 5 else ""
-        count = plural(len(result.recoveries), "time")
-        console.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
-    if result.account is not None:
-        console.print(render_account(result.account), soft_wrap=True)
-    console.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
-
-
-def _print_error(result: LaunchResult, console: Console) -> None:
-    if result.error:
-        console.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
-    try:
-        lines = Path(result.error_log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-    except OSError:
-        return
-    if lines:
-        console.print(Text(f"end of {result.error_log}:", "dim"), soft_wrap=True)
-        console.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)

@@ -376,7 +376,7 @@ def state_directory() -> Finding:
 def left_behind() -> Finding:
     """What launchers that were killed have left to put back."""
     left = undo.left_behind()
-    return _judged("undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit janitor")
+    return _judged("undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit cleanup")
 
 
 Probe = Callable[[], Finding | list[Finding]]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chaoskit.cli.output import Json, command_app, print_json
 from chaoskit.errors import BadInput
-from chaoskit.faces.ending import print_json
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from chaoskit.checkpoint.retention import Retention
     from chaoskit.checkpoint.snapshot import Snapshot
 
-app = typer.Typer(
-    help="Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = command_app("Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore.")
 
 Root = Annotated[
     str,
@@ -37,7 +33,6 @@ Endpoint = Annotated[
 ]
 Deadline = Annotated[float, typer.Option(help="Of a URL: a store that does not answer is asked again for so long.")]
 Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this step.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 
 
 @app.command("list")

@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chaoskit.cli.output import Json, command_app, print_json
 from chaoskit.errors import BadInput
-from chaoskit.faces.ending import print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from chaoskit.rules.replay import Replay
 
-app = typer.Typer(
-    help="Try log rules on recorded logs before they restart a job.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+app = command_app("Try log rules on recorded logs before they restart a job.")
 
 
 @app.command("test")

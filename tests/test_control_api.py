@@ -22,7 +22,7 @@ from chaoskit.elastic.client import DOOR, Door, RequestReply, RunClient, open_do
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
-from chaoskit.faces import door
+from chaoskit.launcher import control_api
 from chaoskit.messages import (
     Answered,
     Heartbeat,
@@ -51,7 +51,7 @@ class Launcher:
         conductor = threading.Thread(target=self._conduct, args=(over,))
         conductor.start()
         try:
-            with door.listening(self.requests, self.directory) as found:
+            with control_api.listening(self.requests, self.directory) as found:
                 yield found
         finally:
             over.set()

@@ -1,13 +1,17 @@
-"""``docs/faults.md``, from the catalogue and ``faults.md.j2``: the same text on every machine."""
+"""Print docs/faults.md: ``python docs/generate/faults_page.py > docs/faults.md``.
+
+It is made from the catalogue and ``faults.md.j2``, and is the same on every machine.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chaoskit.faces.catalogue import (
+from chaoskit.cli.faults import (
     common_parameters,
     entry,
     moments_in_words,
@@ -58,3 +62,7 @@ def _rows(study: Study) -> list[dict[str, Any]]:
 def _cell(text: str) -> str:
     """Text for a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_page())

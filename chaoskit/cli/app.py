@@ -1,0 +1,147 @@
+"""The list of commands, and the end of each of them."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import signal
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from chaoskit.cli.output import (
+    EXIT_INTERRUPTED,
+    USAGE_ERROR,
+    end_in_order,
+    misused,
+    option_name,
+    print_json,
+    refuse,
+)
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.vocabulary import Verdict
+
+#: Command -> its panel in the help. Its module has its name, and an ``app``; it is imported when it is needed.
+COMMANDS = {
+    "launch": "Train",
+    "scale": "Train",
+    "checkpoint": "Train",
+    "rules": "Train",
+    "demo": "Test",
+    "test": "Test",
+    "replay": "Test",
+    "report": "Test",
+    "faults": "Test",
+    "top": "Observe",
+    "trace": "Observe",
+    "node": "Machine",
+    "doctor": "Machine",
+    "cleanup": "Machine",
+}
+
+_RENAMED = {
+    "run": "test",
+    "health": "node check",
+    "quarantine": "node list, node cordon or node uncordon",
+    "notice": "node drain",
+    "janitor": "cleanup",
+}
+
+
+class _Commands(TyperGroup):
+    """Imports the module of a command when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command: Any = typer.main.get_command(import_module(f"chaoskit.cli.{cmd_name}").app)
+        command.name, command.rich_help_panel = cmd_name, COMMANDS[cmd_name]
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            known = _RENAMED.get(name) or (close[0] if close else "")
+            remedy = f"write chaoskit {known}" if known else "chaoskit --help lists the commands"
+            raise BadInput("command", name, f"no such command; {remedy}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Break distributed PyTorch training for real, and judge with evidence how it comes back.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"chaoskit {installed('chaoskit')}")
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out a command line.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 bad input, 10 unknown, 11 chaoskit failed.
+    """
+    machine = "--json" in arguments
+    root: Any = typer.main.get_command(app)
+    try:
+        result = root.main(arguments, prog_name="chaoskit", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except BadInput as error:
+        return refuse(error, arguments, _options_of(root, arguments), machine)
+    except HarnessError as error:
+        if machine:
+            print_json({"error": {"harness": str(error)}})
+        sys.stderr.write(f"chaoskit: error: {error}\n")
+        return Verdict.ERROR.exit_code
+    except USAGE_ERROR as error:
+        return misused(error, arguments, machine)
+    except Exception:  # noqa: BLE001 -- a bug of ours must not look like a failed job
+        traceback.print_exc()
+        return Verdict.ERROR.exit_code
+
+
+def _options_of(command: Any, arguments: list[str]) -> dict[str, str]:
+    """Field -> the option or argument that sets it, of the command that ``arguments`` name."""
+    named: dict[str, str] = {"command": "command"}
+    for word in arguments:
+        if not isinstance(command, TyperGroup) or (below := command.get_command(typer.Context(command), word)) is None:
+            break
+        if isinstance(command, _Commands):
+            named |= getattr(import_module(f"chaoskit.cli.{word}"), "FIELDS", {})
+        command = below
+    return {parameter.name: option_name(parameter) for parameter in command.params} | named
+
+
+def main() -> None:
+    """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, end_in_order)
+    code = run(sys.argv[1:])
+    if code == EXIT_INTERRUPTED:
+        sys.stderr.write("chaoskit: interrupted; everything was ended\n")
+    sys.exit(code)

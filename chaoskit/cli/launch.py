@@ -1,0 +1,295 @@
+"""``chaoskit launch``: train a script with recovery."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
+from chaoskit.errors import BadInput
+from chaoskit.experiment.plan import require_settings
+from chaoskit.launcher.launch import LaunchResult, launch_shown
+from chaoskit.launcher.view import clock
+from chaoskit.report.summary import duration, number, plural
+from chaoskit.report.times import render_account
+
+_LOG_LINES = 15
+
+#: Settings whose option has another name.
+FIELDS = {
+    "job": "SCRIPT",
+    "options": "--set",
+    "disk": "--checkpoints",
+    "disk.every_steps": "--checkpoint-every",
+    "disk.every_s": "--checkpoint-every-s",
+    "disk.keep_last": "--keep",
+    "remote.every_steps": "--remote-every",
+    "remote.every_s": "--remote-every-s",
+    "remote.keep_last": "--keep",
+    "follow.rule": "--follow",
+    "follow.warmup_steps": "--follow-warmup-steps",
+}
+
+app = command_app()
+
+
+@app.command()
+def launch(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="train.py, train.py:function, or a reference job such as gpt.")],
+    nodes: Annotated[int, typer.Option(help="Ranks of the full world.")] = 4,
+    spares: Annotated[int, typer.Option(help="Warm workers that wait to replace a lost one.")] = 1,
+    min_world: Annotated[int, typer.Option(help="Fewest ranks that train; with fewer the run waits.")] = 1,
+    shards: Annotated[int, typer.Option(help="Slices of the global batch, at least --nodes; 0 for --nodes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for weights, data order and dropout.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    reduction: Annotated[
+        str, typer.Option(help="exact: same bits at every world size. fast: plain all-reduce.")
+    ] = "exact",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the train function; repeatable.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Any field of chaoskit.RunConfig, such as hang_steps=5; repeatable."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the state is stored: a directory that all nodes see.")
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between two snapshots there.")] = 100,
+    checkpoint_every_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+    ] = 0.0,
+    keep: Annotated[int, typer.Option(help="How many of the newest snapshots are kept; 0 for all.")] = 2,
+    remote: Annotated[
+        str, typer.Option(metavar="URL", help="Where snapshots are uploaded to, such as s3://bucket/run.")
+    ] = "",
+    remote_every: Annotated[int, typer.Option(metavar="N", help="Steps between two uploads, at least.")] = 1000,
+    remote_every_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+    ] = 0.0,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
+    health: Annotated[
+        str, typer.Option(help="enforce: unfit nodes get no workers. report: only log the finding. off: do not look.")
+    ] = "enforce",
+    elastic: Annotated[
+        str,
+        typer.Option(metavar="MIN..MAX|FILE", help="Sizes that `chaoskit scale` may give it, or a policy file."),
+    ] = "",
+    follow: Annotated[
+        str,
+        typer.Option(metavar="RULE", help="Let the batch follow the world: linear (SGD), square-root (Adam) or none."),
+    ] = "",
+    follow_warmup_steps: Annotated[int, typer.Option(help="Steps in which a higher learning rate is reached.")] = 0,
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Log rules, as HyperPod has them: what each rank must print, and how often."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
+    control_port: Annotated[int, typer.Option(help="Where requests are taken, on loopback; 0 for any.")] = 0,
+    substrate: Annotated[
+        str,
+        typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
+    ] = "local",
+    report: Annotated[Path | None, typer.Option(help="Directory for journals and worker output.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics there; 0 for any free one.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(metavar="HOST", help="Where they are served.")] = "127.0.0.1",
+    otlp_endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="OTLP/HTTP receiver of a trace with every recovery.")
+    ] = "",
+    machine: Json = False,
+) -> int:
+    """Train a script, and keep training when ranks are lost.
+
+    The script defines [bold]train(trainer, ...)[/]. Workers that die, hang, raise or
+    compute NaN are replaced; the others go on without losing a step.
+    With [bold]--checkpoints[/] the state is stored, too: the same command, given again
+    after everything was lost, goes on from there.
+    With [bold]--rules[/] (a list of them, or the YAML with logMonitoringConfiguration)
+    the log of every rank is watched, and ranks that match a rule with the action
+    restart-process are replaced. Ctrl-C ends everything.
+
+    Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
+
+    Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000 --setting hang_steps=5[/]
+    """
+    given = context.params
+    settings: dict[str, Any] = {
+        name: given[name]
+        for name in ("nodes", "spares", "min_world", "shards", "seed", "device", "reduction", "health")
+    }
+    settings["elastic"] = parse_elastic(elastic)
+    settings["follow"] = parse_follow(follow, follow_warmup_steps)
+    settings["resume"] = resume and checkpoints is not None
+    if checkpoints is not None:
+        often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
+        settings["disk"] = {"target": str(checkpoints.resolve()), "keep_last": keep, **often}
+    if remote:
+        often = {"every_steps": remote_every, "every_s": remote_every_s}
+        settings["remote"] = {"target": remote, "keep_last": keep, **often}
+    if rules is not None:
+        settings["rules"] = rules
+    _merge(settings, parse_settings(setting or []), context)
+    shown = console(machine)
+    result = launch_shown(
+        script,
+        shown,
+        directory=report,
+        options=parse_options(options or []),
+        port=port,
+        substrate=substrate,
+        control_port=control_port,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        otlp_endpoint=otlp_endpoint,
+        **settings,
+    )
+    print_result(result, shown)
+    if machine:
+        print_json(plain(result))
+    return 0 if result.ok else EXIT_FAILED
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """Return ``key=value`` texts as options of a train function; a value that is not JSON is a text.
+
+    Raises:
+        BadInput: if one has no ``=``.
+    """
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise BadInput("options", pair, "write key=value, such as --set steps=1000")
+        options[key] = _value(value)
+    return options
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Return ``name=value`` texts as settings; ``disk.keep_every=1000`` sets a field of a tier.
+
+    Raises:
+        BadInput: if one has no ``=``, or there is no such setting.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise BadInput("setting", pair, "write NAME=VALUE, such as --setting hang_steps=5")
+        require_settings({name.partition(".")[0]: value})
+        settings[name] = _value(value)
+    return settings
+
+
+def _merge(settings: dict[str, Any], more: dict[str, Any], context: typer.Context) -> None:
+    """Add ``more`` to ``settings``. Raises BadInput if the command line gives one of them by its own option, too."""
+    options = {option: field for field, option in FIELDS.items()}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    taken = {options.get(f"--{name.replace('_', '-')}", name) for name in typed}
+    for name, value in more.items():
+        if name in taken:
+            option = FIELDS.get(name) or f"--{name.replace('_', '-')}"
+            raise BadInput("setting", f"{name}={value}", f"leave it out: {option} gives this setting")
+        owner, dot, part = name.partition(".")
+        if dot:
+            inner = settings.get(owner)
+            settings[owner] = {**inner, part: value} if isinstance(inner, dict) else {part: value}
+        else:
+            settings[name] = value
+
+
+def _value(text: str) -> Any:
+    """JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse_elastic(text: str) -> ElasticPolicy | None:
+    """Return the policy for ``2..8``, or for the name of a file that :func:`read_policy` reads; None for no text.
+
+    Raises:
+        BadInput: if it is neither.
+    """
+    if not text:
+        return None
+    least, dots, most = text.partition("..")
+    if dots and least.isdecimal() and most.isdecimal():
+        policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
+        validate_policy(policy)
+        return policy
+    try:
+        return read_policy(Path(text).read_bytes())
+    except OSError as error:
+        raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
+
+
+def parse_follow(rule: str, warmup_steps: int) -> dict[str, Any] | None:
+    """Return the setting ``follow``; None without a rule.
+
+    Raises:
+        BadInput: for a warm-up of a batch that stays.
+    """
+    if not rule and warmup_steps:
+        raise BadInput("follow_warmup_steps", warmup_steps, "name a rule with --follow, too: else no rate ever changes")
+    return {"rule": rule, "warmup_steps": warmup_steps} if rule else None
+
+
+def plain(result: LaunchResult) -> dict[str, Any]:
+    """Return the result as JSON values."""
+    told = dict(msgspec.to_builtins(result))
+    return told | {"account": result.account.plain() if result.account else None}
+
+
+def print_result(result: LaunchResult, shown: Console) -> None:
+    """Print the end of a launch."""
+    seconds = result.training_seconds
+    rate = f" ({number(result.steps / seconds)} steps/s)" if result.steps and seconds else ""
+    steps = f"{plural(result.steps, 'step')} in {clock(seconds)}{rate}"
+    loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
+    if result.ok:
+        shown.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)
+    else:
+        shown.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
+        _print_error(result, shown)
+        shown.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    if result.cut_short_by:
+        told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
+        shown.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
+        hint = "if this was not intended, decide on values that all ranks share, such as trainer.step"
+        shown.print(Text(hint, "dim"), soft_wrap=True)
+    for node, reason in result.unfit.items():
+        shown.print(Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True)
+        hint = f'to keep it out of other runs: chaoskit node cordon {node} --reason "..."'
+        shown.print(Text(hint, "dim"), soft_wrap=True)
+    if result.recoveries:
+        times = ", ".join(map(duration, result.recoveries[-5:]))
+        more = "the last ones " if len(result.recoveries) > 5 else ""
+        count = plural(len(result.recoveries), "time")
+        shown.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
+    if result.account is not None:
+        shown.print(render_account(result.account), soft_wrap=True)
+    shown.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
+
+
+def _print_error(result: LaunchResult, shown: Console) -> None:
+    if result.error:
+        shown.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
+    try:
+        lines = Path(result.error_log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return
+    if lines:
+        shown.print(Text(f"end of {result.error_log}:", "dim"), soft_wrap=True)
+        shown.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)

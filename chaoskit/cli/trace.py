@@ -1,0 +1,57 @@
+"""``chaoskit trace``: export a run as an OpenTelemetry trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chaoskit.cli.output import EXIT_FAILED, Json, RunDirectory, command_app, print_json
+from chaoskit.errors import BadInput
+from chaoskit.observe import otel
+from chaoskit.observe.follow import Follower, newest_run
+
+app = command_app()
+
+
+@app.command()
+def trace(
+    run_dir: RunDirectory = None,
+    otlp_endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="Send it to this OTLP/HTTP receiver, such as http://localhost:4318.")
+    ] = "",
+    file: Annotated[Path | None, typer.Option(help="Write it into this file, as OTLP/JSON.")] = None,
+    machine: Json = False,
+) -> int:
+    """Export a run as an OpenTelemetry trace: each recovery a span, its phases within.
+
+    One trace a run. Exported twice, it is the same trace.
+
+    Exit code 0: exported, 1: the receiver did not take it, 2: bad input.
+
+    Example: [cyan]chaoskit trace --file trace.json[/]
+    """
+    if not otlp_endpoint and file is None:
+        raise BadInput("otlp_endpoint", "", "name a receiver, or a file by --file")
+    url = otel.validate_endpoint("otlp_endpoint", otlp_endpoint) if otlp_endpoint else ""
+    otel.require_libraries("file", str(file or url))
+    directory = newest_run(run_dir)
+    follower = Follower(directory)
+    follower.finish()
+    if follower.started is None:
+        raise BadInput("run_dir", str(directory), "name a run of this version: it does not say when it was started")
+    spans = otel.encode_run(follower)
+    if file is not None:
+        otel.write_file(spans, file)
+    taken = otel.post(spans, url) if url else None
+    if machine:
+        trace_id = format(spans[0].context.trace_id, "032x") if spans[0].context else ""
+        print_json({"trace_id": trace_id, "spans": len(spans), "file": str(file) if file else None, "taken": taken})
+    else:
+        sys.stdout.write(f"{len(spans)} spans{f' in {file}' if file else ''}{f', sent to {url}' if taken else ''}\n")
+    if taken is False:
+        sys.stderr.write(f"chaoskit: {url} did not take the spans\n")
+        return EXIT_FAILED
+    return 0
