@@ -24,6 +24,8 @@ from chaoskit.vocabulary import Verdict
 #: One-minute load average before the start above which a duration is not claimed.
 QUIET_LOAD = 0.5
 
+_P95_FROM = 20
+
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the table.
@@ -86,31 +88,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return Verdict.PASSED if bar.met else Verdict.FAILED
 
 
-class Peer(msgspec.Struct, frozen=True):
-    """What another runtime needs after a SIGKILL of one rank of four."""
-
-    name: str
-    next_step: str
-    full_world: str
-    remark: str
-
-
-#: Given constants: these systems were not run here.
-PEERS = (
-    Peer("torchrun, with its restarts mended", "5.1 s", "5.2 s", "2 steps lost; as shipped it never comes back"),
-    Peer("torchft, shortest timeouts", "0.70 s", "3.3 s", "goes on with 2 of 4 ranks and another loss"),
-    Peer("NVRx in-process, shortest timeouts, 1 spare", "4-7.6 s", "4-7.6 s", "2 steps lost; as shipped it never does"),
-)
-PEERS_SOURCE = "measured earlier on a machine of this kind (2 cores), torch 2.13, the 10M-parameter job on 4 ranks"
-
-
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median, 95th percentile and maximum, in milliseconds."""
-    shown = (median(seconds), quantile(seconds, 0.95), max(seconds))
-    return "{:.0f} / {:.0f} / {:.0f} ms".format(*(value * 1e3 for value in shown))
+    """Median and maximum in milliseconds; from 20 values on the 95th percentile, too, which is the maximum of fewer."""
+    p95 = f"{quantile(seconds, 0.95) * 1e3:.0f} ms p95, " if len(seconds) >= _P95_FROM else ""
+    return f"{median(seconds) * 1e3:.0f} ms median, {p95}{max(seconds) * 1e3:.0f} ms worst of {len(seconds)}"
 
 
 def intervals(times_ns: Sequence[int], drop: int) -> list[float]:
@@ -175,7 +159,7 @@ def verdict_label(report: Report, bar: Bar) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """The page. What others need after a kill stands under the bars about that."""
+    """Render the page."""
     machine = report.machine
     facts = (
         f"Measured on {machine.date} with {machine.cores} cores ({machine.processor}), Linux {machine.kernel}, "
@@ -191,10 +175,6 @@ def render_markdown(report: Report) -> str:
     rows = [(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar)) for bar in report.bars]
     lines.append(_table(("bar", "measured", "limit", "met"), rows))
     lines += report.notes
-    if any(bar.topic == "kill" for bar in report.bars):
-        lines.append(f"After a SIGKILL of one rank of four, others need ({PEERS_SOURCE}):")
-        peers = [(peer.name, peer.next_step, peer.full_world, peer.remark) for peer in PEERS]
-        lines.append(_table(("runtime", "next step", "full world", "remark"), peers))
     return "\n\n".join(lines) + "\n"
 
 

@@ -139,7 +139,7 @@ def measure(size_bytes: int, rounds: int, directory: Path | None) -> list[Bar]:
             one_round(watch, Path(place), state, targets, flat, number)
     seconds = {name: values[1:] for name, values in watch.seconds.items()}
     return _claims(label, seconds) + [
-        Bar(topic=label, name=f"{label}, {name} (median / p95 / max)", measured=spread(values), samples={"s": values})
+        Bar(topic=label, name=f"{label}, {name}", measured=spread(values), samples={"s": values})
         for name, values in seconds.items()
     ]
 

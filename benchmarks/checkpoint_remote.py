@@ -85,7 +85,7 @@ def _ratio(name: str, watch: Stopwatch, ours: str, other: str) -> Bar:
 def _seconds(name: str, size_bytes: int, watch: Stopwatch, seconds: list[float]) -> Bar:
     rate, cpu_s = size_bytes / median(seconds) / 1e6, median(watch.cpu_seconds[name][1:])
     measured = f"{spread(seconds)}; {rate:.0f} MB/s; {cpu_s * 1e3:.0f} ms of CPU time in the client"
-    return Bar(topic="transfers", name=f"{name} (median / p95 / max)", measured=measured, samples={"s": seconds})
+    return Bar(topic="transfers", name=f"{name}", measured=measured, samples={"s": seconds})
 
 
 def main() -> int:

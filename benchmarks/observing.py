@@ -160,7 +160,7 @@ def measure(directory: Path, steps: int, turn_s: float, *, smoke: bool) -> list[
             )
         )
     told = "; ".join(f"{who}: {spread(seconds)}" for who, seconds in times.items() if seconds)
-    name, samples = "a step, median / p95 / max", {"steps_s": times[NOBODY], "cpu": cpu[NOBODY]}
+    name, samples = "a step", {"steps_s": times[NOBODY], "cpu": cpu[NOBODY]}
     return [*bars, Bar(topic="observing", name=name, measured=told, samples=samples)]
 
 

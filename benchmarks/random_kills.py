@@ -191,8 +191,7 @@ def claim(size: str, ways: Sequence[Recovered], kills: int, problems: Sequence[s
     full = sum(way.world == NODES for way in ways)
     time_bar = Bar(
         topic="random kills",
-        name=f"gpt {size}, {len(ways)} SIGKILLs at random moments, {SPARES} warm spares: every rank's next step "
-        "(median / p95 / max)",
+        name=f"gpt {size}, {len(ways)} SIGKILLs at random moments, {SPARES} warm spares: every rank's next step",
         measured=f"{spread(seconds)}; p95 is {p95 / middle:.2f} x the median; {full} at full world",
         limit=f"p95 at most {RATIO:g} x the median",
         met=p95 <= RATIO * middle and len(ways) >= kills,

@@ -78,7 +78,7 @@ def nan(lab: Lab) -> list[Bar]:
     )
     next_step = Bar(
         topic="nan",
-        name="NaN on one rank: every rank's next step (median / p95 / max)",
+        name="NaN on one rank: every rank's next step",
         measured=f"{spread(times)} with a step of {_step(outcomes) * 1e3:.0f} ms" if times else "never",
         samples={"seconds": times},
     )
@@ -147,7 +147,7 @@ def durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: st
     within = sum(value <= 0 for value in excess)
     return Bar(
         topic=topic,
-        name=f"{name} (median / p95 / max)",
+        name=f"{name}",
         measured=f"{spread(seconds)}; {within} of {len(pairs)} runs within",
         limit=f"{limit} = {allowed_s * 1e3:.0f} ms",
         met=median(excess) <= 0,

@@ -115,7 +115,7 @@ def measure(lab: Lab, shards: int) -> list[Bar]:
         ),
         Bar(
             topic="uneven",
-            name=f"V={shards}: a step, median / p95 / max: unbroken; shards stay; balanced, after {WITHIN} steps",
+            name=f"V={shards}: a step: unbroken; shards stay; balanced, after {WITHIN} steps",
             measured="; ".join(spread(list(itertools.chain(*(one[WITHIN:] for one in runs[s.name])))) for s in ALL),
         ),
         Bar(

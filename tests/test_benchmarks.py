@@ -57,7 +57,9 @@ def test_a_quantile_is_a_measured_value(bars: Any) -> None:
 
 
 def test_spread_shows_milliseconds(bars: Any) -> None:
-    assert bars.spread([0.1, 0.3, 0.2]) == "200 / 300 / 300 ms"
+    assert bars.spread([0.1, 0.3, 0.2]) == "200 ms median, 300 ms worst of 3"
+    many = bars.spread([value / 100 for value in range(1, 21)])
+    assert many == "105 ms median, 190 ms p95, 200 ms worst of 20"
 
 
 def test_intervals_leave_out_the_warm_up(bars: Any) -> None:
@@ -108,9 +110,6 @@ def test_the_page_says_when_and_where_and_how_busy(bars: Any) -> None:
     ):
         assert fact in page
     assert "torch 2.13" in page
-    assert all(peer.name in page for peer in bars.PEERS)
-    elsewhere = bars.render_markdown(report(bars, msgspec.structs.replace(line, topic="false alarms")))
-    assert not any(peer.name in elsewhere for peer in bars.PEERS)
     assert "no duration is claimed" not in bars.render_markdown(report(bars, line))
 
 

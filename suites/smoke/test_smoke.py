@@ -49,7 +49,7 @@ def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
     assert ("stopped" if how == "stop" else "hung") in outcome.recovery.cause
 
 
-@pytest.mark.promise("a hang that nothing announces (interpreter lock held; endless loop)")
+@pytest.mark.promise("a hang that nothing announces (it holds the GIL)")
 def test_a_hang_on_the_threshold_of_the_reduction_is_found_at_once(chaos: Chaos) -> None:
     """A rank that stops before its first transfer does not pass for one that waits."""
     outcome = _costs_nothing(chaos, Hang(rank=1, at_step=12, phase="reduce", how="spin"))

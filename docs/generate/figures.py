@@ -1,0 +1,81 @@
+"""Print the table of measurements in the README; ``python docs/generate/figures.py --write`` puts it there.
+
+Every number comes from ``benchmarks/results/*.json``, which the benchmarks write.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- written by docs/generate/figures.py -->", "<!-- end of the table -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. ``bar``: begin of the name of a bar in ``benchmarks/results/{file}.json``."""
+
+    what: str
+    bar: str
+    file: str = "latest"
+
+    def render(self, samples: dict[str, list[float]]) -> str:
+        """The row, from the samples of its bar: ratios in pairs of runs, or seconds."""
+        if "ratios" in samples:
+            shown, count = [f"{value:.2f} x" for value in _summary(samples["ratios"])], len(samples["ratios"])
+            return f"| {self.what} | {' | '.join(shown)} | {count} pairs |"
+        shown = [f"{value * 1e3:.0f} ms" for value in _summary(samples["seconds"])]
+        return f"| {self.what} | {' | '.join(shown)} | {len(samples['seconds'])} runs |"
+
+
+ROWS = (
+    Row("no fault, 2 ranks: a step, beside DDP with the same allocator", "no fault, exact, 2 ranks"),
+    Row("no fault, 4 ranks", "no fault, exact, 4 ranks"),
+    Row("SIGKILL of a rank, a warm spare: the next step of all ranks", "SIGKILL, a warm spare: every rank's next step"),
+    Row("SIGSTOP of a rank", "SIGSTOP: every rank's next step"),
+    Row("a hang that nothing announces (it holds the GIL)", "hang that holds the GIL: every rank's next step"),
+    Row("a NaN on one rank", "NaN on one rank: every rank's next step"),
+    Row("a node whose network falls silent", "silent cut: every rank's next step", "network"),
+    Row("FSDP2, 0.5 s a step: SIGKILL of a rank", "FSDP2, SIGKILL of a rank: every rank's next step", "sharded"),
+    Row("FSDP2, 0.5 s a step: loss of a node", "FSDP2, loss of a node: every rank's next step", "sharded"),
+)
+
+
+def _summary(values: list[float]) -> tuple[float, float]:
+    return median(values), max(values)
+
+
+def table(results: Path = ROOT / "benchmarks" / "results") -> str:
+    """The table, and a line about machine and dates."""
+    reports = {file: json.loads((results / f"{file}.json").read_text()) for file in dict.fromkeys(r.file for r in ROWS)}
+    rows = [row.render(_samples(reports[row.file], row.bar)) for row in ROWS]
+    machine = reports[ROWS[0].file]["machine"]
+    dates = ", ".join(sorted({report["machine"]["date"][:10] for report in reports.values()}))
+    facts = f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']} with gloo; measured {dates}."
+    return "\n".join(["| what happens | median | worst | of |", "| --- | --- | --- | --- |", *rows, "", facts])
+
+
+def _samples(report: dict[str, Any], bar: str) -> dict[str, list[float]]:
+    found: list[dict[str, list[float]]] = [one["samples"] for one in report["bars"] if one["name"].startswith(bar)]
+    (samples,) = found
+    return samples
+
+
+def main() -> None:
+    """Print the table, or write it into the README."""
+    if "--write" not in sys.argv[1:]:
+        print(table())
+        return
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
