@@ -266,6 +266,7 @@ def validate(config: RunConfig) -> None:
         ("spares", 0),
         ("min_world", 1),
         ("shards", 0),
+        ("seed", 0),
         ("buckets", 1),
         ("hash_every", 0),
         ("state_hash_steps", 0),
@@ -294,6 +295,8 @@ def validate(config: RunConfig) -> None:
     for field, least in minimums:
         if getattr(config, field) < least:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
+    if config.seed >= 2**63:
+        raise BadInput("seed", config.seed, "use less than 2**63")
     if config.nodes_max + config.spares > NODES_MAX:
         raise BadInput("nodes", config.nodes, f"use at most {NODES_MAX} nodes and spares together")
     _validate_time_limits(config)
@@ -369,8 +372,8 @@ def _validate_tier(field: str, tier: CheckpointTier | None) -> None:
     if tier is None:
         return
     for name in ("every_steps", "every_s", "keep_last", "keep_every", "budget_bytes"):
-        if not getattr(tier, name) >= 0:
-            raise BadInput(f"{field}.{name}", getattr(tier, name), "use 0 or more")
+        if not 0 <= getattr(tier, name) < math.inf:
+            raise BadInput(f"{field}.{name}", getattr(tier, name), "use 0 or more, and a finite number")
     if not tier.every_steps and not tier.every_s:
         raise BadInput(f"{field}.every_steps", 0, f"use 1 or more, or {field}.every_s: nothing would be stored")
     is_url = "://" in tier.target
@@ -405,7 +408,9 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
     Raises:
         BadInput: if there is no such job, or it cannot be one.
     """
-    path, _, function = target.partition(":")
+    path, colon, function = target.partition(":")
+    if colon and not function:
+        raise BadInput("job", target, "name a function behind the colon, or leave the colon out")
     if not path.endswith(".py"):
         module = f"chaoskit.fixtures.jobs.{path}"
         try:

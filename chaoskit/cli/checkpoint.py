@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from chaoskit.checkpoint.snapshot import Snapshot
 
 app = command_app("Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore.")
+
+#: A store's field -> the argument that sets it.
+FIELDS = {"url": "DIRECTORY", "root": "DIRECTORY"}
 
 Root = Annotated[
     str,
@@ -168,6 +172,8 @@ def prune(
     """
     from chaoskit.checkpoint.retention import Retention
 
+    if not 0 <= budget_gb < math.inf:
+        raise BadInput("budget_gb", budget_gb, "use 0 or more, and a finite number")
     budget_bytes = int(budget_gb * 1e9)
     retention = Retention(keep_last=keep_last, keep_every=keep_every, budget_bytes=budget_bytes)
     with _opened(root, endpoint, deadline_s, retention) as tier:

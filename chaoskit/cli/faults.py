@@ -38,7 +38,7 @@ def faults(
 
     Example: [cyan]chaoskit faults Hang[/]
     """
-    kind = find(name) if name else None
+    kind = find(name) if name is not None else None
     if machine:
         told = catalogue()
         print_json({"faults": [one for one in told if kind is None or one["name"] == kind.__name__]})

@@ -225,12 +225,14 @@ def parse_elastic(text: str) -> ElasticPolicy | None:
     if not text:
         return None
     least, dots, most = text.partition("..")
-    if dots and least.isdecimal() and most.isdecimal():
-        policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
-        validate_policy(policy)
-        return policy
     try:
+        if dots and least.isdecimal() and most.isdecimal():
+            policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
+            validate_policy(policy)
+            return policy
         return read_policy(Path(text).read_bytes())
+    except BadInput as error:
+        raise BadInput("elastic", text, str(error)) from None
     except OSError as error:
         raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
 

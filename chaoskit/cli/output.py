@@ -119,9 +119,12 @@ def misused(error: Exception, arguments: Sequence[str], machine: bool) -> int:
     command = context.command_path if context else "chaoskit"
     message = str(getattr(error, "message", "")).strip(".").partition("\n")[0]
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    kind = type(error).__name__
     if parameter is not None:
         field, typed, value = parameter.name, option_name(parameter), _given(option_name(parameter), arguments)
-        remedy = message.partition(",")[0].replace("Input should be", "use") if value else "it is missing"
+        remedy = "it is missing" if kind == "MissingParameter" else _use(message.partition(",")[0])
+    elif option is not None and kind != "NoSuchOption":
+        field, typed, value, remedy = "option", option, None, message.partition("' ")[2] or message
     elif option is not None:
         close = difflib.get_close_matches(option, getattr(error, "possibilities", None) or ())
         field, typed, value, arguments = "option", option, None, ()
@@ -130,6 +133,12 @@ def misused(error: Exception, arguments: Sequence[str], machine: bool) -> int:
         field, typed, value = "command", "command", None
         remedy = message[:1].lower() + message[1:] if message else "it is missing"
     return refuse(BadInput(field, value, f"{remedy}; see {command} --help"), arguments, {field: typed}, machine)
+
+
+def _use(message: str) -> str:
+    """A message of typer's as an imperative."""
+    wanted = message.removeprefix("Input should be ")
+    return f"use {wanted}" if wanted.startswith("a ") else f"use a value {wanted}"
 
 
 def option_name(parameter: Any) -> str:

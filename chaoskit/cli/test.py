@@ -44,7 +44,9 @@ def run_tests(
 
     Example: [cyan]chaoskit test smoke -k killed -x[/]
     """
-    suite_arguments(suite)  # a wrong name leaves no directory behind
+    suite_arguments(suite)  # what is wrong leaves no directory behind
+    if repeats is not None and repeats < 1:
+        raise BadInput("repeats", repeats, "use 1 or more")
     directory = report or fresh_directory(None, Path(suite.partition("::")[0]).stem)
     require_writable("report", directory)
     earlier = set(directory.rglob(FILE_NAME))

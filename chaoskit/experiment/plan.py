@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from random import Random
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -130,6 +130,10 @@ def plan_experiment(
     except msgspec.ValidationError as error:
         raise _refusal(settings, str(error)) from None
     validate(config)
+    if config.remote is not None:
+        from chaoskit.checkpoint.remote.opening import require_store  # imports torch
+
+        require_store("remote", config.remote.target)
     if config.disk is not None and not config.resume:
         _require_empty(config)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
@@ -169,8 +173,8 @@ def _refusal(settings: dict[str, Any], error: str) -> BadInput:
         known = ", ".join(owner.__struct_fields__)
         remedy = f"use one of {known}" if "unknown" in error else "it is missing"
         return BadInput(f"{field}.{part[1]}", value.get(part[1]), remedy)
-    if not owner and (allowed := get_args(hint)):
-        return BadInput(field, value, f"use one of {', '.join(map(str, allowed))}")
+    if get_origin(hint) is Literal:
+        return BadInput(field, value, f"use one of {', '.join(map(str, get_args(hint)))}")
     wanted = _EXPECTED.search(error)
     return BadInput(field, value, f"use a value of type {wanted[1]}" if wanted else error.partition(" - ")[0])
 

@@ -68,6 +68,8 @@ def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Do
     token = secrets.token_hex(16)
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(requests, token))
+    except OverflowError:
+        raise BadInput("control_port", port, "choose a port from 1 to 65535, or 0 for any") from None
     except OSError as error:
         raise BadInput("control_port", port, f"choose a free port, or 0 for any ({error.strerror})") from None
     server.daemon_threads = True

@@ -137,7 +137,8 @@ def launch_shown(
     quarantined = QuarantinedNodes(enforce=settings.get("health", "enforce") == "enforce")
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **quarantined.added_to(settings))
     if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
-        require_free_port("port", "127.0.0.1", port)
+        require_free_port("port", LOOPBACK, port)
+    require_free_port("control_port", LOOPBACK, control_port)
     choice.require(substrate)
     require_observable(metrics_port, metrics_host, otlp_endpoint)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))

@@ -190,10 +190,14 @@ class LocalSubstrate:
             observer = attach(network, token)
             for node in nodes:
                 pids.append(self.start_agent(network, node, token, run_directory))  # noqa: PERF401 - see below
-        except (OSError, Refused):  # the coordinator ended at its start; the nursery would start it again and again
+        except (
+            OSError,
+            Refused,
+        ) as error:  # the coordinator ended at its start; the nursery would start it again and again
             self.end(pids, 0.0)
             network.close()
-            raise
+            log = run_directory / "log" / "coordinator.log"
+            raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
         disks = Disks(self._undo, self._enter_mounts)
         return self._cluster(network, observer, token, pids, nodes, run_directory, disks)
 

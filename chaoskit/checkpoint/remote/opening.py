@@ -27,22 +27,36 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None, traff
         BadInput: if the URL is none, or what it takes is not installed.
     """
     traffic = traffic or Traffic()
-    protocol, separator, rest = url.partition("://")
-    if not separator or not rest.strip("/"):
-        raise BadInput("url", url, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
-    try:
-        import fsspec
-    except ImportError:
-        raise BadInput("url", url, "pip install 'chaoskit[s3]'") from None
+    protocol = require_store("url", url)
+    import fsspec
+
     options = _with_defaults(protocol, dict(storage_options or {}), traffic)
     try:
         fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
-    except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        raise BadInput("url", url, f"pip install 'chaoskit[{extra}]'" if extra else str(error)) from None
     except (ValueError, TypeError) as error:
         raise BadInput("url", url, f"correct it, or storage_options: {error}") from None
     return _KINDS.get(protocol, Store)(fs, root, url, traffic)
+
+
+def require_store(field: str, url: str) -> str:
+    """Return the protocol of ``url``. Nothing is connected, and nothing starts a thread.
+
+    Raises:
+        BadInput: if the URL is none, or what it takes is not installed.
+    """
+    protocol, separator, place = url.partition("://")
+    if not separator or not place.strip("/"):
+        raise BadInput(field, url, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol, "s3" if error.name == "fsspec" else "")
+        raise BadInput(field, url, f"pip install 'chaoskit[{extra}]'" if extra else str(error)) from None
+    except ValueError as error:
+        raise BadInput(field, url, f"use a protocol that fsspec knows: {error}") from None
+    return protocol
 
 
 def _with_defaults(protocol: str, options: dict[str, Any], traffic: Traffic) -> dict[str, Any]:

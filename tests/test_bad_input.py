@@ -1,0 +1,306 @@
+"""Bad input on the command line: one line with the option as it was typed, status 2, nothing started or written.
+
+The cases run in this process, one after the other, through the function that the command ``chaoskit`` calls.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from chaoskit.cli.app import run
+
+_SCRIPT = """
+import torch
+
+
+def train(trainer, *, steps: int = 5):
+    model = torch.nn.Linear(1, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(torch.zeros(64, 1), batch_size=8):
+                step.backward(model(shard.batch).mean())
+"""
+
+
+def _plan(**changes: object) -> str:
+    plan = {"version": 1, "job": "gpt", "name": "x", "steps": 5, "settings": {"nodes": 2}, "faults": []}
+    return json.dumps(plan | changes)
+
+
+_FILES: dict[str, str | bytes] = {
+    "train.py": _SCRIPT,
+    "empty.py": "",
+    "syntax.py": "def train(trainer:\n",
+    "binary.py": b"\xff\xfe\x00",
+    "async.py": "async def train(trainer): ...\n",
+    "no_arguments.py": "def train(): ...\n",
+    "no_loss.py": "def train(trainer): print(1)\n",
+    "file": "x",
+    "damaged.json": '{"version": 1, "job": ',
+    "list.json": "[]",
+    "version9.json": '{"version": 9}',
+    "latin.json": b"\xff\xfe",
+    "unknown_fault.json": _plan(faults=[{"kind": "Explode"}]),
+    "rank7.json": _plan(faults=[{"kind": "Kill", "rank": 7, "at_step": 2}]),
+    "step_two.json": _plan(faults=[{"kind": "Kill", "rank": 1, "at_step": "two"}]),
+    "no_list.json": _plan(faults="Kill"),
+    "no_job.json": _plan(job=""),
+    "no_setting.json": _plan(settings={"nodez": 2}),
+    "old_setting.json": _plan(settings={"strike_window_s": 2}),
+    "negative.json": _plan(steps=-5),
+    "truncated/a/outcome.json": '{"x":',
+    "old/a/outcome.json": '{"version":0}',
+    "run/journal/coordinator.jsonl": b'\xff\xfenotjson\n{"t\n',
+    "control/control.json": "{",
+    "blank/control.json": "",
+    "pattern.yaml": "- name: a\n  logPattern: 'step ([0-9]+'\n",
+    "braces.yaml": "{{{",
+    "number.yaml": "- 5\n",
+    "no_rules.yaml": "[]",
+    "zero.yaml": b"\xff\xfe\x00",
+    "rules.yaml": "- name: Hang\n  logPattern: 'step ([0-9]+)'\n  expectedRecurringFrequencyInSeconds: 10\n",
+    "log.txt": "2026-01-01 00:00:00 step 1\n2026-01-01 00:00:01 step 2\n",
+    "no_times.txt": "hello\n",
+    "policy.yaml": "minReplicas: 4\nmaxReplicas: 2\n",
+    "no_yaml.yaml": ":\n- x{",
+    "no_policy.yaml": "foo: 1\n",
+    "snapshots/step-000000010.g0/manifest.json": "{",
+    "directory/x": "",
+}
+
+#: Command line, what stderr begins with, and what else it says.
+_CASES = """
+launch                                               | SCRIPT: it is missing
+launch nojob                                         | SCRIPT nojob: name a reference job
+launch nojob.py                                      | SCRIPT nojob.py: name a Python file that exists
+launch ''                                            | SCRIPT: name a reference job
+launch 'a b.py'                                      | SCRIPT 'a b.py': name a Python file
+launch gpt:                                          | SCRIPT gpt:: name a function behind the colon
+launch directory                                     | SCRIPT directory: name a reference job
+launch train.py:missing                              | SCRIPT % define a function missing(trainer, ...)
+launch empty.py                                      | SCRIPT % define a function train(trainer, ...)
+launch syntax.py                                     | SCRIPT % mend the syntax error in line 1
+launch binary.py                                     | SCRIPT % name a Python file that can be read
+launch async.py                                      | SCRIPT % define train without async
+launch no_arguments.py                               | SCRIPT % let train take the trainer
+launch no_loss.py                                    | SCRIPT % call step.backward(loss)
+launch gpt more                                      | command: got unexpected extra argument
+launch gpt --bogus                                   | --bogus: there is no such option
+launch gpt --node 3                                  | --node: there is no such option, write --nodes
+launch gpt --nodes 0                                 | --nodes 0: use 1 or more
+launch gpt --nodes=-1                                | --nodes=-1: use 1 or more
+launch gpt --nodes 2.5                               | --nodes 2.5: use a valid integer; see chaoskit launch --help
+launch gpt --nodes 1000000                           | --nodes 1000000: use at most 1024
+launch gpt --spares -1                               | --spares -1: use 0 or more
+launch gpt --min-world 9                             | --min-world 9: use at most nodes=4
+launch gpt --shards 2                                | --shards 2: use at least nodes=4
+launch gpt --seed 99999999999999999999               | --seed 99999999999999999999: use less than 2**63
+launch gpt --seed -1                                 | --seed -1: use 0 or more
+launch gpt --device tpu                              | --device tpu: use one of cpu, cuda
+launch gpt --reduction none                          | --reduction none: use one of exact, fast
+launch gpt --health perhaps                          | --health perhaps: use one of enforce, report, off
+launch gpt --set                                     | --set: requires an argument
+launch gpt --set x                                   | --set x: write key=value
+launch gpt --set =3                                  | --set =3: write key=value
+launch gpt --set nosuch=1                            | --set nosuch=1: train takes batch
+launch train.py --set steps=many                     | --set steps=many: use a value of type int
+launch gpt --setting nodes                           | --setting nodes: write NAME=VALUE
+launch gpt --setting job=x                           | --setting job=x: there is no such setting
+launch gpt --setting hang_stepz=3                    | --setting hang_stepz=3: there is no such setting; write hang
+launch gpt --setting hang_steps=NaN                  | --setting hang_steps=NaN: use a finite number
+launch gpt --setting startup_s=Infinity              | --setting startup_s=Infinity: use a finite number
+launch gpt --setting hang_steps=soon                 | --setting hang_steps=soon: use a value of type float
+launch gpt --setting hang_steps=0                    | --setting hang_steps=0: use 1 or more
+launch gpt --setting heartbeat_ms=0.5                | --setting heartbeat_ms=0.5: use a value of type int
+launch gpt --setting collective_timeout_s=0.1        | --setting collective_timeout_s=0.1: use more than
+launch gpt --setting transport=pigeon                | --setting transport=pigeon: use one of auto, tcp
+launch gpt --setting fork=maybe                      | --setting fork=maybe: use a value of type bool
+launch gpt --setting quarantined=5                   | --setting quarantined=5: use a value of type array
+launch gpt --setting disk={}                         | disk.target: it is missing
+launch gpt --setting disk.keep=3                     | --setting disk.keep=3: use one of target
+launch gpt --setting follow.rule=cubic               | --setting follow.rule=cubic: use one of linear
+launch gpt --setting rules=missing.yaml              | --setting rules=missing.yaml: name a file that can be read
+launch gpt --nodes 3 --setting nodes=3               | --setting nodes=3: leave it out: --nodes gives this setting
+launch gpt --checkpoints c --setting disk.keep_last=-1 | --setting disk.keep_last=-1: use 0 or more
+launch gpt --checkpoints /proc/nowhere               | --checkpoints /proc/nowhere: choose a directory
+launch gpt --checkpoints file                        | --checkpoints file: choose a directory
+launch gpt --checkpoints c --keep -3                 | --keep -3: use 0 or more
+launch gpt --checkpoints c --checkpoint-every 0      | --checkpoint-every 0: use 1 or more
+launch gpt --checkpoints c --checkpoint-every-s nan  | --checkpoint-every-s nan: use 0 or more
+launch gpt --checkpoints c --checkpoint-every-s inf  | --checkpoint-every-s inf: use 0 or more, and a finite number
+launch gpt --remote s3://bucket                      | --remote s3://bucket: give a disk tier
+launch gpt --remote nowhere --checkpoints c          | --remote nowhere: write PROTOCOL://PLACE
+launch gpt --remote s3:// --checkpoints c            | --remote s3://: write PROTOCOL://PLACE
+launch gpt --remote pigeon://x/y --checkpoints c     | --remote pigeon://x/y: use a protocol that fsspec knows
+launch gpt --remote file:///tmp/r --remote-every -1 --checkpoints c | --remote-every -1: use 0 or more
+launch gpt --elastic 2                               | --elastic 2: write MIN..MAX
+launch gpt --elastic 5..2                            | --elastic 5..2: maxReplicas=2
+launch gpt --elastic 0..3                            | --elastic 0..3: minReplicas=0
+launch gpt --elastic 6..8                            | --nodes 4: start with a size that the elastic policy allows
+launch gpt --elastic missing.yaml                    | --elastic missing.yaml: write MIN..MAX
+launch gpt --elastic policy.yaml                     | --elastic policy.yaml: maxReplicas=2
+launch gpt --elastic no_yaml.yaml                    | --elastic no_yaml.yaml: % write YAML or JSON
+launch gpt --elastic no_policy.yaml                  | --elastic no_policy.yaml: foo=1
+launch gpt --elastic directory                       | --elastic directory: write MIN..MAX
+launch gpt --follow cubic                            | --follow cubic: use one of linear
+launch gpt --follow-warmup-steps 3                   | --follow-warmup-steps 3: name a rule with --follow
+launch gpt --follow linear --follow-warmup-steps -3  | --follow-warmup-steps -3: use 0 or more
+launch gpt --rules missing.yaml                      | --rules missing.yaml: name a file that can be read
+launch gpt --rules braces.yaml                       | --rules braces.yaml: mend it
+launch gpt --rules number.yaml                       | --rules number.yaml: write a list of rules
+launch gpt --rules zero.yaml                         | --rules zero.yaml: mend it
+launch gpt --rules directory                         | --rules directory: name a file that can be read
+launch gpt --rules pattern.yaml                      | % mend the regular expression
+launch gpt --port -1                                 | --port -1: choose a port
+launch gpt --port 70000                              | --port 70000: choose a port
+launch gpt --control-port 70000                      | --control-port 70000: choose a port
+launch gpt --metrics-port 70000                      | --metrics-port 70000: choose a port
+launch gpt --otlp-endpoint nowhere                   | --otlp-endpoint nowhere: write the address
+launch gpt --substrate moon                          | --substrate moon: use one of local, netns, docker
+launch gpt --report /proc/nowhere                    | --report /proc/nowhere: choose a directory
+launch gpt --report file                             | --report file: choose a directory
+launch gpt --report run                              | --report run: choose another directory
+demo --report /proc/nowhere                          | --report /proc/nowhere: choose a directory
+demo --report file                                   | --report file: choose a directory
+demo --quick=5                                       | --quick=5: does not take a value
+demo more                                            | command: got unexpected extra argument
+test                                                 | SUITE: it is missing
+test nosuch                                          | SUITE nosuch: name one of checkpoint
+test nosuch.py                                       | SUITE nosuch.py: name one of
+test smoke --repeats 0                               | --repeats 0: use 1 or more
+test smoke --seed x                                  | --seed x: use a valid integer
+test smoke --report file                             | --report file: choose a directory
+replay                                               | PLAN: it is missing
+replay missing.json                                  | PLAN missing.json: name a plan file that can be read
+replay directory                                     | PLAN directory: name a plan file that can be read
+replay damaged.json                                  | PLAN damaged.json: write one JSON object (Input data was
+replay latin.json                                    | PLAN latin.json: write one JSON object
+replay list.json                                     | PLAN list.json: write one JSON object
+replay version9.json                                 | version=9: in version9.json, use a plan of version 1
+replay unknown_fault.json                            | % use one of Kill
+replay rank7.json                                    | rank=7: in rank7.json, use a rank from 0 to 1
+replay step_two.json                                 | faults[0].at_step='two': in step_two.json
+replay no_list.json                                  | faults='Kill': in no_list.json
+replay no_job.json                                   | job: in no_job.json, give a job or a command
+replay no_setting.json                               | settings.nodez=2: in no_setting.json
+replay old_setting.json                              | settings.strike_window_s=2: in old_setting.json
+replay negative.json                                 | steps=-5: in negative.json, use 1 or more
+replay version9.json --times 0                       | --times 0: use 1 or more
+replay version9.json --shrink --times 3              | --times 3: leave it out
+replay version9.json --shrink --budget-s nan         | --budget-s nan: use a number of seconds above 0
+report                                               | DIRECTORY: it is missing
+report nowhere                                       | DIRECTORY nowhere: name a directory
+report directory                                     | DIRECTORY directory: name a directory
+report file                                          | DIRECTORY file: name a directory
+report truncated                                     | outcome='truncated/a/outcome.json'
+report old                                           | outcome='old/a/outcome.json'
+faults Explode                                       | NAME Explode: use one of Kill
+faults ''                                            | NAME: use one of Kill
+faults Kill Hang                                     | command: got unexpected extra argument
+faults --markdown                                    | --markdown: there is no such option
+top                                                  | RUN_DIR: name the directory of a run
+top nowhere                                          | RUN_DIR nowhere: name the directory of a run
+top file                                             | RUN_DIR file: name the directory of a run
+top run --minutes 0                                  | --minutes 0: use a value greater than or equal to 0.1
+trace                                                | --otlp-endpoint: name a receiver, or a file by --file
+trace run --file out.json                            | RUN_DIR run: name a run of this version
+trace run --otlp-endpoint nowhere                    | --otlp-endpoint nowhere: write the address
+scale                                                | SIZE: it is missing
+scale two                                            | SIZE: use a valid integer
+scale 4                                              | --run chaoskit-runs: no run listens there
+scale 4 --run nowhere                                | --run nowhere: name the directory of a run
+scale 4 --run file                                   | --run file: name the directory of a run
+scale 4 --run control                                | --run control
+scale 4 --run blank                                  | --run blank
+scale 4 --wait-s nan                                 | --wait-s nan: use a number of seconds, 0 or more
+node                                                 | command: it is missing; see chaoskit node --help
+node bogus                                           | command: no such command 'bogus'
+node check --only soul                               | --only soul: write one of gpu
+node check --limit x                                 | --limit x: write NAME=VALUE
+node check --limit x=1                               | --limit x=1: write NAME=VALUE
+node check --limit gpus_expected=nan                 | --limit gpus_expected=nan: write gpus_expected=VALUE
+node check --against x                               | --against x: write HOST:PORT
+node check --against x:99999                         | --against x:99999: write HOST:PORT
+node serve-check --port 99999                        | --host 127.0.0.1:99999
+node list --directory file                           | quarantine='file/quarantine.json'
+node cordon                                          | NODE: it is missing
+node cordon node3                                    | --reason: it is missing
+node cordon '' --reason x                            | NODE: name the node
+node cordon node3 --reason ''                        | --reason '': say why
+node cordon node3 --reason x --directory /proc/x     | quarantine='/proc/x/quarantine.json': make it writable
+node uncordon node9 --reason x                       | NODE node9: name a node
+node drain node1                                     | --grace-s: give the seconds
+node drain node1 --grace-s 5 --cancel                | --grace-s 5: give the seconds
+node drain node1 --grace-s 5 --run nowhere           | --run nowhere: name the directory of a run
+checkpoint                                           | command: it is missing
+checkpoint list nowhere                              | DIRECTORY nowhere: name a directory of snapshots
+checkpoint list file                                 | DIRECTORY file: name a directory of snapshots
+checkpoint list pigeon://x/y                         | DIRECTORY pigeon://x/y: use a protocol that fsspec knows
+checkpoint list s3://x --endpoint nowhere            | --endpoint nowhere: write http://HOST:PORT
+checkpoint list directory --endpoint http://x        | --endpoint http://x: leave it out
+checkpoint verify snapshots --step 99                | --step 99: use one of
+checkpoint verify snapshots --step x                 | --step x: use a valid integer
+checkpoint restore-drill nowhere                     | DIRECTORY nowhere: name a directory of snapshots
+checkpoint prune directory --keep-last -1            | --keep-last -1: use 0 or more
+checkpoint prune directory --keep-every -1           | --keep-every -1: use 0 or more
+checkpoint prune directory --budget-gb -1            | --budget-gb -1: use 0 or more
+checkpoint prune directory --budget-gb nan           | --budget-gb nan: use 0 or more, and a finite number
+rules                                                | command: it is missing
+rules lint                                           | command: no such command 'lint'
+rules test missing log.txt                           | RULES missing: name a file that can be read
+rules test no_rules.yaml log.txt                     | RULES no_rules.yaml: write a list of rules
+rules test pattern.yaml log.txt                      | % mend the regular expression
+rules test rules.yaml missing                        | LOG missing: name a file that can be read
+rules test rules.yaml directory                      | LOG directory: name a file that can be read
+rules test rules.yaml no_times.txt                   | % record lines with ISO 8601
+rules test rules.yaml log.txt --period-s nan         | --period-s nan: use 0 or more seconds
+rules test rules.yaml log.txt --tail-s inf           | --tail-s inf: use 0 or more seconds
+rules test rules.yaml log.txt --expect Hang:soon     | --expect Hang:soon: write NAME:VERDICT
+doctor more                                          | command: got unexpected extra argument
+cleanup --bogus                                      | --bogus: there is no such option
+lunch                                                | command lunch: no such command; write chaoskit launch
+run smoke                                            | command run: no such command; write chaoskit test
+--bogus                                              | --bogus: there is no such option; see chaoskit --help
+"""
+
+
+def _cases() -> list[tuple[str, str]]:
+    lines = (line for line in _CASES.splitlines() if line)
+    return [(typed.strip(), says.strip()) for typed, _, says in (line.partition(" | ") for line in lines)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files with damage of many kinds."""
+    root = tmp_path_factory.mktemp("bad")
+    for name, content in _FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+@pytest.mark.parametrize(("typed", "says"), _cases(), ids=[typed for typed, _ in _cases()])
+def test_one_line_names_what_was_typed(
+    typed: str,
+    says: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    before = {path for path in folder.iterdir() if path.name not in ("state", "c")}
+    status = run(shlex.split(typed))
+    said = capfd.readouterr().err
+    assert status == 2, said
+    assert said.count("\n") == 1, said
+    start, _, end = says.partition("%")
+    assert said.startswith(f"chaoskit: {start}"), said
+    assert end.strip() in said
+    assert {path for path in folder.iterdir() if path.name not in ("state", "c")} == before, "something was written"
