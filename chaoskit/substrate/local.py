@@ -190,10 +190,8 @@ class LocalSubstrate:
             observer = attach(network, token)
             for node in nodes:
                 pids.append(self.start_agent(network, node, token, run_directory))  # noqa: PERF401 - see below
-        except (
-            OSError,
-            Refused,
-        ) as error:  # the coordinator ended at its start; the nursery would start it again and again
+        except (OSError, Refused) as error:
+            # The nursery would start a coordinator that ends at its start again and again.
             self.end(pids, 0.0)
             network.close()
             log = run_directory / "log" / "coordinator.log"
