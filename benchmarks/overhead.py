@@ -13,8 +13,8 @@ LIMITS = {"exact": 1.05, "fast": 1.02}
 #: glibc returns freed gradients to the system by default, and page faults bring them back in the next step. chaoskit's
 #: workers keep freed memory (osprocess.py), so DDP is measured with the same setting.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-#: World size -> pairs. The speed of a shared machine changes by a tenth within a minute, hence ten.
-PAIRS = {2: 10, 4: 5}
+#: Reduction and ranks -> pairs. The speed of a shared machine changes by a tenth within a minute, hence ten.
+PAIRS = {("exact", 2): 10, ("fast", 2): 10, ("exact", 4): 5}
 
 _STEPS = 30
 
@@ -22,10 +22,9 @@ _STEPS = 30
 def overhead(lab: Lab) -> list[Bar]:
     """Each pair is one run of ours and one of DDP, one right after the other, and every other pair in turned order."""
     bars = []
-    for world, pairs in PAIRS.items():
-        for kind in LIMITS:
-            found = [_pair(lab, world, kind, number) for number in range(lab.repeats(pairs))]
-            bars.append(_bar(world, kind, found))
+    for (kind, world), pairs in PAIRS.items():
+        found = [_pair(lab, world, kind, number) for number in range(lab.repeats(pairs))]
+        bars.append(_bar(world, kind, found))
     return bars
 
 
