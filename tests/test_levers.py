@@ -223,7 +223,8 @@ def test_a_sticky_bit_has_its_rank_replaced(chaos: Chaos, where: str, plan: dict
 
 @pytest.mark.parametrize("fault", [NaN(rank=1, at_step=AT), BitFlip(rank=1, at_step=AT, bit=20)], ids=str)
 def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, fault: Fault) -> None:
-    outcome = run(chaos, fault)
+    """A bit that flips in a weight is found within 16 steps; losses may differ until then."""
+    outcome = run(chaos, fault, check=False, twin=False)
     assert " of 0.weight" in journal(outcome, Event.LEVER)[0]["observed"]
 
 

@@ -23,7 +23,7 @@ DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 BATCH = 24
 AT = 8  # the step of most faults
 NAP_S = 1.8
-HUNG_S = 10.0  # a rank that stands still for so long is given up, under all limits of detection
+HUNG_S = 25.0  # a rank that stands still for so long is given up, also before its step time is known (10 s)
 
 
 def generation(trainer: Any) -> int:
