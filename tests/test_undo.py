@@ -243,6 +243,15 @@ def test_a_damaged_line_is_told_and_the_others_are_undone(
     assert left_behind(tmp_path) == []
 
 
+def test_garbage_at_the_end_is_no_torn_entry(tmp_path: Path) -> None:
+    """Bytes that no entry begins with are told, with or without a newline behind them; zeros are a torn write."""
+    path = dead_launchers_file(tmp_path)
+    path.write_bytes(b"\xff\xff")
+    assert [one.act for one in sweep(tmp_path)] == ["damaged"]
+    path.write_bytes(bytes(512))
+    assert sweep(tmp_path) == []
+
+
 def test_an_empty_undo_log_says_that_nothing_was_broken(tmp_path: Path) -> None:
     """A launcher that was killed before it broke anything leaves an empty file, which the janitor removes."""
     dead_launchers_file(tmp_path)

@@ -144,14 +144,15 @@ class _Log:
 
 def _read(path: Path) -> _Log:
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return _Log([], [])  # its launcher ended in order just now, or another janitor was faster
     except OSError as error:
         return _Log([], [], f"{error.strerror}: nothing that it lists was put back; make it readable, or remove it")
     entries: dict[int, dict[str, Any]] = {}
     damaged: dict[int, bytes] = {}
-    # What follows the last newline was torn when the machine went down: its act was never begun.
+    if torn.lstrip(b"\0")[:1] not in (b"", b"{"):  # else torn when the machine went down: its act was never begun
+        lines.append(torn)
     for number, line in enumerate(lines, 1):
         fields = _fields(line)
         if fields is None:
