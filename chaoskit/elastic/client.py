@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.nodename import require_node_name
 from chaoskit.plaintext import one_line
 
 #: In the directory of a run.
@@ -111,11 +112,13 @@ class RunClient:
 
     def notice(self, node: str, grace_s: float) -> RequestReply:
         """Say that ``node`` will be taken away in ``grace_s``."""
+        require_node_name("node", node)
         require_grace(grace_s)
         return self._reply("notice", {"node": node, "grace_s": grace_s})
 
     def cancel_notice(self, node: str) -> RequestReply:
         """Say that ``node`` stays after all, however it was announced to go."""
+        require_node_name("node", node)
         return self._reply("cancel-notice", {"node": node})
 
     def lend(self, nodes: int, job: str, grace_s: float) -> RequestReply:
