@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 from chaoskit.errors import BadInput
 
@@ -19,3 +20,16 @@ def require_node_name(field: str, name: object) -> None:
     """Raises BadInput if no node can have this name."""
     if not is_node_name(name):
         raise BadInput(field, name, f"name a node, such as node2: {GRAMMAR}")
+
+
+def name_of_this_machine() -> str:
+    """The first label of the host's name, in lower case.
+
+    Raises:
+        BadInput: if no node can have that name.
+    """
+    host = socket.gethostname()
+    name = host.partition(".")[0].lower()
+    if not is_node_name(name):
+        raise BadInput("node", host, f"say by --node how this host is called as a node: {GRAMMAR}")
+    return name

@@ -20,7 +20,7 @@ from chaoskit.experiment.requests import Requests
 from chaoskit.faces import door
 from chaoskit.health import Quarantine
 from chaoskit.messages import NoticeCancelled, SpotNotice
-from chaoskit.nodename import GRAMMAR, require_node_name
+from chaoskit.nodename import GRAMMAR, name_of_this_machine, require_node_name
 
 GOOD = ["a", "0", "node2", "gpu-17", "a--b", "a" * 63]
 BAD = [
@@ -118,3 +118,18 @@ def test_a_list_with_another_name_is_damaged(tmp_path: Path, key: str, name: str
     with pytest.raises(BadInput, match="mend or remove this file") as refused:
         Quarantine(tmp_path).kept_out()
     assert refused.value.field == "quarantine"
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("gpu-17", "gpu-17"), ("GPU-17.example.org", "gpu-17"), ("gpu_17", None), ("", None)]
+)
+def test_a_machine_has_the_first_label_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, host: str, name: str | None
+) -> None:
+    """A host whose name no node can have must be given another one."""
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    if name is not None:
+        assert name_of_this_machine() == name
+        return
+    with pytest.raises(BadInput, match="--node"):
+        name_of_this_machine()

@@ -65,15 +65,18 @@ def health(
     from chaoskit.health import Quarantine, decide
     from chaoskit.health.examine import PROBES, examine
     from chaoskit.health.limits import parse_limits
+    from chaoskit.nodename import name_of_this_machine, require_node_name
     from chaoskit.substrate.undo import state_directory
 
     unknown = sorted(set(only or ()).difference(PROBES))
     if unknown:
         raise BadInput("only", unknown[0], f"write one of {', '.join(PROBES)}")
+    if node:
+        require_node_name("node", node)
+    name = node or name_of_this_machine()
     limits = parse_limits(limit or [])
     addresses = tuple(map(parse_address, against or []))
     token = _token() if addresses else ""
-    name = node or socket.gethostname()
     quarantine = Quarantine(state_directory())
     kept_out = next((one for one in quarantine.entries() if one.node == name and not one.on_probation), None)
     found = examine(name, directory, limits, only=tuple(only or PROBES), against=addresses, token=token)
