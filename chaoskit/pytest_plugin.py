@@ -18,6 +18,7 @@ import pytest
 
 from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import NAMES, make, unavailable
 from chaoskit.vocabulary import Verdict
 
@@ -37,7 +38,8 @@ class VerdictError(AssertionError):
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        super().__init__(f"{outcome.verdict.value}: {'; '.join(outcome.reasons)} (journals: {outcome.directory})")
+        reasons = printable("; ".join(outcome.reasons))  # pytest writes it to the terminal as it is
+        super().__init__(f"{outcome.verdict.value}: {reasons} (journals: {outcome.directory})")
 
 
 # -- options ------------------------------------------------------------------------------------------------------
@@ -389,7 +391,7 @@ def _brief(outcome: Outcome) -> str:
     """What a person needs first: why, and where to look."""
     lines = [f"chaoskit verdict: {outcome.verdict.value}", *(f"  - {reason}" for reason in outcome.reasons)]
     lines += [f"  {fault.fault}: {fault.state}" for fault in outcome.faults]
-    return "\n".join([*lines, f"  journals and logs: {outcome.directory}"])
+    return printable("\n".join([*lines, f"  journals and logs: {outcome.directory}"]))
 
 
 class _Tally:
