@@ -13,6 +13,7 @@ from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.plaintext import printable
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
 
@@ -206,7 +207,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
         recovery = slowest(outcome)
         table.add_row(
             Text(outcome.result.upper(), VERDICT_STYLES[outcome.result]),
-            Text.assemble(outcome.name, *_secondary(outcome)),
+            Text.assemble(printable(outcome.name), *_secondary(outcome)),
             confirmed(outcome),
             duration(recovery.seconds if recovery else None),
             duration(slowest_full_strength(outcome), absent_strength(outcome)),
@@ -218,7 +219,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
 
 def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
     lines = [f"{outcome.job} on {nodes(outcome)}", *fault_lines(outcome)]
-    return [(f"\n{line}", "dim") for line in lines]
+    return [(f"\n{printable(line)}", "dim") for line in lines]
 
 
 def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
@@ -241,8 +242,9 @@ def plural(count: int, word: str) -> str:
 def _details(outcome: Outcome) -> list[RenderableType]:
     blocks: list[RenderableType] = []
     if outcome.result is not Verdict.PASSED:
-        blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.result_reasons or ["no reason was given"]]
-    blocks += [_indented(Text(f"log rule {fired}"), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
+        reasons = outcome.result_reasons or ["no reason was given"]
+        blocks += [_indented(Text(printable(f"- {reason}")), 2) for reason in reasons]
+    blocks += [_indented(Text(printable(f"log rule {fired}")), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
     for recovery in outcome.recoveries:
@@ -251,7 +253,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         return []
     if outcome.account is not None:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
-    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (outcome.name, "bold"))
+    name = printable(outcome.name)
+    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
     return [Text(), heading, *blocks]
 
 
@@ -263,7 +266,7 @@ def _recovery_title(recovery: Recovery) -> Text:
     full = f", full strength {duration(recovery.full_strength_seconds, 'never')}" if recovery.world else ""
     after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}" if recovery.world else ""
     return Text.assemble(
-        recovery.cause,
+        printable(recovery.cause),
         "" if recovery.fault else ", nothing was injected: a false alarm",
         (f" ({after})" if after else "", "dim"),
         f"\nfirst good step {duration(recovery.seconds)}{full}",
@@ -306,7 +309,7 @@ def _probabilities(estimates: Estimates) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(), Text("recovery probability", "bold")]
     for one in [*estimates.repeated, *([estimates.total] if several else [])]:
         what = [one.name, *([", ".join(one.faults)] if one.faults else [])]
-        lines.append(_indented(Text.assemble("\n".join(what), (f"\n  {recovery_sentence(one)}", "dim")), 2))
+        lines.append(_indented(Text.assemble(printable("\n".join(what)), (f"\n  {recovery_sentence(one)}", "dim")), 2))
     return lines
 
 
