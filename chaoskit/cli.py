@@ -15,6 +15,7 @@ import typer
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.faces import checkpoints, health, observing, quarantine, resizing, rules
 from chaoskit.faces.ending import USAGE_ERROR, end_in_order, misused, print_json, refuse
+from chaoskit.plaintext import echo, printable
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 def _console(machine: bool) -> Console:
     """Where people read: standard output, unless a machine reads that."""
-    from rich.console import Console
+    from chaoskit.report.terminal import Terminal
 
-    return Console(stderr=machine, highlight=False)
+    return Terminal(stderr=machine)
 
 
 @app.callback(invoke_without_command=True)
@@ -298,7 +299,7 @@ def janitor(machine: Json = False) -> None:
         print_json({"repairs": found})
         return
     for repair in repairs:
-        typer.echo(describe(repair))
+        echo(describe(repair))
     if not repairs:
         typer.echo("nothing to put back")
 
@@ -424,7 +425,7 @@ def _run(arguments: list[str], machine: bool) -> int:
     except HarnessError as error:
         if machine:
             print_json({"error": {"harness": str(error)}})
-        sys.stderr.write(f"chaoskit: error: {error}\n")
+        sys.stderr.write(f"chaoskit: error: {printable(str(error))}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:
         return misused(error, machine)

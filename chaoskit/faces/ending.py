@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import one_line
 from chaoskit.vocabulary import EXIT_BAD_INPUT
 
 #: Click's; some versions of typer bring it along under another name.
@@ -36,7 +37,7 @@ def refuse(error: BadInput, machine: bool) -> int:
     if machine:
         plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
         print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
-    sys.stderr.write(f"chaoskit: {' '.join(str(error).split())}\n")
+    sys.stderr.write(f"chaoskit: {one_line(str(error))}\n")
     return EXIT_BAD_INPUT
 
 

@@ -86,12 +86,12 @@ def health(
     if machine:
         print_json(plain(found, verdict) | told)
     else:
-        from rich.console import Console
+        from chaoskit.report.terminal import Terminal
 
-        console = Console(highlight=False)
+        console = Terminal()
         console.print(render(found, verdict))
         if kept_out:
-            console.print(f"in quarantine since {kept_out.since}: {kept_out.reason}", style="red", markup=False)
+            console.print(f"in quarantine since {kept_out.since}: {kept_out.reason}", style="red")
         if proved:
             console.print("it was released, and has proved itself", style="green")
     if verdict.refused or kept_out:

@@ -58,11 +58,10 @@ def top(
     if machine:
         print_json(frame_of(follower, read_live(directory), str(directory), minutes * 60).plain())
         return
-    from rich.console import Console
-
     from chaoskit.observe.picture import draw
+    from chaoskit.report.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     if once or not console.is_terminal:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _PIPE_COLUMNS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chaoskit.faces.ending import print_json
+from chaoskit.plaintext import echo
 
 if TYPE_CHECKING:
     from chaoskit.health import Entry, Quarantine
@@ -47,7 +48,7 @@ def list_(directory: Directory = None, machine: Json = False) -> None:
     for one in entries:
         _show(one)
     if not entries:
-        typer.echo("nobody is in quarantine")
+        echo("nobody is in quarantine")
 
 
 @app.command()
@@ -89,9 +90,9 @@ def _tell(entry: Entry, machine: bool) -> None:
 
 
 def _show(entry: Entry) -> None:
-    typer.echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
+    echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
     for line in entry.evidence:
-        typer.echo(f"    {line}")
+        echo(f"    {line}")
     if entry.on_probation:
         text = f"released {entry.released} by {entry.released_by}: {entry.released_because}"
-        typer.echo(f"    {text}; it must prove itself")
+        echo(f"    {text}; it must prove itself")

@@ -14,6 +14,7 @@ import typer
 from chaoskit.elastic.client import RequestReply, RunClient, Unanswered, WorldState, newest_run
 from chaoskit.errors import BadInput
 from chaoskit.faces.ending import print_json
+from chaoskit.plaintext import echo
 
 _LOOK_S = 0.1
 _EXIT_REFUSED = 1
@@ -54,10 +55,10 @@ def scale(
     if machine:
         print_json({"done": done, **msgspec.to_builtins(reply), "state": msgspec.to_builtins(state)})
     else:
-        typer.echo(_in_words(reply))
+        echo(_in_words(reply))
         if reply.accepted and wait_s:
             trains = f"{state.world} ranks train (generation {state.generation}, step {state.step})"
-            typer.echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
+            echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
     return 0 if done else _EXIT_REFUSED
 
 
@@ -95,9 +96,9 @@ def _tell(reply: RequestReply, machine: bool) -> int:
     if machine:
         print_json(msgspec.to_builtins(reply))
     else:
-        typer.echo(_in_words(reply))
+        echo(_in_words(reply))
         for node in reply.nodes:
-            typer.echo(node)
+            echo(node)
     return 0 if reply.accepted else _EXIT_REFUSED
 
 
