@@ -247,6 +247,29 @@ def terminal(outcomes: list[Outcome], *, encoding: str = "utf-8", width: int = 8
     return capture.get()
 
 
+def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:
+    """One directory may hold the runs of several pytest sessions, and of replays."""
+    first, second = "20260302-101500-17", "20260302-111500-18"
+    runs = [outcome("one", session=first), outcome("two", verdict=Verdict.FAILED, session=second)]
+    runs += [outcome("three", session=second), outcome("four")]
+    words = terminal(runs, width=120)
+    places = [
+        words.index(line)
+        for line in (
+            f"session {first}: 1 experiment: 1 passed",
+            "one",
+            f"session {second}: 2 experiments: 1 passed, 1 failed",
+            "three",
+            "outside of pytest: 1 experiment: 1 passed",
+            "four",
+        )
+    ]
+    assert places == sorted(places)
+    assert "session" not in terminal(runs[1:3]), "a single one needs no name"
+    assert {first, second} <= set(page(runs, tmp_path).text().split())
+    assert dict(junit_properties(runs[0]))["chaoskit.session"] == first
+
+
 class TestStore:
     def test_what_was_written_is_read(self, tmp_path: Path) -> None:
         originals = [passed(), failed(), unknown(), broken()]

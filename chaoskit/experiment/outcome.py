@@ -149,7 +149,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
     ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
     of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
-    about recovery.
+    about recovery. ``session`` names the pytest session that made the run, as several may share a report directory.
     """
 
     name: str
@@ -180,6 +180,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     directory: str = ""
     settings: dict[str, Any] = {}
     claimed: bool = True
+    session: str = ""  # empty outside of pytest
     account: TimeAccount | None = None
     test: TestResult | None = None  # None outside of pytest, and until the test is over
 

@@ -121,6 +121,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "reduction": outcome.reduction,
         "seed": outcome.seed,
         "started": outcome.started,
+        "session": outcome.session,
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
     }

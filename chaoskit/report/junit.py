@@ -26,6 +26,7 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
         ("substrate", outcome.substrate),
         ("nodes", str(outcome.nodes)),
         ("seed", str(outcome.seed)),
+        *([("session", outcome.session)] if outcome.session else []),
         ("lost_steps", str(outcome.lost_steps)),
         *([] if outcome.false_alarms is None else [("false_alarms", str(outcome.false_alarms))]),
         ("losses", loss_sentence(outcome)),

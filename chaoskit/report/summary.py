@@ -203,6 +203,35 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
     table.add_column("experiment and faults", overflow="fold", ratio=1)
     for name in ("evidence", "recovery", "full", "lost", "losses"):
         table.add_column(name, justify="right", no_wrap=True)
+    sessions = by_session(outcomes)
+    for session, group in sessions.items():
+        if len(sessions) > 1:
+            table.add_row("", Text(session_line(session, group), "bold"))
+        _add_rows(table, group)
+    return table
+
+
+def by_session(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each pytest session, in the order in which the sessions began."""
+    sessions: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        sessions.setdefault(outcome.session, []).append(outcome)
+    return sessions
+
+
+def session_line(session: str, outcomes: Sequence[Outcome]) -> str:
+    """``session 20261125-210211-4127: 3 experiments: 2 passed, 1 failed``."""
+    name = f"session {printable(session)}" if session else "outside of pytest"
+    return f"{name}: {counted(outcomes)}"
+
+
+def counted(outcomes: Sequence[Outcome]) -> str:
+    """``3 experiments: 2 passed, 1 failed``."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
+    return f"{plural(len(outcomes), 'experiment')}: {counts}"
+
+
+def _add_rows(table: Table, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         recovery = slowest(outcome)
         table.add_row(
@@ -214,7 +243,6 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
             str(outcome.lost_steps),
             short_match(outcome),
         )
-    return table
 
 
 def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
@@ -315,5 +343,4 @@ def _probabilities(estimates: Estimates) -> list[RenderableType]:
 
 def _totals(outcomes: Sequence[Outcome]) -> Text:
     worst = Verdict.worst([outcome.result for outcome in outcomes])
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
-    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {plural(len(outcomes), 'experiment')}: {counts}")
+    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {counted(outcomes)}")
