@@ -40,13 +40,17 @@ class FaultRecord(msgspec.Struct, kw_only=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of a recovery. ``bound_s`` is the least duration that physics allows, ``bound`` says why."""
+    """One phase of a recovery.
+
+    ``reference_s`` is what the plain operation alone takes, such as building a group or training a step; ``reference``
+    says which. It is measured elsewhere, or in other steps, and is for scale: a phase may take less.
+    """
 
     name: str  # one of chaoskit.vocabulary.RECOVERY_PHASES
     start_s: float
     end_s: float
-    bound_s: float
-    bound: str
+    reference_s: float
+    reference: str
 
     @property
     def seconds(self) -> float:

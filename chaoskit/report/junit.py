@@ -49,7 +49,7 @@ def _recovery_properties(outcome: Outcome) -> list[tuple[str, str]]:
     for span in recovery.spans:
         name = span.name.replace(" ", "_")
         properties.append((f"phase.{name}_s", _seconds(span.seconds)))
-        properties.append((f"bound.{name}_s", _seconds(span.bound_s)))
+        properties.append((f"reference.{name}_s", _seconds(span.reference_s)))
     return properties
 
 

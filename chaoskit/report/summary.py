@@ -45,10 +45,14 @@ def duration(seconds: float | None, absent: str = "–") -> str:
     return f"{number(seconds * 1e3)} ms" if abs(seconds) < 0.9995 else f"{number(seconds)} s"
 
 
-def bounded(span: PhaseSpan) -> str:
-    """How long a phase took and, in the same unit, the least that physics allows: ``3.1 ms (bound 0.3)``."""
-    bound = span.bound_s * 1e3 if abs(span.seconds) < 0.9995 else span.bound_s
-    return f"{duration(span.seconds)} (bound {number(bound)})"
+def with_reference(span: PhaseSpan) -> str:
+    """How long a phase took and, in the same unit, its reference: ``3.1 ms (reference 0.3)``."""
+    reference = span.reference_s * 1e3 if abs(span.seconds) < 0.9995 else span.reference_s
+    return f"{duration(span.seconds)} (reference {number(reference)})"
+
+
+#: What a reference is, beside the bars of a recovery.
+REFERENCE = "reference: the plain operation alone, for scale; a phase may take less"
 
 
 def spans_to_first_step(recovery: Recovery) -> list[PhaseSpan]:
@@ -148,8 +152,9 @@ def recovery_sentence(estimate: Estimate) -> str:
     if estimate.probability is not None:
         told += f": {percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
     if estimate.recoveries:
-        told += f"; first good step p50 {duration(estimate.p50_s)}, p95 {duration(estimate.p95_s)}"
-        told += f", max {duration(estimate.max_s)} of {estimate.recoveries}"
+        told += f"; first good step p50 {duration(estimate.p50_s)}"
+        told += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
+        told += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
     return "; ".join([told, *beside(estimate)])
 
 
@@ -277,6 +282,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
     for recovery in outcome.recoveries:
         blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
+    if outcome.recoveries:
+        blocks.append(_indented(Text(REFERENCE, "dim"), 4))
     if not blocks:
         return []
     if outcome.account is not None:
@@ -314,7 +321,7 @@ class _Bars:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         spans = self.recovery.spans
         names = max((len(span.name) for span in spans), default=0)
-        texts = max((len(bounded(span)) for span in spans), default=0)
+        texts = max((len(with_reference(span)) for span in spans), default=0)
         width = max(options.max_width - names - texts - 4, 10)
         end_s = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
         total = min(end_s, _SCALE * self.recovery.seconds)
@@ -326,7 +333,7 @@ class _Bars:
             if length > width - first:
                 bar = bar[:-1] + (">" if options.ascii_only else "→")
             line = f"{span.name:<{names}}  {' ' * first}{bar}"
-            yield Text(f"{line:<{names + width + 2}}  {bounded(span):>{texts}}")
+            yield Text(f"{line:<{names + width + 2}}  {with_reference(span):>{texts}}")
 
 
 def _probabilities(estimates: Estimates) -> list[RenderableType]:
