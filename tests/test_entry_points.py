@@ -112,3 +112,29 @@ def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
     assert (told["recovery"]["total"]["recovered"], told["recovery"]["total"]["tried"]) == (1, 1)
     assert told["directory"] == "report"
     assert "1 failed, 1 passed" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "refusal"),
+    [
+        (
+            "prometheus_client",
+            ("--metrics-port", "0"),
+            "metrics_port=0: install prometheus_client: pip install 'chaoskit[observe]'",
+        ),
+        (
+            "opentelemetry",
+            ("--otlp-endpoint", "http://127.0.0.1:1"),
+            "otlp_endpoint='http://127.0.0.1:1': install OpenTelemetry: pip install 'chaoskit[observe]'",
+        ),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, module: str, arguments: tuple[str, ...], refusal: str
+) -> None:
+    """Before anything is started or created."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{module}.py").write_text("raise ImportError\n")
+    ended = command(tmp_path, "chaoskit", "launch", "gpt", "--report", "run", *arguments)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"chaoskit: {refusal}\n")
+    assert not (tmp_path / "run").exists()

@@ -335,6 +335,9 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
     assert outcome.test.nodeid == "test_session.py::test_slow"
     assert outcome.result_reasons == ["the test failed: AssertionError: too slow"]
     assert "too slow" in (pytester.path / "report" / "report.html").read_text()
+    for arguments, status in (((), 0), (("--check",), 1)):
+        shown = [sys.executable, "-m", "chaoskit", "report", "report", *arguments]
+        assert subprocess.run(shown, cwd=pytester.path, capture_output=True, check=False).returncode == status
     write_junit([outcome], pytester.path / "junit.xml")
     assert 'failures="1"' in (pytester.path / "junit.xml").read_text()
 
