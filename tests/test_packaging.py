@@ -40,3 +40,12 @@ def test_the_layers_name_modules_that_exist() -> None:
     layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
     named = [name for layer in layers for name in re.findall(r"[a-z_.]+", layer)]
     assert [name for name in named if find_spec(name) is None] == []
+
+
+def test_the_changelog_has_short_entries_under_one_heading() -> None:
+    """One line an entry; what is not released stands in one place."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("## "))
+    assert sum("unreleased" in line.lower() or "not released" in line for line in lines if line.startswith("##")) == 1
+    entries = [line for line in lines[begin:] if line and not line.startswith("#")]
+    assert [line for line in entries if not line.startswith("- ") or len(line) > 160] == []
