@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -295,8 +296,7 @@ def janitor(machine: Json = False) -> None:
 
     repairs = sweep()
     if machine:
-        found = [{"act": one.act, "target": one.target, "repaired": one.repaired} for one in repairs]
-        print_json({"repairs": found})
+        print_json({"repairs": [dataclasses.asdict(one) for one in repairs]})
         return
     for repair in repairs:
         echo(describe(repair))

@@ -306,6 +306,21 @@ def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[st
     assert "Traceback" not in ran.stderr
 
 
+def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
+    """With --json each repair says what could not be put back."""
+    path = dead_launchers_file(tmp_path)
+    path.write_bytes(b"\xff\n")
+    (tmp_path / "chaoskit").symlink_to(tmp_path)
+    command = [sys.executable, "-m", "chaoskit", "janitor", "--json"]
+    ran = subprocess.run(
+        command, env=dict(os.environ, XDG_STATE_HOME=str(tmp_path)), capture_output=True, timeout=LIMIT_S, check=True
+    )
+    (repair,) = json.loads(ran.stdout)["repairs"]
+    assert (repair["act"], repair["repaired"]) == ("damaged", False)
+    assert Path(repair["target"]).name == path.name
+    assert repair["problem"].startswith("line 1 cannot be read")
+
+
 def test_what_is_gone_or_runs_again_needs_no_repair(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     """Entries whose target ended or was continued meanwhile are reported as such, also in words."""
     ticks = osprocess.start_ticks(sleeper.pid)
