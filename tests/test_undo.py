@@ -213,6 +213,7 @@ GARBAGE = {
     "an act without its target": b'{"entry": 2, "act": "kill"}',
     "a target of the wrong kind": b'{"entry": 2, "act": "kill", "pid": "1", "ticks": 2}',
     "an act that is not known": b'{"entry": 2, "act": "burn", "pid": 1, "ticks": 2}',
+    "an act that is no text": b'{"entry": 2, "act": 5}',
     "a number that is none": b'{"done": [1]}',
     "an empty line": b"",
 }

@@ -193,8 +193,10 @@ def _fields(line: bytes) -> dict[str, Any] | None:
         return None
     if set(fields) == {"done"}:
         return fields if isinstance(fields["done"], int) else None
-    wanted = {"entry": int, **_ACTS.get(str(fields.get("act")), {"act": int})}
-    known = all(name in fields and isinstance(fields[name], kind) for name, kind in wanted.items())
+    target = _ACTS.get(str(fields.get("act")))
+    if target is None or not isinstance(fields.get("entry"), int):
+        return None
+    known = all(name in fields and isinstance(fields[name], kind) for name, kind in target.items())
     return fields if known else None
 
 
