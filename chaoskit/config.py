@@ -16,6 +16,7 @@ import msgspec
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.logrule import LogRule
+from chaoskit.nodename import require_node_name
 
 Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
@@ -302,6 +303,9 @@ def validate(config: RunConfig) -> None:
     _validate_time_limits(config)
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
+    for field in ("quarantined", "on_probation"):
+        for name in getattr(config, field):
+            require_node_name(field, name)
     if config.on_probation and config.health != "enforce":
         raise BadInput("health", config.health, "use enforce: nodes on probation prove themselves by it")
     if config.elastic is not None:

@@ -242,6 +242,13 @@ def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
     assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'} can be made")
 
 
+def test_users_are_not_told_to_install_tools_of_developers() -> None:
+    """Every other optional group has a finding, installed or not."""
+    groups = {name.removeprefix("extra ") for name in found(probes.extras)}
+    assert groups >= {"docker", "gpu", "observe", "s3"}
+    assert "dev" not in groups
+
+
 def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed launcher wrote down to be undone is found; the doctor repairs nothing, the janitor does."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

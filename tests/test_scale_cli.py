@@ -113,7 +113,7 @@ def test_every_way_to_ask(launch: Launch) -> None:
     lent = launch.run.lend(2, "urgent", grace_s=30.0)  # one of them idles
     assert (lent.accepted, len(lent.nodes)) == (True, 2)
     launch.until_world(1)
-    assert launch.run.give_back("urgent").accepted
+    assert launch.run.return_nodes("urgent").accepted
     launch.until_world(2)
 
     staying = launch.run.state().nodes[0]

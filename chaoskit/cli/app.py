@@ -23,6 +23,7 @@ from chaoskit.cli.output import (
     refuse,
 )
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
 
 #: Command -> its panel in the help. Its module has its name, and an ``app``; it is imported when it is needed.
@@ -113,7 +114,7 @@ def run(arguments: list[str]) -> int:
     except HarnessError as error:
         if machine:
             print_json({"error": {"harness": str(error)}})
-        sys.stderr.write(f"chaoskit: error: {error}\n")
+        sys.stderr.write(f"chaoskit: error: {printable(str(error))}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:
         return misused(error, arguments, machine)

@@ -23,6 +23,8 @@ from chaoskit.health.examine import PROBES, examine
 from chaoskit.health.limits import parse_limits
 from chaoskit.health.pair import PairServer
 from chaoskit.health.verdict import show
+from chaoskit.nodename import name_of_this_machine, require_node_name
+from chaoskit.plaintext import echo
 from chaoskit.substrate.undo import state_directory
 
 _TOKEN = "CHAOSKIT_HEALTH_TOKEN"
@@ -72,10 +74,12 @@ def check(
     unknown = sorted(set(only or ()).difference(PROBES))
     if unknown:
         raise BadInput("only", unknown[0], f"write one of {', '.join(PROBES)}")
+    if node:
+        require_node_name("node", node)
+    name = node or name_of_this_machine()
     limits = parse_limits(limit or [])
     addresses = tuple(map(parse_address, against or []))
     token = _token() if addresses else ""
-    name = node or socket.gethostname()
     quarantine = Quarantine(state_directory())
     cordoned = next((one for one in quarantine.entries() if one.node == name and not one.on_probation), None)
     found = examine(name, directory, limits, only=tuple(only or PROBES), against=addresses, token=token)
@@ -88,7 +92,7 @@ def check(
         shown = console()
         shown.print(render(found, verdict))
         if cordoned:
-            shown.print(f"cordoned since {cordoned.since}: {cordoned.reason}", style="red", markup=False)
+            shown.print(f"cordoned since {cordoned.since}: {cordoned.reason}", style="red")
         if proved:
             shown.print("it was uncordoned, and has proved itself", style="green")
     return EXIT_FAILED if verdict.refused or cordoned else 0
@@ -112,8 +116,8 @@ def serve_check(
         raise BadInput("host", f"{host}:{port}", f"choose an address and port that are free here ({error})") from None
     with server:
         if not os.environ.get(_TOKEN):
-            typer.echo(f"{_TOKEN}={token}")
-        typer.echo(f"listening on {server.address[0]}:{server.address[1]}")
+            echo(f"{_TOKEN}={token}")
+        echo(f"listening on {server.address[0]}:{server.address[1]}")
         signal.pause()
 
 
@@ -168,7 +172,7 @@ def list_(directory: Directory = None, machine: Json = False) -> None:
     for one in entries:
         _show(one)
     if not entries:
-        typer.echo("no cordoned nodes")
+        echo("no cordoned nodes")
 
 
 @app.command()
@@ -208,12 +212,12 @@ def _tell(entry: Entry, machine: bool) -> None:
 
 
 def _show(entry: Entry) -> None:
-    typer.echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
+    echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
     for line in entry.evidence:
-        typer.echo(f"    {line}")
+        echo(f"    {line}")
     if entry.on_probation:
         text = f"released {entry.released} by {entry.released_by}: {entry.released_because}"
-        typer.echo(f"    {text}; it must prove itself")
+        echo(f"    {text}; it must prove itself")
 
 
 # -- nodes of a run -----------------------------------------------------------------------------------------------
@@ -239,11 +243,11 @@ def drain(
     if cancel == (grace_s is not None):
         raise BadInput("grace_s", grace_s, "give the seconds until the node is removed, or --cancel")
     target = RunClient(run or newest_run())
-    reply = target.cancel_notice(node) if grace_s is None else target.notice(node, grace_s)
+    reply = target.cancel_drain(node) if grace_s is None else target.drain(node, grace_s)
     if machine:
         print_json(msgspec.to_builtins(reply))
     else:
-        typer.echo(reply_text(reply))
+        echo(reply_text(reply))
         for one in reply.nodes:
-            typer.echo(one)
+            echo(one)
     return 0 if reply.accepted else EXIT_FAILED

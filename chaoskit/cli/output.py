@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import one_line
 from chaoskit.vocabulary import EXIT_BAD_INPUT
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def command_app(help_text: str = "") -> typer.Typer:
 
 def console(machine: bool = False) -> Console:
     """A console on standard output, or on standard error where JSON is printed."""
-    from rich.console import Console
+    from chaoskit.report.terminal import Terminal
 
-    return Console(stderr=machine, highlight=False)
+    return Terminal(stderr=machine)
 
 
 def print_json(value: Any) -> None:
@@ -91,7 +92,7 @@ def refuse(error: BadInput, arguments: Sequence[str], options: Mapping[str, str]
     if machine:
         plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
         print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
-    sys.stderr.write(f"chaoskit: {as_typed(error, arguments, options)}: {' '.join(error.remedy.split())}\n")
+    sys.stderr.write(f"chaoskit: {one_line(f'{as_typed(error, arguments, options)}: {error.remedy}')}\n")
     return EXIT_BAD_INPUT
 
 

@@ -125,13 +125,14 @@ def compiler() -> Finding:
 
 
 def extras() -> list[Finding]:
-    """Packages of the optional groups, one finding a group."""
+    """Packages of the optional groups, one finding a group; those for developers of chaoskit are left out."""
     groups: dict[str, list[str]] = {}
     for requirement in requires("chaoskit") or []:
         package, _, condition = requirement.partition(";")
         if "extra ==" in condition:
             group = condition.rpartition("extra ==")[2].strip(" '\"")
             groups.setdefault(group, []).append(package.strip())
+    groups.pop("dev", None)
     return [_extra(group, packages) for group, packages in groups.items()]
 
 

@@ -64,14 +64,14 @@ def try_(
         expected = [{"rule": name, "verdict": verdict} for name, verdict in sorted(wanted)]
         print_json({"ok": ok, "expected": expected, "rules": [plain(one) for one in found]})
         return 0 if ok else 1
-    from rich.console import Console
+    from chaoskit.report.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(render(found))
     for name, verdict in sorted(wanted - fired):
-        console.print(f"expected, and did not fire: {name}: {verdict}", style="red", markup=False)
+        console.print(f"expected, and did not fire: {name}: {verdict}", style="red")
     for name, verdict in sorted(fired - wanted) if wanted else ():
-        console.print(f"not expected: {name}: {verdict}", style="red", markup=False)
+        console.print(f"not expected: {name}: {verdict}", style="red")
     return 0 if ok else 1
 
 

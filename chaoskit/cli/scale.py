@@ -13,6 +13,7 @@ import typer
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, print_json, reply_text
 from chaoskit.elastic.client import RunClient, Unanswered, WorldState, newest_run
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import echo
 
 _LOOK_S = 0.1
 
@@ -48,10 +49,10 @@ def scale(
     if machine:
         print_json({"done": done, **msgspec.to_builtins(reply), "state": msgspec.to_builtins(state)})
     else:
-        typer.echo(reply_text(reply))
+        echo(reply_text(reply))
         if reply.accepted and wait_s:
             trains = f"{state.world} ranks train (generation {state.generation}, step {state.step})"
-            typer.echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
+            echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
     return 0 if done else EXIT_FAILED
 
 

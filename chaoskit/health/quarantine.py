@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.nodename import GRAMMAR, is_node_name, require_node_name
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 
@@ -75,10 +76,9 @@ class Quarantine:
         """Keep ``node`` out. What is known of one that is kept out already stays, and evidence is added to it.
 
         Raises:
-            BadInput: without a name or a reason, or if the list cannot be written.
+            BadInput: if no node can have that name, without a reason, or if the list cannot be written.
         """
-        if not node.strip():
-            raise BadInput("node", node, "name the node")
+        require_node_name("node", node)
         if not reason.strip():
             raise BadInput("reason", reason, "say why: whoever releases it must know")
         with self._changing() as content:
@@ -95,6 +95,7 @@ class Quarantine:
         Raises:
             BadInput: if it is not kept out, or without a reason.
         """
+        require_node_name("node", node)
         if not reason.strip():
             raise BadInput("reason", reason, "say what was done about it")
         with self._changing() as content:
@@ -127,6 +128,10 @@ class Quarantine:
             raise BadInput("quarantine", str(self.path), f"mend or remove this file: {error}") from None
         if content.version != 1:
             raise BadInput("quarantine", str(self.path), f"it is of version {content.version}: use a newer chaoskit")
+        for name, entry in content.entries.items():
+            if not is_node_name(name) or entry.node != name:
+                remedy = f"mend or remove this file: {name!r} is no name of a node: {GRAMMAR}"
+                raise BadInput("quarantine", str(self.path), remedy)
         return content
 
     @contextmanager
