@@ -31,5 +31,5 @@ def name_of_this_machine() -> str:
     host = socket.gethostname()
     name = host.partition(".")[0].lower()
     if not is_node_name(name):
-        raise BadInput("node", host, f"say by --node how this host is called as a node: {GRAMMAR}")
+        raise BadInput("node", host, f"give this host a node name with --node: {GRAMMAR}")
     return name

@@ -87,12 +87,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise; "
         "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
-    config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
-    config.addinivalue_line(
-        "markers", "slow(**parameters): takes a quarter of a minute or more, in the cases that have these parameters"
-    )
-    config.addinivalue_line("markers", "costly: takes as long as a training")
-    config.addinivalue_line("markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds")
     settings = _settings(config)
     config.stash[_settings_key] = settings
     config.pluginmanager.register(_Tally(settings), "chaoskit-tally")
@@ -196,14 +190,6 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     if problem:
         raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {problem}")
     return asked
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") is not None:
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device; this machine has none")
 
 
 # -- fixtures -----------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def test_ctrl_c_on_a_terminal_ends_everything(workplace: Workplace) -> None:
     reader.join(LIMIT_S)
     os.close(master)
     assert b"rank 1" in screen
-    assert b"interrupted; everything was ended" in screen
+    assert b"interrupted; what this command had started was ended" in screen
     assert b"Traceback" not in screen
     workplace.await_silence()
     assert list((workplace.state / "chaoskit" / "undo").iterdir()) == []

@@ -36,7 +36,7 @@ Root = Annotated[
 Endpoint = Annotated[
     str, typer.Option(metavar="URL", help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.")
 ]
-Deadline = Annotated[float, typer.Option(help="Of a URL: a store that does not answer is asked again for so long.")]
+Deadline = Annotated[float, typer.Option(help="Remote stores: seconds to retry before failing.")]
 Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this step.")]
 
 
@@ -155,8 +155,8 @@ def restore_drill(
 @app.command()
 def prune(
     root: Root,
-    keep_last: Annotated[int, typer.Option(help="So many of the newest stay; 0 for all.")] = 2,
-    keep_every: Annotated[int, typer.Option(help="Those whose step is a multiple of it stay, too.")] = 0,
+    keep_last: Annotated[int, typer.Option(help="Number of newest snapshots to keep; 0 keeps all.")] = 2,
+    keep_every: Annotated[int, typer.Option(help="Also keep snapshots whose step is a multiple of this.")] = 0,
     budget_gb: Annotated[float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     endpoint: Endpoint = "",

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, console, print_json, reply_text
-from chaoskit.elastic.client import RunClient, newest_run
+from chaoskit.elastic.client import RunClient, newest_live_run
 from chaoskit.errors import BadInput
 from chaoskit.health import Entry, Finding, HealthVerdict, Quarantine, decide
 from chaoskit.health.examine import PROBES, examine
@@ -34,9 +34,6 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "red"}
 app = command_app("Check whether this machine is fit to train, cordon unfit nodes, and drain nodes of a run.")
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name in the run, such as node2.")]
-Directory = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where the list is. Default: the state directory of this user.")
-]
 
 
 # -- fitness ------------------------------------------------------------------------------------------------------
@@ -160,12 +157,12 @@ def render(found: list[Finding], verdict: HealthVerdict) -> RenderableType:
 
 
 @app.command("list")
-def list_(directory: Directory = None, machine: Json = False) -> None:
+def list_(machine: Json = False) -> None:
     """List cordoned nodes with reason, start and probation.
 
     Example: [cyan]chaoskit node list --json[/]
     """
-    entries = Quarantine(directory or state_directory()).entries()
+    entries = Quarantine(state_directory()).entries()
     if machine:
         print_json({"entries": [msgspec.to_builtins(one) for one in entries]})
         return
@@ -180,28 +177,26 @@ def cordon(
     node: Name,
     reason: Annotated[str, typer.Option(help="Reason, shown when the node is uncordoned.")],
     evidence: Annotated[list[str] | None, typer.Option(help="What was seen; repeatable.")] = None,
-    directory: Directory = None,
     machine: Json = False,
 ) -> None:
     """Keep a node out of all runs that are started from here, until it is uncordoned.
 
     Example: [cyan]chaoskit node cordon node3 --reason "falls off the bus" --evidence "XID 79"[/]
     """
-    _tell(Quarantine(directory or state_directory()).add(node, reason, evidence or []), machine)
+    _tell(Quarantine(state_directory()).add(node, reason, evidence or []), machine)
 
 
 @app.command()
 def uncordon(
     node: Name,
     reason: Annotated[str, typer.Option(help="What was done about it.")],
-    directory: Directory = None,
     machine: Json = False,
 ) -> None:
     """Let a node come back. It gets workers when it has passed its check.
 
     Example: [cyan]chaoskit node uncordon node3 --reason "GPU 2 replaced"[/]
     """
-    _tell(Quarantine(directory or state_directory()).release(node, reason), machine)
+    _tell(Quarantine(state_directory()).release(node, reason), machine)
 
 
 def _tell(entry: Entry, machine: bool) -> None:
@@ -233,16 +228,16 @@ def drain(
 ) -> int:
     """Tell a running job that a node will be removed: a spot notice, or maintenance.
 
-    Its ranks leave between two steps, and nothing is lost. SIGTERM to the agent of
-    a node says the same.
+    The job must have been launched with [bold]--elastic[/]. Ranks of the node leave between
+    two steps, and nothing is lost. SIGTERM to the agent of a node says the same.
 
     Exit code 0: accepted, 1: refused, 2: bad input.
 
     Example: [cyan]chaoskit node drain node2 --grace-s 30[/]
     """
     if cancel == (grace_s is not None):
-        raise BadInput("grace_s", grace_s, "give the seconds until the node is removed, or --cancel")
-    target = RunClient(run or newest_run())
+        raise BadInput("grace_s", grace_s, "leave out --grace-s or --cancel, and give the other one")
+    target = RunClient(run or newest_live_run())
     reply = target.cancel_drain(node) if grace_s is None else target.drain(node, grace_s)
     if machine:
         print_json(msgspec.to_builtins(reply))

@@ -180,7 +180,7 @@ def require_grace(grace_s: float) -> None:
         raise BadInput("grace_s", grace_s, "use a number of seconds, 0 or more")
 
 
-def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:
+def newest_live_run(directory: Path = Path("chaoskit-runs")) -> Path:
     """The run below ``directory`` that was begun last, of those whose launcher lives.
 
     Raises:

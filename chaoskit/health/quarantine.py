@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.nodename import GRAMMAR, is_node_name, require_node_name
+from chaoskit.osprocess import user_at_host
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 
@@ -85,7 +84,7 @@ class Quarantine:
             known = content.entries.get(node)
             told = dict.fromkeys((*(known.evidence if known is not None else ()), *evidence))
             if known is None or known.on_probation:
-                known = Entry(node=node, reason=reason, since=_now(), by=by or whoami())
+                known = Entry(node=node, reason=reason, since=_now(), by=by or user_at_host())
             content.entries[node] = entry = msgspec.structs.replace(known, evidence=tuple(told))
         return entry
 
@@ -104,7 +103,7 @@ class Quarantine:
                 names = ", ".join(sorted(one.node for one in content.entries.values() if not one.on_probation))
                 raise BadInput("node", node, f"name a node that is kept out: {names or 'there is none'}")
             content.entries[node] = entry = msgspec.structs.replace(
-                known, released=_now(), released_by=by or whoami(), released_because=reason
+                known, released=_now(), released_by=by or user_at_host(), released_because=reason
             )
         return entry
 
@@ -165,15 +164,6 @@ class Quarantine:
                 os.close(directory)
         except OSError as error:
             raise BadInput("quarantine", str(self.path), f"make it writable ({error.strerror})") from None
-
-
-def whoami() -> str:
-    """Who asks, on which machine: ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as somebody without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _now() -> str:

@@ -91,7 +91,7 @@ def _fields(kind: type[Any]) -> str:
 
 def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """One request. Whoever does not know the token learns nothing."""
+        """One request. Without the token a request learns nothing."""
 
         timeout = 10.0
 
@@ -142,6 +142,6 @@ def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the name that http.server gave it
-            """Nothing: the terminal shows the training."""
+            """Print nothing: the terminal shows the training."""
 
     return Handler

@@ -101,7 +101,7 @@ class View:
     # -- the picture ----------------------------------------------------------------------------------------------
 
     def _draw(self) -> RenderableType:
-        """The picture; whoever prints holds the lock."""
+        """The picture; called with the lock held."""
         now_s = time.monotonic()
         progress = self._progress
         head = Table.grid(expand=True, padding=(0, 1))

@@ -1,4 +1,4 @@
-"""The terminal of every command: text of a job can be read there, and does nothing."""
+"""The terminal of every command: it prints text of a job literally, without markup and escape codes."""
 
 from __future__ import annotations
 
