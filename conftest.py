@@ -76,6 +76,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"gate: slice {_slice_of_gate(config)} of {_SLICES} ({_SLICE})" if config.getoption(_GATE) else None
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device; this machine has none")
+
+
 # -- selection ----------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import msgspec
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.logrule import LogRule
+from chaoskit.nodename import require_node_name
 
 Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
@@ -32,7 +33,7 @@ _UNDISTURBED_S = 120.0
 #: Each node is some processes of this machine or of a cluster; more are a slip of the keyboard.
 NODES_MAX = 1024
 
-#: Shards are measured within some tenths, and a node may be busy: who is less slow than this is never replaced for it.
+#: Shards are measured within some tenths, and a node may be busy: a rank that is less slow than this is never replaced.
 SLOW_LIMIT_MIN = 2.0
 
 
@@ -225,7 +226,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def world_max(self) -> int:
-        """Ranks that a world may have for a moment, while some are still needed who are to go."""
+        """The largest world, ranks that are about to leave included."""
         return self.shard_count if self.follow is None else self.nodes_max
 
     @property
@@ -235,7 +236,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def least_world(self) -> int:
-        """Ranks without which nobody trains."""
+        """The smallest world that trains."""
         return self.elastic.min_replicas if self.elastic is not None else self.min_world
 
     @property
@@ -298,10 +299,14 @@ def validate(config: RunConfig) -> None:
     if config.seed >= 2**63:
         raise BadInput("seed", config.seed, "use less than 2**63")
     if config.nodes_max + config.spares > NODES_MAX:
-        raise BadInput("nodes", config.nodes, f"use at most {NODES_MAX} nodes and spares together")
+        field = "nodes" if config.nodes_max > NODES_MAX else "spares"
+        raise BadInput(field, getattr(config, field), f"use at most {NODES_MAX} nodes and spares together")
     _validate_time_limits(config)
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
+    for field in ("quarantined", "on_probation"):
+        for name in getattr(config, field):
+            require_node_name(field, name)
     if config.on_probation and config.health != "enforce":
         raise BadInput("health", config.health, "use enforce: nodes on probation prove themselves by it")
     if config.elastic is not None:
@@ -504,14 +509,15 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
     required += [one for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if not default]
     for argument in required:
         if argument.arg not in options:
-            raise BadInput(argument.arg, None, f"give this option a value: {train.name} has no default for it")
+            remedy = f"give this option a value (--set {argument.arg}=VALUE): {train.name} has no default for it"
+            raise BadInput(f"options.{argument.arg}", None, remedy)
     for argument in (*positional, *train.args.kwonlyargs):
         annotation = ast.unparse(argument.annotation) if argument.annotation else ""
         names = [name.strip() for name in annotation.split("|")]
         if argument.arg in options and set(names) <= set(_PLAIN_TYPES):
             value = options[argument.arg]
             if not any(type(value) in _PLAIN_TYPES[name] for name in names):
-                raise BadInput(argument.arg, value, f"use a value of type {annotation}")
+                raise BadInput(f"options.{argument.arg}", value, f"use a value of type {annotation}")
 
 
 def _has_loss(tree: ast.Module, trainer: str) -> bool:
@@ -539,10 +545,16 @@ def require_free_port(field: str, host: str, port: int) -> None:
 
 
 def require_writable(field: str, directory: Path) -> None:
-    """Create ``directory`` and refuse it where files cannot be written into it."""
+    """Refuse a directory that cannot be written, or made. Nothing is left there.
+
+    Raises:
+        BadInput: naming the field.
+    """
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None

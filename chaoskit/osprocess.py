@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import getpass
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -274,3 +276,12 @@ def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def user_at_host() -> str:
+    """The user of this process and the machine: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

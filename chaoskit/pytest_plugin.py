@@ -9,8 +9,10 @@ Imports of torch and of the harness wait until a test asks for ``chaos``: instal
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import pytest
 
 from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import NAMES, make, unavailable
 from chaoskit.vocabulary import Verdict
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
 _BAD_INPUT = "bad input"
+_SESSION_INPUT = "chaoskit_session"
 
 
 class VerdictError(AssertionError):
@@ -37,7 +41,8 @@ class VerdictError(AssertionError):
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        super().__init__(f"{outcome.verdict.value}: {'; '.join(outcome.reasons)} (journals: {outcome.directory})")
+        reasons = printable("; ".join(outcome.reasons))  # pytest writes it to the terminal as it is
+        super().__init__(f"{outcome.verdict.value}: {reasons} (journals: {outcome.directory})")
 
 
 # -- options ------------------------------------------------------------------------------------------------------
@@ -82,12 +87,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise; "
         "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
-    config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped visibly without one")
-    config.addinivalue_line(
-        "markers", "slow(**parameters): takes a quarter of a minute or more, in the cases that have these parameters"
-    )
-    config.addinivalue_line("markers", "costly: takes as long as a training")
-    config.addinivalue_line("markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds")
     settings = _settings(config)
     config.stash[_settings_key] = settings
     config.pluginmanager.register(_Tally(settings), "chaoskit-tally")
@@ -95,7 +94,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class _Settings:
-    """``forced``: what was given on the command line, which goes before what the marker of a test says."""
+    """What options and ini values say.
+
+    ``forced``: what was given on the command line, which goes before what the marker of a test says. ``session``: the
+    name of this session, by which runs of several sessions in one report directory are told apart.
+    """
 
     forced: frozenset[str]
     substrate: str
@@ -104,6 +107,7 @@ class _Settings:
     report: Path | None
     docker_image: str
     detection: str
+    session: str
 
 
 _settings_key = pytest.StashKey[_Settings]()
@@ -141,7 +145,15 @@ def _settings(config: pytest.Config) -> _Settings:
     detection = config.getini("chaos_detection")
     if detection not in DETECTION:
         raise pytest.UsageError(f"chaos_detection={detection!r}: use one of {', '.join(DETECTION)}")
-    return _Settings(forced, value("substrate"), seed, repeats, place, value("docker_image"), detection)
+    image = value("docker_image")
+    return _Settings(forced, value("substrate"), seed, repeats, place, image, detection, _session(config))
+
+
+def _session(config: pytest.Config) -> str:
+    """The name of this session: when it began, and in which process. Under xdist, that of the controller."""
+    now = datetime.now(UTC).astimezone()
+    theirs = getattr(config, "workerinput", {}).get(_SESSION_INPUT)
+    return str(theirs) if theirs else f"{now:%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
 # -- collection ---------------------------------------------------------------------------------------------------
@@ -178,14 +190,6 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     if problem:
         raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {problem}")
     return asked
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") is not None:
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device; this machine has none")
 
 
 # -- fixtures -----------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     substrate = settings.substrate if "substrate" in settings.forced else wanted
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
-    return Chaos(chaos_stock.harness(substrate), request.node, defaults, limits)
+    return Chaos(chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session)
 
 
 @pytest.fixture
@@ -276,6 +280,7 @@ class Chaos:
     Attributes:
         defaults: of every run of the test.
         limits: of detection, for jobs; a command has its own.
+        session: name of the pytest session.
     """
 
     harness: Harness
@@ -283,6 +288,7 @@ class Chaos:
     defaults: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    session: str = ""
 
     def run(
         self,
@@ -325,7 +331,7 @@ class Chaos:
         if command is not None:
             command = [self._locate(argument) for argument in require_command(command)]
         outcome = self.harness.run(job, command=command, faults=faults, **settings)
-        outcome.claimed = check
+        outcome.claimed, outcome.session = check, self.session
         self.outcomes.append(outcome)
         write_outcome(outcome, Path(outcome.directory))
         if check:
@@ -389,7 +395,13 @@ def _brief(outcome: Outcome) -> str:
     """What a person needs first: why, and where to look."""
     lines = [f"chaoskit verdict: {outcome.verdict.value}", *(f"  - {reason}" for reason in outcome.reasons)]
     lines += [f"  {fault.fault}: {fault.state}" for fault in outcome.faults]
-    return "\n".join([*lines, f"  journals and logs: {outcome.directory}"])
+    return printable("\n".join([*lines, f"  journals and logs: {outcome.directory}"]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist the name of the session."""
+    node.workerinput[_SESSION_INPUT] = node.config.stash[_settings_key].session
 
 
 class _Tally:
@@ -422,14 +434,20 @@ class _Tally:
         from chaoskit.report.html import write_html
         from chaoskit.report.statistics import estimate_recovery
         from chaoskit.report.store import read_outcomes
-        from chaoskit.report.summary import recovery_sentence
+        from chaoskit.report.summary import plural, recovery_sentence
 
         try:
-            outcomes = read_outcomes(report)
+            everything = read_outcomes(report)
         except BadInput:
             return  # no chaos test ran
-        write_html(outcomes, report / "report.html")
-        terminalreporter.write_sep("=", f"chaoskit: {len(outcomes)} runs, {report / 'report.html'}")
-        total = estimate_recovery(outcomes).total
+        ours = [outcome for outcome in everything if outcome.session == self._settings.session]
+        if not ours:
+            return
+        page = report / "report.html"
+        write_html(everything, page)
+        others = len(everything) - len(ours)
+        more = f", with {plural(others, 'run')} of other sessions" if others else ""
+        terminalreporter.write_sep("=", f"chaoskit: {plural(len(ours), 'run')}, {page}{more}")
+        total = estimate_recovery(ours).total
         if total.runs:
             terminalreporter.write_line(recovery_sentence(total))

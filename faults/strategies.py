@@ -1,4 +1,4 @@
-"""Hypothesis strategies that draw plans of faults. Not imported by ``import faults``.
+"""Hypothesis strategies that draw plans of faults. Not imported by ``import faults``; needs the extra ``plans``.
 
     from faults.strategies import fault_plans
 
@@ -15,7 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import strategies as st
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError("plans are drawn by Hypothesis: pip install 'chaoskit[plans]'") from error
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES

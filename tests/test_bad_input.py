@@ -1,6 +1,7 @@
-"""Bad input on the command line: one line with the option as it was typed, status 2, nothing started or written.
+"""Bad input on the command line and in tests: one line with the option as typed, status 2, nothing is started.
 
-The cases run in this process, one after the other, through the function that the command ``chaoskit`` calls.
+The cases of the command line run in this process, through the function that the command ``chaoskit`` calls; those of
+pytest in sessions of their own, where the test fails with one line.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _FILES: dict[str, str | bytes] = {
     "binary.py": b"\xff\xfe\x00",
     "async.py": "async def train(trainer): ...\n",
     "no_arguments.py": "def train(): ...\n",
+    "needs.py": _SCRIPT.replace("*, steps: int = 5", "*, size: int, steps: int = 5"),
     "no_loss.py": "def train(trainer): print(1)\n",
     "file": "x",
     "damaged.json": '{"version": 1, "job": ',
@@ -147,8 +149,15 @@ launch gpt --elastic policy.yaml                     | --elastic policy.yaml: ma
 launch gpt --elastic no_yaml.yaml                    | --elastic no_yaml.yaml: % write YAML or JSON
 launch gpt --elastic no_policy.yaml                  | --elastic no_policy.yaml: foo=1
 launch gpt --elastic directory                       | --elastic directory: write MIN..MAX
+launch gpt --keep 3                                  | --keep 3: give --checkpoints, too
+launch gpt --remote-every 5 --checkpoints c          | --remote-every 5: give --remote, too
+launch gpt --spares 2000                             | --spares 2000: use at most 1024
+launch gpt --checkpoints c --keep 3 --setting disk.keep_last=5 | --setting disk.keep_last=5: leave it out
+launch gpt --elastic 2..8 --setting elastic.minReplicas=9 | % use
+launch needs.py                                      | options.size: give this option a value (--set size=VALUE)
+launch train.py --nodes 2 --set nodes=x              | --set nodes=x: train takes steps
 launch gpt --follow cubic                            | --follow cubic: use one of linear
-launch gpt --follow-warmup-steps 3                   | --follow-warmup-steps 3: name a rule with --follow
+launch gpt --follow-warmup-steps 3                   | --follow-warmup-steps 3: give --follow, too
 launch gpt --follow linear --follow-warmup-steps -3  | --follow-warmup-steps -3: use 0 or more
 launch gpt --rules missing.yaml                      | --rules missing.yaml: name a file that can be read
 launch gpt --rules braces.yaml                       | --rules braces.yaml: mend it
@@ -227,15 +236,13 @@ node check --limit gpus_expected=nan                 | --limit gpus_expected=nan
 node check --against x                               | --against x: write HOST:PORT
 node check --against x:99999                         | --against x:99999: write HOST:PORT
 node serve-check --port 99999                        | --host 127.0.0.1:99999
-node list --directory file                           | quarantine='file/quarantine.json'
 node cordon                                          | NODE: it is missing
 node cordon node3                                    | --reason: it is missing
 node cordon '' --reason x                            | NODE: name the node
 node cordon node3 --reason ''                        | --reason '': say why
-node cordon node3 --reason x --directory /proc/x     | quarantine='/proc/x/quarantine.json': make it writable
 node uncordon node9 --reason x                       | NODE node9: name a node
-node drain node1                                     | --grace-s: give the seconds
-node drain node1 --grace-s 5 --cancel                | --grace-s 5: give the seconds
+node drain node1                                     | --grace-s: leave out --grace-s or --cancel
+node drain node1 --grace-s 5 --cancel                | --grace-s 5: leave out
 node drain node1 --grace-s 5 --run nowhere           | --run nowhere: name the directory of a run
 checkpoint                                           | command: it is missing
 checkpoint list nowhere                              | DIRECTORY nowhere: name a directory of snapshots
@@ -304,3 +311,99 @@ def test_one_line_names_what_was_typed(
     assert said.startswith(f"chaoskit: {start}"), said
     assert end.strip() in said
     assert {path for path in folder.iterdir() if path.name not in ("state", "c")} == before, "something was written"
+
+
+# -- in tests -----------------------------------------------------------------------------------------------------
+
+#: Arguments of the marker, and what the line says.
+_MARKERS = {
+    "nodes=0": "nodes=0: use 1 or more",
+    "nodes='two'": "nodes='two': use a value of type int",
+    "nodes=2.5": "nodes=2.5: use a value of type int",
+    "node=3": "setting='node': there is no such setting; write nodes",
+    "spares=-1": "spares=-1: use 0 or more",
+    "min_world=9": "min_world=9: use at most nodes=4",
+    "shards=2": "shards=2: use at least nodes=4",
+    "seed='x'": "seed='x': use a value of type int",
+    "steps=0": "steps=0: use 1 or more",
+    "until={'world': 3}": "until={'world': 3}: give steps, too",
+    "deadline_s=-1": "deadline_s=-1: use a number of seconds above 0",
+    "deadline_s=float('nan')": "deadline_s=nan: use a number of seconds above 0",
+    "max_lost_steps=-1": "max_lost_steps=-1: use a number of steps, 0 or more",
+    "hang_steps=float('nan')": "hang_steps=nan: use a finite number",
+    "hang_floor_ms=0": "hang_floor_ms=0: use 1 or more",
+    "reduction='none'": "reduction='none': use one of exact, fast",
+    "options={'nope': 1}": "options='nope': train takes",
+    "disk={'target': 'relative'}": "disk='relative': name a directory by its absolute path",
+    "disk={'target': '/proc/nowhere'}": "disk='/proc/nowhere': choose a directory that can be written",
+    "disk={'keep': 3}": "disk.keep=3: use one of target",
+    "remote={'target': 's3://x'}": "remote='s3://x': give a disk tier",
+    "elastic=5": "elastic=5: use a value of type object",
+    "rules='missing.yaml'": "rules='missing.yaml': name a file that can be read",
+    "quarantined=['No Node']": "quarantined",
+    "job='missing.py'": "job='missing.py': name a Python file that exists",
+    "faults=[Kill(rank=9, at_step=3)]": "rank=9: use a rank from 0 to 3",
+    "faults=[Kill(rank=1, at_step=99)], steps=10": "at_step=99",
+    "faults=[NaN(rank=1, at_step=-1)]": "at_step=-1",
+}
+
+
+def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
+    """The markers stand in one file; every test of it fails before anything is started."""
+    tests = ["import pytest", "from faults import Kill, NaN"]
+    for number, arguments in enumerate(_MARKERS):
+        job = "**{}" if "job=" in arguments else "job='gpt'"
+        tests += [f"def test_{number:02}(chaos):", f"    chaos.run({job}, {arguments})"]
+    pytester.makepyfile("\n".join(tests))
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
+    assert done.ret == 2
+    said = done.stdout.str()
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if line.startswith("bad input: ")]
+    assert len(lines) == len(_MARKERS), said
+    missed = [(line, says) for line, says in zip(lines, _MARKERS.values(), strict=True) if says not in line]
+    assert missed == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ini", "says"),
+    [
+        (["--chaos-substrate", "moon"], "", "invalid choice: 'moon'"),
+        (["--chaos-seed", "x"], "", "argument --chaos-seed: invalid int value: 'x'"),
+        (["--chaos-repeats", "0"], "", "chaos_repeats=0: use 1 or more"),
+        (
+            ["--chaos-report", "/proc/nowhere"],
+            "",
+            "chaos_report='/proc/nowhere': choose a directory",
+        ),
+        ([], "chaos_seed = x", "chaos_seed and chaos_repeats must be whole numbers"),
+        ([], "chaos_detection = keen", "chaos_detection='keen': use one of production, relaxed"),
+        ([], "chaos_substrate = moon", "chaos_substrate='moon': use one of local"),
+        ([], "chaos_report = /proc/nowhere", "choose a directory that can be written"),
+    ],
+)
+def test_an_option_of_pytest_is_refused(pytester: pytest.Pytester, arguments: list[str], ini: str, says: str) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    pytester.makeini(f"[pytest]\n{ini}\n")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    said = done.stdout.str() + done.stderr.str()
+    assert says in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ("repeats=0", "repeats=0: use a whole number, 1 or more"),
+        ("repeats='x'", "repeats='x': use a whole number"),
+        ("substrate='moon'", "substrate='moon': use one of local, netns, docker"),
+        ("detection='keen'", "detection='keen': use one of production, relaxed"),
+    ],
+)
+def test_a_marker_is_refused_at_collection(pytester: pytest.Pytester, marker: str, says: str) -> None:
+    pytester.makepyfile(f"import pytest\n@pytest.mark.chaos({marker})\ndef test_nothing(chaos): pass")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    assert done.ret == 2
+    assert f"marker chaos: {says}" in done.stdout.str()
+    assert "Traceback" not in done.stdout.str()

@@ -14,13 +14,13 @@ import pytest
 from faults_page import render_page
 
 import faults
-from chaoskit.cli.faults import catalogue, entry, find, moments_in_words
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
 from faults import CATALOGUE, BadBatch, Fault, Hang, Kill, NaN
 from faults.base import FAMILIES, LIVE_ROLES
+from faults.describe import catalogue, entry, find, moments_in_words
 from faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3
 from faults.possible import moments
 

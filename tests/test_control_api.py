@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import socketserver
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -18,7 +21,7 @@ import pytest
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.config import JobSpec, RunConfig
-from chaoskit.elastic.client import DOOR, Door, RequestReply, RunClient, open_door
+from chaoskit.elastic.client import DOOR, Door, RequestReply, RunClient, Unanswered, open_door
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
@@ -80,8 +83,8 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
         run = RunClient(launcher.directory)
         assert run.scale(3, "a scheduler") == RequestReply(True, "as you like", ("node1",))
         assert run.lend(2, "urgent", 7.5).nodes == ("node1",)
-        assert run.notice("node1", 5.5).accepted
-        assert run.give_back("urgent").accepted
+        assert run.drain("node1", 5.5).accepted
+        assert run.return_nodes("urgent").accepted
         wait_until(lambda: len(launcher.sent) == 4, "four messages")
     assert launcher.asked() == [
         ScaleTo("", 3, "a scheduler"),
@@ -97,10 +100,10 @@ def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None
     with launcher.listening():
         run, launcher.accepts = RunClient(launcher.directory), False
         assert not run.lend(2, "urgent", 7.5).accepted
-        assert run.give_back("urgent") == RequestReply(False, "'urgent' has no nodes of this run")
+        assert run.return_nodes("urgent") == RequestReply(False, "'urgent' has no nodes of this run")
         launcher.answers = False
         assert "may still do" in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
-        assert run.give_back("unheard").accepted
+        assert run.return_nodes("unheard").accepted
 
 
 def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
@@ -143,6 +146,112 @@ def test_a_body_of_a_negative_length_is_refused(launcher: Launcher) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=5.0)
     assert refused.value.code == 400
+
+
+#: What may listen at the port of a launcher that is gone, by what it sends.
+STRANGERS = {
+    "a page": b"HTTP/1.0 200 OK\r\n\r\n<html>welcome</html>",
+    "an empty answer": b"HTTP/1.0 200 OK\r\n\r\n",
+    "JSON of another kind": b'HTTP/1.0 200 OK\r\n\r\n[{"accepted": true}]',
+    "JSON without an end": b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
+    "half of what was announced": b"HTTP/1.0 200 OK\r\nContent-Length: 100\r\n\r\n{",
+    "a page that says no": b"HTTP/1.0 404 Not Found\r\n\r\n<html>not here</html>",
+    "another launcher": b'HTTP/1.0 401 Unauthorized\r\n\r\n{"error": "send the token"}',
+    "bad input without its parts": b'HTTP/1.0 400 Bad Request\r\n\r\n{"error": "what?"}',
+    "bad input that is no JSON": b"HTTP/1.0 400 Bad Request\r\n\r\n<html>what?</html>",
+    "no HTTP": b"220 \x1b[31mmail.example.org ESMTP\r\n",
+    "nothing": b"",
+}
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that says the same to everything. Gives its URL."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            body_bytes = 0
+            while (line := self.rfile.readline().strip()) != b"":
+                name, _, value = line.partition(b":")
+                body_bytes = int(value) if name.lower() == b"content-length" else body_bytes
+            self.rfile.read(body_bytes)
+            with contextlib.suppress(OSError):  # the client has read enough
+                self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("answer", STRANGERS.values(), ids=STRANGERS)
+def test_an_answer_of_a_stranger_is_none(tmp_path: Path, answer: bytes) -> None:
+    """Whatever listens at the address of a run that is over: the error names the run, in one line."""
+    with answering(answer) as url:
+        open_door(tmp_path, Door(url, "token", os.getpid()))
+        run = RunClient(tmp_path)
+        for ask in (run.state, lambda: run.scale(2), lambda: run.drain("node1", 1.0)):
+            with pytest.raises(Unanswered) as refused:
+                ask()
+            assert str(tmp_path) in str(refused.value)
+            assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "url", ["nowhere", "http://127.0.0.1:99999999", "http://[", "http://127.0.0.1:1", "ftp://127.0.0.1:1"]
+)
+def test_an_address_that_is_none_does_not_answer(tmp_path: Path, url: str) -> None:
+    """A file that is whole and says nonsense is no other case than a launcher that is gone."""
+    open_door(tmp_path, Door(url, "token", os.getpid()))
+    with pytest.raises(Unanswered, match="it is over, or its launcher stands still"):
+        RunClient(tmp_path).state()
+
+
+DAMAGED = {
+    "empty": b"",
+    "torn": b'{"url": "http://127',
+    "no text": b"\xff\x00",
+    "another kind": b"[]",
+    "fields missing": b'{"url": "http://127.0.0.1:1"}',
+    "fields of other kinds": b'{"url": 1, "token": 2, "pid": "3"}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_address_is_bad_input(tmp_path: Path, content: bytes) -> None:
+    """The file is named, with what is wrong about it."""
+    (tmp_path / DOOR).write_bytes(content)
+    with pytest.raises(BadInput, match=r"control\.json.*it is damaged .*name the directory of another run"):
+        RunClient(tmp_path)
+
+
+def test_an_address_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    """No directory, a file in its place, no address in it, and a directory in place of the address."""
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "none", tmp_path / "file", tmp_path):
+        with pytest.raises(BadInput, match="name the directory of a run that"):
+            RunClient(directory)
+    (tmp_path / DOOR).mkdir()
+    with pytest.raises(BadInput, match="it cannot be read"):
+        RunClient(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("scale", "2"), ("node", "drain", "node1", "--grace-s", "5")])
+def test_commands_end_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A damaged address is bad input; a stranger is an error of the run. Neither is a traceback."""
+    command = [sys.executable, "-m", "chaoskit", *arguments, "--run", str(tmp_path)]
+    with answering(STRANGERS["a page"]) as url:
+        open_door(tmp_path, Door(url, "token", os.getpid()))
+        strange = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    (tmp_path / DOOR).write_text("")
+    damaged = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (strange.returncode, damaged.returncode) == (11, 2)
+    for ended in (strange, damaged):
+        assert len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import torch
 from support.network import without_networks
 
 from chaoskit.cli import doctor, probes
-from chaoskit.cli.probes import Finding
+from chaoskit.cli.probes import DoctorFinding
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate import abilities, commands
 from chaoskit.substrate.undo import UndoLog, left_behind, sweep
 
 
-def found(*probed: probes.Probe) -> dict[str, Finding]:
+def found(*probed: probes.Probe) -> dict[str, DoctorFinding]:
     """Return the findings of these probes, by name."""
     return {finding.name: finding for finding in doctor.examine(probed)}
 
@@ -242,6 +242,13 @@ def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
     assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'} can be made")
 
 
+def test_users_are_not_told_to_install_tools_of_developers() -> None:
+    """Every other optional group has a finding, installed or not."""
+    groups = {name.removeprefix("extra ") for name in found(probes.extras)}
+    assert groups >= {"docker", "gpu", "observe", "s3"}
+    assert "dev" not in groups
+
+
 def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed launcher wrote down to be undone is found; the doctor repairs nothing, the janitor does."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -272,8 +279,8 @@ def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monk
 
 def test_what_of_the_core_is_missing_decides() -> None:
     """Only a missing part of the core keeps a training from running."""
-    lacking = Finding("memfd", "missing", "refused", "allow it", core=True)
-    poor = Finding("GPUs", "limited", "none", "buy one")
+    lacking = DoctorFinding("memfd", "missing", "refused", "allow it", core=True)
+    poor = DoctorFinding("GPUs", "limited", "none", "buy one")
     assert doctor.can_run([poor])
     assert not doctor.can_run([poor, lacking])
     assert doctor.plain([lacking])["ok"] is False

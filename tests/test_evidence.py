@@ -31,6 +31,7 @@ from chaoskit.experiment.twin import interruptions
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Answered,
+    Beat,
     EndJob,
     Endpoint,
     Formed,
@@ -45,7 +46,7 @@ from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import LOSS_CAUSES, Event, Verdict
+from chaoskit.vocabulary import LOSS_CAUSES, Event, Phase, Verdict
 from faults import (
     CATALOGUE,
     AddNode,
@@ -495,6 +496,19 @@ def test_a_hang_before_the_step_time_is_known_may_be_found_later(undo: UndoLog, 
     records = [begun, lost("node1.w0", "hung", struck_ns + 15 * 10**9)]
     strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
     assert bool(lease(trace_of(run_of(strikes, records, heartbeat_ms=heartbeat_ms)))) == late
+
+
+@pytest.mark.parametrize(("starved_ms", "late"), [(0.0, True), (4_000.0, True), (9_000.0, False)])
+def test_time_without_a_cpu_is_no_time_of_a_hang(undo: UndoLog, starved_ms: float, late: bool) -> None:
+    """A rank of a crowded machine is given up later by as much as it waited for a CPU in its phase."""
+    struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=8, how="spin")
+    beat = Beat("node1.w0", 1, 1, 8, Phase.FORWARD, starved_ms + 600, starved_ms, 8, 1.0)
+    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns}, beat=(0.0, beat))
+    commit = {"step": 0, "generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
+    begun = Record(struck_ns - 20 * 250 * 10**6, "node0.w0", Event.COMMIT, commit)
+    records = [begun, lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
+    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    assert bool(lease(trace_of(run_of(strikes, records, heartbeat_ms=250)))) == late
 
 
 def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:

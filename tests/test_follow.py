@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.cli.launch import parse_follow
 from chaoskit.config import BatchScaling, JobSpec, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
@@ -177,14 +176,6 @@ def test_what_cannot_be_followed_is_refused(chosen: dict[str, Any], field: str) 
     with pytest.raises(BadInput) as refused:
         plan_experiment(JOB, nodes=2, steps=4, **chosen)
     assert refused.value.field == field
-
-
-def test_a_warm_up_without_a_rule_is_refused() -> None:
-    assert parse_follow("", 0) is None
-    assert parse_follow("linear", 3) == {"rule": "linear", "warmup_steps": 3}
-    with pytest.raises(BadInput) as refused:
-        parse_follow("", 3)
-    assert refused.value.field == "follow_warmup_steps"
 
 
 def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:

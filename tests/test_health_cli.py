@@ -75,6 +75,7 @@ def test_an_unfit_machine_is_refused_with_the_reason(command: Command) -> None:
     ("arguments", "says"),
     [
         (("--only", "soul"), "gpu, clock, disk"),
+        (("--node", "../node1"), "lower-case letters"),
         (("--limit", "disk=1"), "NAME=VALUE"),
         (("--against", "node1"), "HOST:PORT"),
         (("--against", "node1:99999"), "HOST:PORT"),

@@ -100,6 +100,17 @@ def test_an_experiment_outside_of_pytest(tmp_path: Path) -> None:
     for worse in ({"lost_steps": 1}, {"false_alarms": 1}):
         with pytest.raises(AssertionError):
             msgspec.structs.replace(outcome, **worse).assert_recovered(within_s=60.0)
+    assert outcome.twin_losses is not None
+    others = (
+        {"twin_losses": [*outcome.twin_losses[:-1], 0.0]},
+        {"twin_weights_digest": "other"},
+        {"twin_losses": None},
+    )
+    for other in others:
+        differs = msgspec.structs.replace(outcome, **other)
+        with pytest.raises(AssertionError, match=r"loss of step 19|final weights|no twin"):
+            differs.assert_recovered(within_s=60.0)
+        differs.assert_recovered(within_s=60.0, bit_equal=False)
     (detected,) = outcome.records("detected")
     assert detected["cause"] == "exited"
     assert {record.event for record in outcome.records("detected", "commit")} == {"detected", "commit"}
@@ -137,7 +148,7 @@ def sharded(trainer):
 def test_a_mesh_in_a_replicated_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(MESH)
     with (
-        pytest.raises(BadInput, match="in the train function itself") as refused,
+        pytest.raises(BadInput, match="in a function of the same file that it calls by name") as refused,
         Harness(directory=tmp_path) as harness,
     ):
         harness.run(str(tmp_path / "job.py"), nodes=1, spares=0, steps=1, twin=False)

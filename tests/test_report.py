@@ -28,13 +28,13 @@ from chaoskit.experiment.outcome import (
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import junit_properties, write_junit
 from chaoskit.report.store import read_outcomes, write_outcome
-from chaoskit.report.summary import bounded, duration, loss_sentence, match_losses, render_summary
+from chaoskit.report.summary import duration, loss_sentence, match_losses, render_summary, with_reference
 from chaoskit.report.svg import Scale, downsample, nice_ticks, recovery_scale, render_timeline_svg
 from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 STEP_S = 0.16
-#: Milliseconds, the physical bound in milliseconds, and its reason, for each phase of a recovery.
+#: Milliseconds, its reference in milliseconds, and what that is, for each phase of a recovery.
 PHASES = (
     (3.1, 0.3, "one wake-up of the watcher"),
     (1.8, 1.4, "shutdown(2) of 6 sockets"),
@@ -48,9 +48,11 @@ PHASES = (
 
 def recovery(rank: int, injected_s: float, *, slower: float = 1.0, generation: int = 2) -> Recovery:
     spans, at = [], injected_s
-    for name, (took, bound, reason) in zip(RECOVERY_PHASES, PHASES, strict=True):
+    for name, (took, reference, what) in zip(RECOVERY_PHASES, PHASES, strict=True):
         spans.append(
-            PhaseSpan(name=name, start_s=at, end_s=at + took * slower / 1e3, bound_s=bound / 1e3, bound=reason)
+            PhaseSpan(
+                name=name, start_s=at, end_s=at + took * slower / 1e3, reference_s=reference / 1e3, reference=what
+            )
         )
         at = spans[-1].end_s
     return Recovery(
@@ -247,6 +249,29 @@ def terminal(outcomes: list[Outcome], *, encoding: str = "utf-8", width: int = 8
     return capture.get()
 
 
+def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:
+    """One directory may hold the runs of several pytest sessions, and of replays."""
+    first, second = "20260302-101500-17", "20260302-111500-18"
+    runs = [outcome("one", session=first), outcome("two", verdict=Verdict.FAILED, session=second)]
+    runs += [outcome("three", session=second), outcome("four")]
+    words = terminal(runs, width=120)
+    places = [
+        words.index(line)
+        for line in (
+            f"session {first}: 1 experiment: 1 passed",
+            "one",
+            f"session {second}: 2 experiments: 1 passed, 1 failed",
+            "three",
+            "outside of pytest: 1 experiment: 1 passed",
+            "four",
+        )
+    ]
+    assert places == sorted(places)
+    assert "session" not in terminal(runs[1:3]), "a single one needs no name"
+    assert {first, second} <= set(page(runs, tmp_path).text().split())
+    assert dict(junit_properties(runs[0]))["chaoskit.session"] == first
+
+
 class TestStore:
     def test_what_was_written_is_read(self, tmp_path: Path) -> None:
         originals = [passed(), failed(), unknown(), broken()]
@@ -295,9 +320,9 @@ class TestWords:
     def test_durations(self, seconds: float | None, text: str) -> None:
         assert duration(seconds) == text
 
-    def test_a_phase_shows_its_bound_in_the_same_unit(self) -> None:
-        span = PhaseSpan(name="detected", start_s=2.0, end_s=2.0031, bound_s=0.0003, bound="a wake-up")
-        assert bounded(span) == "3.1 ms (bound 0.3)"
+    def test_a_phase_shows_its_reference_in_the_same_unit(self) -> None:
+        span = PhaseSpan(name="detected", start_s=2.0, end_s=2.0031, reference_s=0.0003, reference="a wake-up")
+        assert with_reference(span) == "3.1 ms (reference 0.3)"
 
     def test_equal_losses(self) -> None:
         assert loss_sentence(passed()) == "60 of 60 losses bit-equal to the twin"
@@ -336,16 +361,16 @@ class TestSummary:
         assert "- lost steps: 2, allowed 0" in text
         assert "- cannot create a network namespace: EPERM" in text
 
-    def test_timeline_bars_carry_phase_duration_and_bound(self) -> None:
+    def test_timeline_bars_carry_phase_duration_and_reference(self) -> None:
         text = terminal([passed()])
-        assert re.search(r"detected +█+ +3\.1 ms \(bound 0\.3\)", text)
-        assert re.search(r"full strength +[█→]+ +412 ms \(bound 244\)", text)
+        assert re.search(r"detected +█+ +3\.1 ms \(reference 0\.3\)", text)
+        assert re.search(r"full strength +[█→]+ +412 ms \(reference 244\)", text)
         assert "first good step 192 ms, full strength 604 ms" in " ".join(text.split())
 
     def test_the_recovery_probability_of_repeats_and_of_all(self) -> None:
         text = " ".join(terminal([*repeats(), passed(), unknown()], width=120).split())
         assert "kill Kill(rank=1, at_step=20) recovered in 3 of 4 runs: 75 %, 95 % interval 30.06 % to 95.44 %" in text
-        assert "p50 192 ms, p95 192 ms, max 192 ms of 3" in text
+        assert "p50 192 ms, worst of 3 192 ms" in text
         assert "all experiments recovered in 4 of 5 runs: 80 %" in text
         assert text.count("recovered in") == 2  # what was run once has no line of its own
         assert "1 unknown" in text
@@ -372,7 +397,7 @@ class TestJunit:
         assert properties["chaoskit.verdict"] == "passed"
         assert properties["chaoskit.recovery_s"] == "0.308000"
         assert properties["chaoskit.phase.first_good_step_s"] == "0.282240"
-        assert properties["chaoskit.bound.first_good_step_s"] == "0.160000"
+        assert properties["chaoskit.reference.first_good_step_s"] == "0.160000"
         assert properties["chaoskit.lost_steps"] == "0"
         assert properties["chaoskit.fault.1"] == "Kill(rank=2, at_step=20): confirmed"
         assert "effective: pidfd of 4127 readable" in properties["chaoskit.evidence.1"]
@@ -421,10 +446,10 @@ class TestPage:
         parsed = page([passed()], tmp_path)
         assert len(parsed.with_class("recovery")) == 3
         labels = [attributes.get("aria-label") or "" for _, attributes in parsed.elements]
-        assert sum(one.startswith("Recovery timeline: detected 3.1 ms (bound 0.3)") for one in labels) == 1
+        assert sum(one.startswith("Recovery timeline: detected 3.1 ms (reference 0.3)") for one in labels) == 1
         text = parsed.text()
-        assert "bound 160 ms: one step at 3 ranks" in text
-        assert "1.15 × the bound of 168 ms" in text
+        assert "reference 160 ms: one step at 3 ranks" in text
+        assert "1.15 × the reference of 168 ms" in text
 
     def test_training_curves(self, tmp_path: Path) -> None:
         parsed = page([passed()], tmp_path)
@@ -502,7 +527,7 @@ class TestPage:
         text = parsed.text()
         assert "all experiments 4 of 5 80 % 37.55 % to 96.38 %" in text
         assert "kill Kill(rank=1, at_step=20) 3 of 4 75 % 30.06 % to 95.44 %" in text
-        assert "192 ms 192 ms 192 ms – " in text
+        assert "192 ms – 192 ms of 3 – " in text
         labels = [attributes.get("aria-label") for _, attributes in parsed.elements]
         assert "75 %, 95 % interval 30.06 % to 95.44 %" in labels
 
@@ -555,7 +580,7 @@ class TestPictures:
         words = [element.text for element in root.iter() if element.text]
         for name in RECOVERY_PHASES:
             assert name in words
-        assert "bound 0.3: one wake-up of the watcher" in words
+        assert "reference 0.3: one wake-up of the watcher" in words
         assert "var(" not in picture
 
     def test_hostile_causes_are_escaped(self) -> None:

@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from test_cli import Workplace
 
 from chaoskit.cli.launch import parse_elastic
-from chaoskit.elastic.client import DOOR, Door, RunClient, newest_run, open_door
+from chaoskit.elastic.client import DOOR, Door, RunClient, newest_live_run, open_door
 from chaoskit.errors import BadInput
 from chaoskit.journal import Record, read_journals
 from chaoskit.osprocess import descendants, process_name
@@ -113,7 +113,7 @@ def test_every_way_to_ask(launch: Launch) -> None:
     lent = launch.run.lend(2, "urgent", grace_s=30.0)  # one of them idles
     assert (lent.accepted, len(lent.nodes)) == (True, 2)
     launch.until_world(1)
-    assert launch.run.give_back("urgent").accepted
+    assert launch.run.return_nodes("urgent").accepted
     launch.until_world(2)
 
     staying = launch.run.state().nodes[0]
@@ -213,13 +213,13 @@ def test_a_run_that_is_over_or_none(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="that is not over"):
         RunClient(tmp_path)
     with pytest.raises(BadInput, match="no run listens there"):
-        newest_run(tmp_path)
+        newest_live_run(tmp_path)
     (tmp_path / DOOR).write_text("{")
     with pytest.raises(BadInput, match="it is damaged"):
         RunClient(tmp_path)
 
 
-def test_the_newest_run_is_one_whose_launcher_lives(tmp_path: Path) -> None:
+def test_the_newest_live_run_is_one_whose_launcher_lives(tmp_path: Path) -> None:
     """A launcher that was killed leaves its address behind."""
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
@@ -228,7 +228,7 @@ def test_the_newest_run_is_one_whose_launcher_lives(tmp_path: Path) -> None:
         open_door(tmp_path / name, Door("http://127.0.0.1:1", "token", pid))
     (tmp_path / "003-damaged").mkdir()
     (tmp_path / "003-damaged" / DOOR).write_text("{")
-    assert newest_run(tmp_path) == tmp_path / "001-lives"
+    assert newest_live_run(tmp_path) == tmp_path / "001-lives"
 
 
 def test_the_policy_on_the_command_line(tmp_path: Path) -> None:

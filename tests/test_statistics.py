@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from chaoskit.experiment.outcome import FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.report.statistics import estimate_recovery, quantile, title
+from chaoskit.report.summary import recovery_sentence
 from chaoskit.vocabulary import Verdict
 
 Z_95 = 1.959963984540054
@@ -116,8 +117,16 @@ class TestEstimate:
         (one,) = estimate_recovery([*runs, outcome(Verdict.FAILED, 9.0)]).experiments
         assert (one.recovered, one.tried, one.probability, one.runs) == (3, 4, 0.75, 4)
         assert (one.low, one.high) == wilson_interval(3, 4)
-        assert (one.p50_s, one.p95_s, one.max_s, one.recoveries) == (0.2, 0.3, 0.3, 3)
+        assert (one.p50_s, one.p95_s, one.max_s, one.recoveries) == (0.2, None, 0.3, 3)
         assert (one.job, one.faults) == ("gpt", [KILL])
+
+    @pytest.mark.parametrize(("count", "p95_s"), [(19, None), (20, 19.0)])
+    def test_a_p95_needs_twenty_values(self, count: int, p95_s: float | None) -> None:
+        """Of fewer it would be the greatest one; the words then name the worst only."""
+        total = estimate_recovery(outcome(Verdict.PASSED, float(number)) for number in range(1, count + 1)).total
+        assert (total.p95_s, total.max_s) == (p95_s, float(count))
+        assert f"worst of {count} {count} s" in recovery_sentence(total)
+        assert ("p95 19 s" in recovery_sentence(total)) == (p95_s is not None)
 
     @pytest.mark.parametrize(
         "other",

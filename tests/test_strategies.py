@@ -243,3 +243,11 @@ def test_faults_do_not_need_hypothesis() -> None:
     """Whoever only breaks things does not wait for it."""
     code = "import sys, faults, faults.survival; sys.exit('hypothesis' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_strategies_without_hypothesis_name_the_extra() -> None:
+    """Hypothesis is no dependency of chaoskit."""
+    code = "import sys; sys.modules['hypothesis'] = None; import faults.strategies"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "ImportError: plans are drawn by Hypothesis: pip install 'chaoskit[plans]'"

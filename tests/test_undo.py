@@ -14,7 +14,7 @@ import pytest
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit import osprocess
-from chaoskit.substrate.undo import Repair, UndoLog, describe, state_directory, sweep
+from chaoskit.substrate.undo import Repair, UndoLog, describe, left_behind, state_directory, sweep
 
 # A launcher: plans an undo for each of its children, breaks them, says so, and waits to be killed.
 LAUNCHER = """
@@ -204,6 +204,122 @@ def test_a_torn_last_line_does_no_harm(tmp_path: Path, sleeper: subprocess.Popen
         await_state(sleeper.pid, "S")
         stop(sleeper)
     assert sleeper.poll() is None
+
+
+GARBAGE = {
+    "bytes that are no text": b"\xff\x00\x1b[31m garbage",
+    "text that is no JSON": b"{'entry': 2}",
+    "JSON that is no entry": b"[5]",
+    "an act without its target": b'{"entry": 2, "act": "kill"}',
+    "a target of the wrong kind": b'{"entry": 2, "act": "kill", "pid": "1", "ticks": 2}',
+    "an act that is not known": b'{"entry": 2, "act": "burn", "pid": 1, "ticks": 2}',
+    "an act that is no text": b'{"entry": 2, "act": 5}',
+    "a number that is none": b'{"done": [1]}',
+    "an empty line": b"",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_a_damaged_line_is_told_and_the_others_are_undone(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], garbage: bytes
+) -> None:
+    """What can be read is put back once; the damaged line stays on disk, and each janitor names it until it is gone."""
+    stop(sleeper)
+    path = dead_launchers_file(tmp_path)
+    good = entry(1, "continue", sleeper.pid, osprocess.start_ticks(sleeper.pid)).encode()
+    path.write_bytes(garbage + b"\n" + good + garbage + b"\n")
+    named = f"{path}: line 1 and 1 more cannot be read, and was not put back: {repr(garbage[:60])[1:]}"
+    assert left_behind(tmp_path)[0] == f"continue {sleeper.pid}"
+    assert left_behind(tmp_path)[1].startswith(named)
+    repaired, damaged = sweep(tmp_path)
+    assert repaired == Repair("continue", f"pid {sleeper.pid}", True)
+    assert (damaged.act, damaged.target, damaged.repaired) == ("damaged", str(path), False)
+    assert describe(damaged).startswith(named)
+    await_state(sleeper.pid, "S")
+
+    stop(sleeper)
+    assert [one.act for one in sweep(tmp_path)] == ["damaged"], "what was put back once is not put back again"
+    assert osprocess.state(sleeper.pid) == "T"
+    path.unlink()
+    assert left_behind(tmp_path) == []
+
+
+def test_garbage_at_the_end_is_no_torn_entry(tmp_path: Path) -> None:
+    """Bytes that no entry begins with are told, with or without a newline behind them; zeros are a torn write."""
+    path = dead_launchers_file(tmp_path)
+    path.write_bytes(b"\xff\xff")
+    assert [one.act for one in sweep(tmp_path)] == ["damaged"]
+    path.write_bytes(bytes(512))
+    assert sweep(tmp_path) == []
+
+
+def test_an_empty_undo_log_says_that_nothing_was_broken(tmp_path: Path) -> None:
+    """A launcher that was killed before it broke anything leaves an empty file, which the janitor removes."""
+    dead_launchers_file(tmp_path)
+    assert left_behind(tmp_path) == sweep(tmp_path) == []
+    assert files(tmp_path) == []
+
+
+def test_a_directory_in_place_of_an_undo_log_stops_no_janitor(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """It is named and left alone; the undo logs beside it are undone."""
+    path = dead_launchers_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    stop(sleeper)
+    dead_launchers_file(tmp_path, entry(1, "continue", sleeper.pid, osprocess.start_ticks(sleeper.pid)))
+    told = [describe(repair) for repair in sweep(tmp_path)]
+    assert [line for line in told if line.startswith(f"{path}: Is a directory: nothing that it lists was put back")]
+    assert f"continued pid {sleeper.pid}, left stopped" in told
+    assert files(tmp_path) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_an_undo_log_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """One of another user, say: it stays, with a line that says that nothing of it was put back."""
+    path = dead_launchers_file(tmp_path, entry(1, "kill", 1, 1))
+    path.chmod(0)
+    (damaged,) = sweep(tmp_path)
+    assert describe(damaged).startswith(f"{path}: Permission denied: nothing that it lists was put back")
+    assert files(tmp_path) == [path]
+
+
+def test_a_file_whose_name_is_of_no_launcher_is_undone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """No process is known that would put back what it lists."""
+    stop(sleeper)
+    path = dead_launchers_file(tmp_path, entry(1, "continue", sleeper.pid, osprocess.start_ticks(sleeper.pid)))
+    path.rename(path.with_name("renamed by hand.jsonl"))
+    assert sweep(tmp_path) == [Repair("continue", f"pid {sleeper.pid}", True)]
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"], ["chaoskit", "doctor"]])
+def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[str]) -> None:
+    """Each says in one line which file is damaged, and ends as it does without it."""
+    path = dead_launchers_file(tmp_path)
+    path.write_bytes(b"\xff\n")
+    (tmp_path / "chaoskit").symlink_to(tmp_path)
+    environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path), COLUMNS="500")
+    ran = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    (line,) = [one for one in ran.stdout.splitlines() if f"{path.name}: line 1 cannot be read" in one]
+    assert str(tmp_path) in line
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
+    """With --json each repair says what could not be put back."""
+    path = dead_launchers_file(tmp_path)
+    path.write_bytes(b"\xff\n")
+    (tmp_path / "chaoskit").symlink_to(tmp_path)
+    command = [sys.executable, "-m", "chaoskit", "cleanup", "--json"]
+    ran = subprocess.run(
+        command, env=dict(os.environ, XDG_STATE_HOME=str(tmp_path)), capture_output=True, timeout=LIMIT_S, check=True
+    )
+    (repair,) = json.loads(ran.stdout)["repairs"]
+    assert (repair["act"], repair["repaired"]) == ("damaged", False)
+    assert Path(repair["target"]).name == path.name
+    assert repair["problem"].startswith("line 1 cannot be read")
 
 
 def test_what_is_gone_or_runs_again_needs_no_repair(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

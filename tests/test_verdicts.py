@@ -335,6 +335,9 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
     assert outcome.test.nodeid == "test_session.py::test_slow"
     assert outcome.result_reasons == ["the test failed: AssertionError: too slow"]
     assert "too slow" in (pytester.path / "report" / "report.html").read_text()
+    for arguments, status in (((), 0), (("--check",), 1)):
+        shown = [sys.executable, "-m", "chaoskit", "report", "report", *arguments]
+        assert subprocess.run(shown, cwd=pytester.path, capture_output=True, check=False).returncode == status
     write_junit([outcome], pytester.path / "junit.xml")
     assert 'failures="1"' in (pytester.path / "junit.xml").read_text()
 
@@ -418,6 +421,33 @@ def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
     told = "recovered in 2 of 2 runs: 100 %, 95 % interval 34.24 % to 100 %;*2 judged by their tests alone"
     result.stdout.fnmatch_lines([told])
+
+
+@pytest.mark.costly
+def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
+    """One report directory may be used again: the page and ``chaoskit report`` show all runs, by session."""
+    pytester.makeini(RELAXED)
+    pytester.makepyfile(
+        test_session=f"""
+        def test_one(chaos):
+            chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", nodes=1, spares=0, steps=3, twin=False)
+
+        def test_none():
+            pass
+        """
+    )
+    options = ("--chaos-report", "report", "-p", "no:cacheprovider", "-k")
+    first = pytester.runpytest_subprocess(*options, "one")
+    first.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html ==*"])
+    second = pytester.runpytest_subprocess(*options, "one")
+    second.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html, with 1 run of other sessions ==*"])
+    third = pytester.runpytest_subprocess(*options, "none")
+    third.stdout.no_fnmatch_line("*chaoskit: *")
+    sessions = [outcome.session for outcome in read_outcomes(pytester.path / "report")]
+    assert len(set(sessions)) == 2
+    command = [sys.executable, "-m", "chaoskit", "report", "report"]
+    shown = subprocess.run(command, cwd=pytester.path, capture_output=True, text=True, check=True).stdout
+    assert [f"session {session}: 1 experiment: 1 passed" in shown for session in sessions] == [True, True]
 
 
 def test_a_report_directory_that_cannot_be_written_is_refused(pytester: pytest.Pytester) -> None:

@@ -72,6 +72,7 @@ def test_two_workers_make_one_report_and_one_status(
     outcomes = [json.loads(path.read_bytes()) for path in pytester.path.glob("report/runs/*/*/outcome.json")]
     assert sorted(outcome["verdict"] for outcome in outcomes) == verdicts
     assert len({outcome["directory"] for outcome in outcomes}) == len(outcomes)
+    assert len({outcome["session"] for outcome in outcomes}) == 1, "it is one session"
     assert all((Path(outcome["directory"]) / "plan.json").is_file() for outcome in outcomes)
     page = (pytester.path / "report" / "report.html").read_text()
     assert all(outcome["name"] in page for outcome in outcomes)

@@ -23,6 +23,7 @@ from chaoskit.cli.output import (
     refuse,
 )
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
 
 #: Command -> its panel in the help. Its module has its name, and an ``app``; it is imported when it is needed.
@@ -113,11 +114,13 @@ def run(arguments: list[str]) -> int:
     except HarnessError as error:
         if machine:
             print_json({"error": {"harness": str(error)}})
-        sys.stderr.write(f"chaoskit: error: {error}\n")
+        sys.stderr.write(f"chaoskit: error: {printable(str(error))}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:
         return misused(error, arguments, machine)
-    except Exception:  # noqa: BLE001 -- a bug of ours must not look like a failed job
+    except Exception as error:  # noqa: BLE001 -- a bug of ours must not look like a failed job
+        if machine:
+            print_json({"error": {"harness": f"{type(error).__name__}: {error}"}})
         traceback.print_exc()
         return Verdict.ERROR.exit_code
 
@@ -141,7 +144,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, end_in_order)
-    code = run(sys.argv[1:])
-    if code == EXIT_INTERRUPTED:
-        sys.stderr.write("chaoskit: interrupted; everything was ended\n")
+    try:
+        code = run(sys.argv[1:])
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:
+            sys.stderr.write("chaoskit: interrupted; what this command had started was ended\n")
+        raise
     sys.exit(code)

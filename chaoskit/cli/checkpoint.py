@@ -11,6 +11,7 @@ import typer
 
 from chaoskit.cli.output import Json, command_app, print_json
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import echo
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Root = Annotated[
 Endpoint = Annotated[
     str, typer.Option(metavar="URL", help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.")
 ]
-Deadline = Annotated[float, typer.Option(help="Of a URL: a store that does not answer is asked again for so long.")]
+Deadline = Annotated[float, typer.Option(help="Remote stores: seconds to retry before failing.")]
 Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this step.")]
 
 
@@ -57,15 +58,15 @@ def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, mach
         return
     for row in rows:
         size, world = _size(row["size_bytes"]), f"{row['world']} rank{'s' if row['world'] != 1 else ''}"
-        typer.echo(f"{row['name']}  {size:>9}  {world:>9}  {row['tensors']} tensors  {row['saved_at']}")
+        echo(f"{row['name']}  {size:>9}  {world:>9}  {row['tensors']} tensors  {row['saved_at']}")
     for one in damaged:
-        typer.echo(f"{one['name']}  damaged: {one['reason']}")
+        echo(f"{one['name']}  damaged: {one['reason']}")
     for name in found.quarantine:
-        typer.echo(f"{name}  in quarantine")
+        echo(f"{name}  in quarantine")
     for name in found.unfinished:
-        typer.echo(f"{name}  not complete")
+        echo(f"{name}  not complete")
     if not (rows or damaged):
-        typer.echo("no snapshots")
+        echo("no snapshots")
 
 
 @app.command()
@@ -95,13 +96,13 @@ def verify(
             place = tier.set_aside(name, damage) if damage and quarantine else tier.place(name)
             found.append({"name": name, "path": place, "damage": damage})
             if not machine:
-                typer.echo(f"{name}  {'damaged: ' + damage if damage else 'whole'}")
+                echo(f"{name}  {'damaged: ' + damage if damage else 'whole'}")
     failed = any(one["damage"] for one in found)
     verdict = Verdict.FAILED if failed else Verdict.PASSED if found else Verdict.UNKNOWN
     if machine:
         print_json({"verdict": verdict, "snapshots": found})
     elif not found:
-        typer.echo("nothing to verify")
+        echo("nothing to verify")
     return verdict.exit_code
 
 
@@ -131,7 +132,7 @@ def restore_drill(
         if machine:
             print_json({"verdict": Verdict.UNKNOWN})
         else:
-            typer.echo("nothing to restore")
+            echo("nothing to restore")
         return Verdict.UNKNOWN.exit_code
     found = drills[0]
     verdict = Verdict.PASSED if found.passed else Verdict.FAILED
@@ -142,20 +143,20 @@ def restore_drill(
     elif found.passed:
         parts = f"{found.tensors} tensors and {found.objects} objects, {_size(found.size_bytes)}"
         before = f"downloaded in {found.download_s:.2f} s; " if found.download_s else ""
-        typer.echo(
+        echo(
             f"{chosen[0].name} restores: {parts}; {before}{found.ours_s:.2f} s, with plain torch {found.torch_s:.2f} s"
         )
     else:
         reason = found.problem or f"two readers differ in {', '.join(found.differ) or 'nothing: it is empty'}"
-        typer.echo(f"{chosen[0].name} does not restore: {reason}")
+        echo(f"{chosen[0].name} does not restore: {reason}")
     return verdict.exit_code
 
 
 @app.command()
 def prune(
     root: Root,
-    keep_last: Annotated[int, typer.Option(help="So many of the newest stay; 0 for all.")] = 2,
-    keep_every: Annotated[int, typer.Option(help="Those whose step is a multiple of it stay, too.")] = 0,
+    keep_last: Annotated[int, typer.Option(help="Number of newest snapshots to keep; 0 keeps all.")] = 2,
+    keep_every: Annotated[int, typer.Option(help="Also keep snapshots whose step is a multiple of this.")] = 0,
     budget_gb: Annotated[float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
     endpoint: Endpoint = "",
@@ -183,9 +184,9 @@ def prune(
         print_json({"deleted": names, "swept": swept, "dry_run": dry_run})
         return
     for name in [*names, *swept]:
-        typer.echo(f"{'would delete' if dry_run else 'deleted'} {name}")
+        echo(f"{'would delete' if dry_run else 'deleted'} {name}")
     if not (names or swept):
-        typer.echo("nothing to delete")
+        echo("nothing to delete")
 
 
 def _opened(

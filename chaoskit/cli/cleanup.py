@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import typer
 
 from chaoskit.cli.output import Json, command_app, print_json
+from chaoskit.plaintext import echo
 from chaoskit.substrate.undo import describe, sweep
 
 app = command_app()
@@ -22,10 +25,9 @@ def cleanup(machine: Json = False) -> None:
     """
     repairs = sweep()
     if machine:
-        found = [{"act": one.act, "target": one.target, "repaired": one.repaired} for one in repairs]
-        print_json({"repairs": found})
+        print_json({"repairs": [dataclasses.asdict(one) for one in repairs]})
         return
     for repair in repairs:
-        typer.echo(describe(repair))
+        echo(describe(repair))
     if not repairs:
         typer.echo("nothing to put back")

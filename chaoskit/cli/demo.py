@@ -91,16 +91,9 @@ def demonstrate(shown: Console, directory: Path, *, quick: bool) -> Outcome:
     require_writable("report", directory)
     job = f"gpt {experiment.config.job.options['size']} on 4 nodes"
     shown.print(Text("The same training runs twice: unbroken, then with three faults.", "bold"))
-    substrate = choice.make(choice.LOCAL)
-    try:
-        harness = Harness(substrate, directory / "runs")
-        try:
-            _run_twin(harness, experiment, job, shown)
-            outcome = _run_broken(harness, experiment, job, shown)
-        finally:
-            harness.close()
-    finally:
-        substrate.close()
+    with Harness(choice.LOCAL, directory / "runs") as harness:
+        _run_twin(harness, experiment, job, shown)
+        outcome = _run_broken(harness, experiment, job, shown)
     _write(outcome, directory)
     return outcome
 

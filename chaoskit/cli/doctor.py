@@ -9,10 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.cli.faults import here
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
-from chaoskit.cli.probes import PROBES, Finding, Probe
+from chaoskit.cli.probes import PROBES, DoctorFinding, Probe
 from faults import CATALOGUE
+from faults.describe import here
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
@@ -37,22 +37,22 @@ def doctor(machine: Json = False) -> int:
     return 0 if can_run(findings) else EXIT_FAILED
 
 
-def examine(probes: tuple[Probe, ...] = PROBES) -> list[Finding]:
+def examine(probes: tuple[Probe, ...] = PROBES) -> list[DoctorFinding]:
     """Ask every probe."""
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     for probe in probes:
         found = probe()
         findings += found if isinstance(found, list) else [found]
     return findings
 
 
-def can_run(findings: list[Finding]) -> bool:
+def can_run(findings: list[DoctorFinding]) -> bool:
     """Whether nothing of the core is missing."""
     return not any(finding.core and finding.state == "missing" for finding in findings)
 
 
-def plain(findings: list[Finding]) -> dict[str, Any]:
-    """For machines."""
+def plain(findings: list[DoctorFinding]) -> dict[str, Any]:
+    """Return the findings as JSON values."""
     told = [
         {"name": one.name, "state": one.state, "found": one.found, "remedy": one.remedy, "core": one.core}
         for one in findings
@@ -61,8 +61,8 @@ def plain(findings: list[Finding]) -> dict[str, Any]:
     return {"ok": can_run(findings), "findings": told, "faults": faults}
 
 
-def render(findings: list[Finding]) -> RenderableType:
-    """For people."""
+def render(findings: list[DoctorFinding]) -> RenderableType:
+    """Render the findings as tables."""
     table = _grid()
     for one in findings:
         text = Text(one.found)

@@ -37,6 +37,16 @@ FIELDS = {
     "follow.warmup_steps": "--follow-warmup-steps",
 }
 
+#: Options that say something about another one, which must be given, too.
+_ABOUT = {
+    "checkpoint_every": "checkpoints",
+    "checkpoint_every_s": "checkpoints",
+    "keep": "checkpoints",
+    "remote_every": "remote",
+    "remote_every_s": "remote",
+    "follow_warmup_steps": "follow",
+}
+
 app = command_app()
 
 
@@ -92,8 +102,8 @@ def launch(
         Path | None,
         typer.Option(metavar="FILE", help="Log rules, as HyperPod has them: what each rank must print, and how often."),
     ] = None,
-    port: Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")] = 0,
-    control_port: Annotated[int, typer.Option(help="Where requests are taken, on loopback; 0 for any.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the coordinator; 0 chooses a free one.")] = 0,
+    control_port: Annotated[int, typer.Option(help="Port of the control API, on loopback; 0 chooses a free one.")] = 0,
     substrate: Annotated[
         str,
         typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
@@ -102,7 +112,9 @@ def launch(
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics there; 0 for any free one.")
     ] = None,
-    metrics_host: Annotated[str, typer.Option(metavar="HOST", help="Where they are served.")] = "127.0.0.1",
+    metrics_host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address at which metrics are served.")
+    ] = "127.0.0.1",
     otlp_endpoint: Annotated[
         str, typer.Option(metavar="URL", help="OTLP/HTTP receiver of a trace with every recovery.")
     ] = "",
@@ -122,13 +134,16 @@ def launch(
 
     Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000 --setting hang_steps=5[/]
     """
-    given = context.params
+    given, typed = context.params, _typed(context)
+    for name in _ABOUT.keys() & typed:
+        if _ABOUT[name] not in typed:
+            raise BadInput(name, given[name], f"give --{_ABOUT[name]}, too: else it says nothing")
     settings: dict[str, Any] = {
         name: given[name]
         for name in ("nodes", "spares", "min_world", "shards", "seed", "device", "reduction", "health")
     }
     settings["elastic"] = parse_elastic(elastic)
-    settings["follow"] = parse_follow(follow, follow_warmup_steps)
+    settings["follow"] = {"rule": follow, "warmup_steps": follow_warmup_steps} if follow else None
     settings["resume"] = resume and checkpoints is not None
     if checkpoints is not None:
         often = {"every_steps": checkpoint_every, "every_s": checkpoint_every_s}
@@ -138,7 +153,7 @@ def launch(
         settings["remote"] = {"target": remote, "keep_last": keep, **often}
     if rules is not None:
         settings["rules"] = rules
-    _merge(settings, parse_settings(setting or []), context)
+    _merge(settings, parse_settings(setting or []), typed)
     shown = console(machine)
     result = launch_shown(
         script,
@@ -190,19 +205,21 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _merge(settings: dict[str, Any], more: dict[str, Any], context: typer.Context) -> None:
-    """Add ``more`` to ``settings``. Raises BadInput if the command line gives one of them by its own option, too."""
-    options = {option: field for field, option in FIELDS.items()}
+def _typed(context: typer.Context) -> set[str]:
+    """The parameters that the command line gives; the others have their defaults."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    taken = {options.get(f"--{name.replace('_', '-')}", name) for name in typed}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _merge(settings: dict[str, Any], more: dict[str, Any], typed: set[str]) -> None:
+    """Add ``more`` to ``settings``. Raises BadInput if the command line gives one of them by its own option, too."""
     for name, value in more.items():
-        if name in taken:
-            option = FIELDS.get(name) or f"--{name.replace('_', '-')}"
+        option = FIELDS.get(name) or f"--{name.replace('_', '-')}"
+        if option.removeprefix("--").replace("-", "_") in typed:
             raise BadInput("setting", f"{name}={value}", f"leave it out: {option} gives this setting")
         owner, dot, part = name.partition(".")
         if dot:
-            inner = settings.get(owner)
+            inner = msgspec.to_builtins(settings.get(owner))
             settings[owner] = {**inner, part: value} if isinstance(inner, dict) else {part: value}
         else:
             settings[name] = value
@@ -235,17 +252,6 @@ def parse_elastic(text: str) -> ElasticPolicy | None:
         raise BadInput("elastic", text, str(error)) from None
     except OSError as error:
         raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
-
-
-def parse_follow(rule: str, warmup_steps: int) -> dict[str, Any] | None:
-    """Return the setting ``follow``; None without a rule.
-
-    Raises:
-        BadInput: for a warm-up of a batch that stays.
-    """
-    if not rule and warmup_steps:
-        raise BadInput("follow_warmup_steps", warmup_steps, "name a rule with --follow, too: else no rate ever changes")
-    return {"rule": rule, "warmup_steps": warmup_steps} if rule else None
 
 
 def plain(result: LaunchResult) -> dict[str, Any]:

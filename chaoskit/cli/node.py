@@ -16,13 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, console, print_json, reply_text
-from chaoskit.elastic.client import RunClient, newest_run
+from chaoskit.elastic.client import RunClient, newest_live_run
 from chaoskit.errors import BadInput
 from chaoskit.health import Entry, Finding, HealthVerdict, Quarantine, decide
 from chaoskit.health.examine import PROBES, examine
 from chaoskit.health.limits import parse_limits
 from chaoskit.health.pair import PairServer
 from chaoskit.health.verdict import show
+from chaoskit.nodename import name_of_this_machine, require_node_name
+from chaoskit.plaintext import echo
 from chaoskit.substrate.undo import state_directory
 
 _TOKEN = "CHAOSKIT_HEALTH_TOKEN"
@@ -32,9 +34,6 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "red"}
 app = command_app("Check whether this machine is fit to train, cordon unfit nodes, and drain nodes of a run.")
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name in the run, such as node2.")]
-Directory = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where the list is. Default: the state directory of this user.")
-]
 
 
 # -- fitness ------------------------------------------------------------------------------------------------------
@@ -72,10 +71,12 @@ def check(
     unknown = sorted(set(only or ()).difference(PROBES))
     if unknown:
         raise BadInput("only", unknown[0], f"write one of {', '.join(PROBES)}")
+    if node:
+        require_node_name("node", node)
+    name = node or name_of_this_machine()
     limits = parse_limits(limit or [])
     addresses = tuple(map(parse_address, against or []))
     token = _token() if addresses else ""
-    name = node or socket.gethostname()
     quarantine = Quarantine(state_directory())
     cordoned = next((one for one in quarantine.entries() if one.node == name and not one.on_probation), None)
     found = examine(name, directory, limits, only=tuple(only or PROBES), against=addresses, token=token)
@@ -88,7 +89,7 @@ def check(
         shown = console()
         shown.print(render(found, verdict))
         if cordoned:
-            shown.print(f"cordoned since {cordoned.since}: {cordoned.reason}", style="red", markup=False)
+            shown.print(f"cordoned since {cordoned.since}: {cordoned.reason}", style="red")
         if proved:
             shown.print("it was uncordoned, and has proved itself", style="green")
     return EXIT_FAILED if verdict.refused or cordoned else 0
@@ -112,8 +113,8 @@ def serve_check(
         raise BadInput("host", f"{host}:{port}", f"choose an address and port that are free here ({error})") from None
     with server:
         if not os.environ.get(_TOKEN):
-            typer.echo(f"{_TOKEN}={token}")
-        typer.echo(f"listening on {server.address[0]}:{server.address[1]}")
+            echo(f"{_TOKEN}={token}")
+        echo(f"listening on {server.address[0]}:{server.address[1]}")
         signal.pause()
 
 
@@ -156,19 +157,19 @@ def render(found: list[Finding], verdict: HealthVerdict) -> RenderableType:
 
 
 @app.command("list")
-def list_(directory: Directory = None, machine: Json = False) -> None:
+def list_(machine: Json = False) -> None:
     """List cordoned nodes with reason, start and probation.
 
     Example: [cyan]chaoskit node list --json[/]
     """
-    entries = Quarantine(directory or state_directory()).entries()
+    entries = Quarantine(state_directory()).entries()
     if machine:
         print_json({"entries": [msgspec.to_builtins(one) for one in entries]})
         return
     for one in entries:
         _show(one)
     if not entries:
-        typer.echo("no cordoned nodes")
+        echo("no cordoned nodes")
 
 
 @app.command()
@@ -176,28 +177,26 @@ def cordon(
     node: Name,
     reason: Annotated[str, typer.Option(help="Reason, shown when the node is uncordoned.")],
     evidence: Annotated[list[str] | None, typer.Option(help="What was seen; repeatable.")] = None,
-    directory: Directory = None,
     machine: Json = False,
 ) -> None:
     """Keep a node out of all runs that are started from here, until it is uncordoned.
 
     Example: [cyan]chaoskit node cordon node3 --reason "falls off the bus" --evidence "XID 79"[/]
     """
-    _tell(Quarantine(directory or state_directory()).add(node, reason, evidence or []), machine)
+    _tell(Quarantine(state_directory()).add(node, reason, evidence or []), machine)
 
 
 @app.command()
 def uncordon(
     node: Name,
     reason: Annotated[str, typer.Option(help="What was done about it.")],
-    directory: Directory = None,
     machine: Json = False,
 ) -> None:
     """Let a node come back. It gets workers when it has passed its check.
 
     Example: [cyan]chaoskit node uncordon node3 --reason "GPU 2 replaced"[/]
     """
-    _tell(Quarantine(directory or state_directory()).release(node, reason), machine)
+    _tell(Quarantine(state_directory()).release(node, reason), machine)
 
 
 def _tell(entry: Entry, machine: bool) -> None:
@@ -208,12 +207,12 @@ def _tell(entry: Entry, machine: bool) -> None:
 
 
 def _show(entry: Entry) -> None:
-    typer.echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
+    echo(f"{entry.node}: {entry.reason} (since {entry.since}, by {entry.by})")
     for line in entry.evidence:
-        typer.echo(f"    {line}")
+        echo(f"    {line}")
     if entry.on_probation:
         text = f"released {entry.released} by {entry.released_by}: {entry.released_because}"
-        typer.echo(f"    {text}; it must prove itself")
+        echo(f"    {text}; it must prove itself")
 
 
 # -- nodes of a run -----------------------------------------------------------------------------------------------
@@ -229,21 +228,21 @@ def drain(
 ) -> int:
     """Tell a running job that a node will be removed: a spot notice, or maintenance.
 
-    Its ranks leave between two steps, and nothing is lost. SIGTERM to the agent of
-    a node says the same.
+    The job must have been launched with [bold]--elastic[/]. Ranks of the node leave between
+    two steps, and nothing is lost. SIGTERM to the agent of a node says the same.
 
     Exit code 0: accepted, 1: refused, 2: bad input.
 
     Example: [cyan]chaoskit node drain node2 --grace-s 30[/]
     """
     if cancel == (grace_s is not None):
-        raise BadInput("grace_s", grace_s, "give the seconds until the node is removed, or --cancel")
-    target = RunClient(run or newest_run())
-    reply = target.cancel_notice(node) if grace_s is None else target.notice(node, grace_s)
+        raise BadInput("grace_s", grace_s, "leave out --grace-s or --cancel, and give the other one")
+    target = RunClient(run or newest_live_run())
+    reply = target.cancel_drain(node) if grace_s is None else target.drain(node, grace_s)
     if machine:
         print_json(msgspec.to_builtins(reply))
     else:
-        typer.echo(reply_text(reply))
+        echo(reply_text(reply))
         for one in reply.nodes:
-            typer.echo(one)
+            echo(one)
     return 0 if reply.accepted else EXIT_FAILED

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import one_line
 from chaoskit.vocabulary import EXIT_BAD_INPUT
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from chaoskit.elastic.client import RequestReply
 
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 _VALUE_LENGTH_MAX = 80
+_TAKES_PAIRS = ("--setting", "--limit")  # of NAME=VALUE, as --set
+_JOINED = ("--set=", "--setting=", "--limit=")
 
 #: Click's; some versions of typer bring it along under another name.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -33,11 +36,15 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 
 RunDirectory = Annotated[
-    Path | None, typer.Argument(metavar="[RUN_DIR]", help="Of a run. Default: the newest below ./chaoskit-runs.")
+    Path | None,
+    typer.Argument(metavar="[RUN_DIR]", help="Directory of a run. Default: the newest below ./chaoskit-runs."),
 ]
 
 Run = Annotated[
-    Path | None, typer.Option("--run", metavar="DIR", help="Of the run; default: the newest below chaoskit-runs.")
+    Path | None,
+    typer.Option(
+        "--run", metavar="DIR", help="Directory of the run. Default: the newest below chaoskit-runs that is running."
+    ),
 ]
 
 
@@ -54,9 +61,9 @@ def command_app(help_text: str = "") -> typer.Typer:
 
 def console(machine: bool = False) -> Console:
     """A console on standard output, or on standard error where JSON is printed."""
-    from rich.console import Console
+    from chaoskit.report.terminal import Terminal
 
-    return Console(stderr=machine, highlight=False)
+    return Terminal(stderr=machine)
 
 
 def print_json(value: Any) -> None:
@@ -73,8 +80,6 @@ def end_in_order(signum: int, frame: FrameType | None) -> None:
     """Unwind the command at the first signal, which ends what it started. Further signals would disturb that."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
-    if signum == signal.SIGINT:
-        raise KeyboardInterrupt
     raise SystemExit(128 + signum)
 
 
@@ -91,19 +96,26 @@ def refuse(error: BadInput, arguments: Sequence[str], options: Mapping[str, str]
     if machine:
         plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
         print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
-    sys.stderr.write(f"chaoskit: {as_typed(error, arguments, options)}: {' '.join(error.remedy.split())}\n")
+    sys.stderr.write(f"chaoskit: {one_line(f'{as_typed(error, arguments, options)}: {error.remedy}')}\n")
     return EXIT_BAD_INPUT
 
 
 def as_typed(error: BadInput, arguments: Sequence[str], options: Mapping[str, str]) -> str:
     """The part of the command line that is wrong: ``--nodes 0``, ``SCRIPT job``, ``--set steps=many``."""
     option = options.get(error.field)
+    of_script = error.field.startswith("options.")
+    arguments = [part for one in arguments for part in (one.split("=", 1) if one.startswith(_JOINED) else [one])]
     for place, argument in enumerate(arguments):
         name, equals, _ = argument.partition("=")
         if option is not None and option.startswith("--") and name == option:
             return argument if equals else _short(shlex.join(arguments[place : place + 2]))
-        if equals and name == error.field:  # the value of --set, --setting or --limit
-            return _short(shlex.join(arguments[max(place - 1, 0) : place + 1]))
+        before = arguments[place - 1] if place else ""
+        if before == "--set":
+            found = of_script and name == error.field.removeprefix("options.")
+        else:
+            found = before in _TAKES_PAIRS and name == error.field
+        if equals and found:
+            return _short(shlex.join((before, argument)))
     if option is None:
         return error.field if error.value is None else f"{error.field}={_short(repr(error.value))}"
     return option if error.value in (None, "") else f"{option} {_short(shlex.quote(str(error.value)))}"

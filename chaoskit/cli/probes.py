@@ -30,7 +30,7 @@ from chaoskit.substrate import abilities, cgroup, docker_daemon, docker_janitor,
 _PYTHON_LEAST = (3, 11)
 _TORCH_LEAST = (2, 9)
 _MEMORY_LEAST_BYTES = 2 * 2**30  # four ranks of the reference job, torch mapped once
-_DISK_LEAST_BYTES = 64 * 2**20  # what container engines give /dev/shm by default
+_SHM_LEAST_BYTES = 64 * 2**20  # what container engines give /dev/shm by default
 _FILES_LEAST, _FILES_WANTED = 256, 1024
 _PROCESSES_WANTED = 512  # threads count, too
 _WAIT_S = 10.0  # far more than it takes on a machine that is busy
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """What one probe found.
 
     Attributes:
@@ -56,64 +56,68 @@ class Finding:
     core: bool = False
 
 
-def _judged(name: str, good: bool, found: str, remedy: str, *, core: bool = False) -> Finding:
+def _judged(name: str, good: bool, found: str, remedy: str, *, core: bool = False) -> DoctorFinding:
     """Without its remedy if it is good; what is not good is missing where it belongs to the core, else limited."""
-    return Finding(name, "ok" if good else "missing" if core else "limited", found, "" if good else remedy, core)
+    return DoctorFinding(name, "ok" if good else "missing" if core else "limited", found, "" if good else remedy, core)
 
 
 # -- the interpreter and its packages -----------------------------------------------------------------------------
 
 
-def python() -> Finding:
+def python() -> DoctorFinding:
     """Version of the interpreter, on Linux."""
     found = f"{sys.version.split()[0]} on {sys.platform}"
     good = sys.version_info >= _PYTHON_LEAST and sys.platform == "linux"
     return _judged("Python", good, found, "use Python 3.11 or newer on Linux", core=True)
 
 
-def torch_version() -> Finding:
+def torch_version() -> DoctorFinding:
     """Version of torch, imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Finding("torch", "missing", f"cannot be imported: {error}", "pip install 'torch>=2.9'", core=True)
+        return DoctorFinding("torch", "missing", f"cannot be imported: {error}", "pip install 'torch>=2.9'", core=True)
     numbers = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
     return _judged("torch", numbers >= _TORCH_LEAST, torch.__version__, "pip install 'torch>=2.9'", core=True)
 
 
-def gloo() -> Finding:
+def gloo() -> DoctorFinding:
     """Collectives between CPU processes: gloo, and the loopback interface that it uses."""
     try:
         from torch import distributed
 
         good = distributed.is_available() and distributed.is_gloo_available()
     except (ImportError, OSError) as error:
-        return Finding("gloo", "missing", f"torch cannot be imported: {error}", "install torch", core=True)
+        return DoctorFinding("gloo", "missing", f"torch cannot be imported: {error}", "install torch", core=True)
     if not good:
-        return Finding(
+        return DoctorFinding(
             "gloo", "missing", "this torch was built without it", "use an official build of torch", core=True
         )
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-            return Finding("gloo", "ok", "built in, and 127.0.0.1 can be connected to", core=True)
+            return DoctorFinding("gloo", "ok", "built in, and 127.0.0.1 can be connected to", core=True)
     except OSError as error:
-        return Finding("gloo", "missing", f"no connection over 127.0.0.1: {error}", "ip link set lo up", core=True)
+        return DoctorFinding(
+            "gloo", "missing", f"no connection over 127.0.0.1: {error}", "ip link set lo up", core=True
+        )
 
 
-def gpus() -> Finding:
+def gpus() -> DoctorFinding:
     """CUDA devices, and NCCL."""
     try:
         import torch
     except (ImportError, OSError):
-        return Finding("GPUs", "limited", "torch cannot be imported", "install torch")
+        return DoctorFinding("GPUs", "limited", "torch cannot be imported", "install torch")
     if not torch.cuda.is_available():
-        return Finding("GPUs", "limited", "no CUDA device", "device='cuda' needs an NVIDIA GPU and a torch with CUDA")
+        return DoctorFinding(
+            "GPUs", "limited", "no CUDA device", "device='cuda' needs an NVIDIA GPU and a torch with CUDA"
+        )
     names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return _judged("GPUs", nccl, f"{names}; {'NCCL' if nccl else 'no NCCL'}", "use a build of torch with NCCL")
 
 
-def compiler() -> Finding:
+def compiler() -> DoctorFinding:
     """What ``torch.compile`` needs on a CPU: a C++ compiler and Python's headers."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
     path = next(filter(None, map(shutil.which, names)), None)
@@ -124,18 +128,19 @@ def compiler() -> Finding:
     return _judged("compiler", not lacking, "; ".join(lacking) or f"{path}, Python.h", remedy)
 
 
-def extras() -> list[Finding]:
-    """Packages of the optional groups, one finding a group."""
+def extras() -> list[DoctorFinding]:
+    """Packages of the optional groups, one finding a group; those for developers of chaoskit are left out."""
     groups: dict[str, list[str]] = {}
     for requirement in requires("chaoskit") or []:
         package, _, condition = requirement.partition(";")
         if "extra ==" in condition:
             group = condition.rpartition("extra ==")[2].strip(" '\"")
             groups.setdefault(group, []).append(package.strip())
+    groups.pop("dev", None)
     return [_extra(group, packages) for group, packages in groups.items()]
 
 
-def _extra(group: str, packages: list[str]) -> Finding:
+def _extra(group: str, packages: list[str]) -> DoctorFinding:
     found, lacking = [], []
     for package in packages:
         try:
@@ -150,12 +155,12 @@ def _extra(group: str, packages: list[str]) -> Finding:
 # -- the kernel ---------------------------------------------------------------------------------------------------
 
 
-def fork() -> Finding:
+def fork() -> DoctorFinding:
     """A child is forked, its end is seen through a pidfd."""
     try:
         seen = _fork_and_see()
     except OSError as error:
-        return Finding("fork, pidfd", "missing", str(error), "raise ulimit -u; use Linux 5.3 or newer", core=True)
+        return DoctorFinding("fork, pidfd", "missing", str(error), "raise ulimit -u; use Linux 5.3 or newer", core=True)
     remedy = "use Linux 5.3 or newer, outside a sandbox that hides process ends"
     found = "a child's end is seen at once" if seen else f"a child's end was not seen within {_WAIT_S:g} s"
     return _judged("fork, pidfd", seen, found, remedy, core=True)
@@ -187,7 +192,7 @@ def _fork_and_see() -> bool:
             os.close(answer)
 
 
-def death_signal() -> Finding:
+def death_signal() -> DoctorFinding:
     """``PR_SET_PDEATHSIG``: what this process has is read, and set to the same again."""
     libc, held = ctypes.CDLL(None, use_errno=True), ctypes.c_int(-1)
     good = libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(held)) == 0 and libc.prctl(_PR_SET_PDEATHSIG, held.value) == 0
@@ -196,7 +201,7 @@ def death_signal() -> Finding:
     return _judged("PR_SET_PDEATHSIG", good, found, remedy, core=True)
 
 
-def robust_mutex(robust: bool = True, wait_s: float = _WAIT_S) -> Finding:
+def robust_mutex(robust: bool = True, wait_s: float = _WAIT_S) -> DoctorFinding:
     """A thread locks the latch of a progress board and ends: the kernel must wake the thread that waits for it.
 
     Args:
@@ -233,7 +238,7 @@ class _Latch:
         return not watcher.is_alive()
 
 
-def starvation() -> Finding:
+def starvation() -> DoctorFinding:
     """How long a thread waited for a CPU, as the kernel tells it."""
     meter = Starvation(os.getpid(), threading.get_native_id())
     waited_ns = meter.read_ns()
@@ -248,7 +253,7 @@ def starvation() -> Finding:
     return _judged("schedstat", good, found, remedy)
 
 
-def memfd() -> Finding:
+def memfd() -> DoctorFinding:
     """Unnamed shared memory, in which state and progress lie."""
     try:
         handle = os.memfd_create("chaoskit-probe", os.MFD_CLOEXEC)
@@ -257,22 +262,24 @@ def memfd() -> Finding:
         finally:
             os.close(handle)
     except OSError as error:
-        return Finding("memfd", "missing", str(error), "allow memfd_create, and give the container memory", core=True)
-    return Finding("memfd", "ok", "a megabyte was given", core=True)
+        return DoctorFinding(
+            "memfd", "missing", str(error), "allow memfd_create, and give the container memory", core=True
+        )
+    return DoctorFinding("memfd", "ok", "a megabyte was given", core=True)
 
 
-def control_groups() -> list[Finding]:
+def control_groups() -> list[DoctorFinding]:
     """Whether a process may be put into a group of its own, for each controller that a fault uses."""
     return [_control_group(controller) for controller in ("cpu", "memory", "pids", "io", "freezer")]
 
 
-def _control_group(controller: str) -> Finding:
+def _control_group(controller: str) -> DoctorFinding:
     reason, number = cgroup.unavailable(controller), cgroup.version(controller)
     remedy = "run as root, or delegate the controller (systemd: Delegate=yes)"
     return _judged(f"cgroup {controller}", not reason, reason or f"v{number}, groups can be made", remedy)
 
 
-def networks() -> list[Finding]:
+def networks() -> list[DoctorFinding]:
     """What the substrate netns needs: networks of their own for nodes, and the means to break them."""
     lacking = abilities.namespaces()
     how = "this user may make them" if abilities.privileged() else "a user namespace gives the rights to make them"
@@ -291,14 +298,14 @@ def networks() -> list[Finding]:
     return [*found, _judged("link rates", not reason, reason or "by HTB", "load sch_htb")]
 
 
-def containers() -> Finding:
+def containers() -> DoctorFinding:
     """What the substrate docker needs. No container is made for this."""
     reason = docker_daemon.unavailable()
     remedy = "start a Docker daemon on this machine, be root, and pip install 'chaoskit[docker]'"
     return _judged("docker", not reason, reason or f"a daemon at {docker_janitor.endpoint()}, and rights", remedy)
 
 
-def disks() -> Finding:
+def disks() -> DoctorFinding:
     """Whether something can be wrong with the disk of a node, and of no other."""
     reason = abilities.disks()
     remedy = "run as root on a kernel with FUSE, and install libfuse3 (Debian: libfuse3-3)"
@@ -308,42 +315,42 @@ def disks() -> Finding:
 # -- resources ----------------------------------------------------------------------------------------------------
 
 
-def cores() -> Finding:
+def cores() -> DoctorFinding:
     """CPUs that this process may use."""
     number = len(os.sched_getaffinity(0))
     return _judged("cores", number >= 2, f"{number} of {os.cpu_count()}", "use two or more: one makes every run slow")
 
 
-def memory() -> Finding:
+def memory() -> DoctorFinding:
     """Memory that can still be had."""
     found = psutil.virtual_memory()
     said = f"{found.available / 2**30:.1f} of {found.total / 2**30:.1f} GiB available"
     return _judged("memory", found.available >= _MEMORY_LEAST_BYTES, said, "free 2 GiB, or train with fewer nodes")
 
 
-def shared_memory() -> Finding:
+def shared_memory() -> DoctorFinding:
     """``/dev/shm``: not for chaoskit itself, but for data loaders with workers, and NCCL."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError as error:
-        return Finding("/dev/shm", "limited", str(error), "mount a tmpfs there")
+        return DoctorFinding("/dev/shm", "limited", str(error), "mount a tmpfs there")
     free = found.f_bavail * found.f_frsize
     remedy = "docker run --shm-size=1g: data loaders with workers need it"
-    return _judged("/dev/shm", free > _DISK_LEAST_BYTES, f"{free / 2**30:.1f} GiB free", remedy)
+    return _judged("/dev/shm", free > _SHM_LEAST_BYTES, f"{free / 2**30:.1f} GiB free", remedy)
 
 
-def open_files() -> Finding:
+def open_files() -> DoctorFinding:
     """Limit of open files: each rank has a socket to every other one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = sys.maxsize if soft == resource.RLIM_INFINITY else soft
     found = f"at most {_limit(soft)} (could be raised to {_limit(hard)})"
     remedy = f"ulimit -n {_FILES_WANTED}"
     if number < _FILES_LEAST:
-        return Finding("open files", "missing", found, remedy, core=True)
+        return DoctorFinding("open files", "missing", found, remedy, core=True)
     return _judged("open files", number >= _FILES_WANTED, found, remedy)
 
 
-def processes() -> Finding:
+def processes() -> DoctorFinding:
     """Limits of processes and threads, by ulimit and by the control group."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = {"ulimit": sys.maxsize if soft == resource.RLIM_INFINITY else soft}
@@ -364,7 +371,7 @@ def _limit(number: int) -> str:
 # -- chaoskit's own state -----------------------------------------------------------------------------------------
 
 
-def state_directory() -> Finding:
+def state_directory() -> DoctorFinding:
     """Where undo is written ahead; without it nothing may be broken."""
     directory = undo.state_directory()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
@@ -373,13 +380,13 @@ def state_directory() -> Finding:
     return _judged("state directory", good, found, "set XDG_STATE_HOME to a directory that can be written", core=True)
 
 
-def left_behind() -> Finding:
+def left_behind() -> DoctorFinding:
     """What launchers that were killed have left to put back."""
     left = undo.left_behind()
     return _judged("undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit cleanup")
 
 
-Probe = Callable[[], Finding | list[Finding]]
+Probe = Callable[[], DoctorFinding | list[DoctorFinding]]
 
 #: In the order in which they are told. Those that need no torch come first: a fork is cheaper without it.
 PROBES: tuple[Probe, ...] = (

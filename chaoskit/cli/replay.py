@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,19 +108,10 @@ def open_plan(file: Path, *, times: int, budget_s: float) -> Planned:
     return load(file)
 
 
-@contextmanager
-def _harness(experiment: Planned, name: str, directory: Path) -> Iterator[Harness]:
-    """``name``: of the substrate; "" for the cheapest one that can do the faults."""
+def _harness(experiment: Planned, name: str, directory: Path) -> Harness:
+    """A harness on the substrate ``name``; "" is the cheapest one that can do the faults."""
     require_writable("report", directory)
-    substrate = choice.make(name or choice.for_all(fault.substrates for fault in experiment.faults))
-    try:
-        harness = Harness(substrate, directory)
-        try:
-            yield harness
-        finally:
-            harness.close()
-    finally:
-        substrate.close()
+    return Harness(name or choice.for_all(fault.substrates for fault in experiment.faults), directory)
 
 
 def run_plan(
@@ -225,7 +214,7 @@ def shrunk_verdict(shrunk: Shrunk) -> Verdict:
 
 
 def plain_shrunk(shrunk: Shrunk, directory: Path) -> dict[str, Any]:
-    """For JSON."""
+    """Return what was found as JSON values."""
     return {
         "verdict": shrunk_verdict(shrunk),
         "plan": str(directory / MINIMAL),
@@ -239,7 +228,7 @@ def plain_shrunk(shrunk: Shrunk, directory: Path) -> dict[str, Any]:
 
 
 def plain(result: Replayed) -> dict[str, Any]:
-    """For JSON; outcomes as :func:`chaoskit.report.store.encode_outcome` writes them."""
+    """Return the result as JSON values; outcomes as :func:`chaoskit.report.store.encode_outcome` writes them."""
     return {
         "verdict": result.verdict,
         "verdicts": result.verdicts,

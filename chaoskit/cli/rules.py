@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from chaoskit.cli.output import Json, command_app, print_json
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from chaoskit.rules.replay import Replay
+from chaoskit.rules import Verdict, read_rules, replay_log
+from chaoskit.rules.replay import Replay, spread, suggest
+from chaoskit.rules.timestamps import show_time
 
 app = command_app("Try log rules on recorded logs before they restart a job.")
 
 
 @app.command("test")
-def try_(
+def try_rules(
     rules: Annotated[
         Path,
         typer.Argument(help="YAML or JSON: a list of rules, or a HyperPod job with logMonitoringConfiguration in it."),
@@ -53,8 +55,6 @@ def try_(
     Examples: [cyan]chaoskit rules test job.yaml healthy.log[/],
     [cyan]chaoskit rules test job.yaml hung.log --tail-s 600 --expect JobHangingDetection:hanging[/]
     """
-    from chaoskit.rules import read_rules, replay_log
-
     known = read_rules(rules)
     wanted = _expected(expect or [], {rule.name for rule in known})
     found = replay_log(known, log, period_s=period_s, tail_s=tail_s)
@@ -63,21 +63,17 @@ def try_(
     if machine:
         expected = [{"rule": name, "verdict": verdict} for name, verdict in sorted(wanted)]
         print_json({"ok": ok, "expected": expected, "rules": [plain(one) for one in found]})
-        return 0 if ok else 1
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(render(found))
+        return 0 if ok else EXIT_FAILED
+    shown = console()
+    shown.print(render(found))
     for name, verdict in sorted(wanted - fired):
-        console.print(f"expected, and did not fire: {name}: {verdict}", style="red", markup=False)
+        shown.print(f"expected, and did not fire: {name}: {verdict}", style="red")
     for name, verdict in sorted(fired - wanted) if wanted else ():
-        console.print(f"not expected: {name}: {verdict}", style="red", markup=False)
-    return 0 if ok else 1
+        shown.print(f"not expected: {name}: {verdict}", style="red")
+    return 0 if ok else EXIT_FAILED
 
 
 def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
-    from chaoskit.rules import Verdict
-
     verdicts = [one.value for one in Verdict if one != Verdict.STOPPED]
     wanted = set()
     for one in given:
@@ -92,10 +88,6 @@ def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
 
 def plain(found: Replay) -> dict[str, Any]:
     """What one rule made of the log, as plain data. Times in seconds since 1970, or since the start of the log."""
-    import msgspec
-
-    from chaoskit.rules.replay import spread, suggest
-
     points = found.points
     return {
         "name": found.rule.name,
@@ -115,15 +107,7 @@ def _named(found: tuple[float, float, float] | None) -> dict[str, float] | None:
 
 
 def render(found: list[Replay]) -> RenderableType:
-    """The same for people."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    from chaoskit.rules.engine import Verdict
-    from chaoskit.rules.replay import suggest
-    from chaoskit.rules.timestamps import show_time
-
+    """Render what the rules made of the log."""
     table = Table("rule", "points", "first", "last", "gaps, s", "metric")
     for one in found:
         ends = [show_time(point.time_s) for point in (one.points[0], one.points[-1])] if one.points else ["", ""]
@@ -145,7 +129,5 @@ def render(found: list[Replay]) -> RenderableType:
 
 
 def _spread(values: list[float]) -> str:
-    from chaoskit.rules.replay import spread
-
     found = spread(values)
     return " / ".join(f"{value:.4g}" for value in found) if found else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import time
 from typing import Annotated
 
@@ -11,8 +10,10 @@ import msgspec
 import typer
 
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, print_json, reply_text
-from chaoskit.elastic.client import RunClient, Unanswered, WorldState, newest_run
+from chaoskit.elastic.client import RunClient, Unanswered, WorldState, newest_live_run
 from chaoskit.errors import BadInput
+from chaoskit.osprocess import user_at_host
+from chaoskit.plaintext import echo
 
 _LOOK_S = 0.1
 
@@ -41,24 +42,25 @@ def scale(
     """
     if not 0 <= wait_s < float("inf"):
         raise BadInput("wait_s", wait_s, "use a number of seconds, 0 or more")
-    target = RunClient(run or newest_run())
-    reply = target.scale(size, getpass.getuser())
+    target = RunClient(run or newest_live_run())
+    reply = target.scale(size, user_at_host())
     state = _await(target, size, wait_s) if reply.accepted and wait_s else target.state()
     done = reply.accepted and (not wait_s or state.world == size)
     if machine:
         print_json({"done": done, **msgspec.to_builtins(reply), "state": msgspec.to_builtins(state)})
     else:
-        typer.echo(reply_text(reply))
+        echo(reply_text(reply))
         if reply.accepted and wait_s:
             trains = f"{state.world} ranks train (generation {state.generation}, step {state.step})"
-            typer.echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
+            echo(trains if done else f"not yet, after {wait_s:g} s: {trains}")
     return 0 if done else EXIT_FAILED
 
 
 def _await(run: RunClient, size: int, wait_s: float) -> WorldState:
     deadline_s = time.monotonic() + wait_s
-    state = run.state()
+    state = WorldState()
     with contextlib.suppress(Unanswered):  # the job has ended meanwhile
+        state = run.state()
         while state.world != size and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             state = run.state()

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from chaoskit.cli.output import Json, command_app, print_json
+from chaoskit.cli.output import EXIT_INTERRUPTED, Json, command_app, print_json
 from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
 from chaoskit.launcher.launch import fresh_directory
@@ -95,13 +95,15 @@ def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:
     me = os.getpid()
     process = subprocess.Popen(
         command,
-        stdout=2 if quiet else None,
+        stdout=sys.stderr if quiet else None,
         preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- this process has one thread
     )
     try:
         code = process.wait()
     except BaseException as error:
-        if not (isinstance(error, KeyboardInterrupt) and sys.stdin.isatty()):  # a terminal's Ctrl-C reaches both
+        if not (
+            getattr(error, "code", None) == EXIT_INTERRUPTED and sys.stdin.isatty()
+        ):  # a terminal's Ctrl-C reaches both
             process.send_signal(signal.SIGINT)
         process.wait()
         raise

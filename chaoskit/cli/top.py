@@ -27,9 +27,7 @@ app = command_app()
 @app.command()
 def top(
     run_dir: RunDirectory = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, max=60.0, help="Tell the ratios of the last so many minutes, too.")
-    ] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="Show ratios over the last N minutes, too.")] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and end; so does a pipe.")] = False,
     machine: Json = False,
 ) -> None:
@@ -59,7 +57,7 @@ def top(
 
 
 def _show(screen: Console, follower: Follower, directory: Path, window_s: float) -> None:
-    """Until the run is over, or the user has seen enough."""
+    """Draw the run until it is over, or the user ends the view."""
     with Live(console=screen, auto_refresh=False, screen=False, vertical_overflow="crop") as picture:
         while True:
             began_s = time.process_time()

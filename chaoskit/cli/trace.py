@@ -36,7 +36,7 @@ def trace(
     if not otlp_endpoint and file is None:
         raise BadInput("otlp_endpoint", "", "name a receiver, or a file by --file")
     url = otel.validate_endpoint("otlp_endpoint", otlp_endpoint) if otlp_endpoint else ""
-    otel.require_libraries("file", str(file or url))
+    otel.require_libraries("otlp_endpoint" if url else "file", url or str(file))
     directory = newest_run(run_dir)
     follower = Follower(directory)
     follower.finish()

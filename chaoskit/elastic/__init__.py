@@ -1,1 +1,1 @@
-"""How large the world shall be, and what that does to the learning rate: pure decisions, not yet used by a run."""
+"""Worlds that change their size: policies, decisions, learning rates that follow the batch, and the client of a run."""

@@ -9,25 +9,31 @@ Whatever can send an HTTP request can do the same:
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import math
 import os
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.nodename import require_node_name
+from chaoskit.plaintext import one_line
 
 #: In the directory of a run.
 DOOR = "control.json"
 _ANSWER_S = 30.0
+_BODY_BYTES_MAX = 1 << 20
+_BAD_REQUEST, _CONFLICT = 400, 409
+_T = TypeVar("_T")
 
 
 class Unanswered(HarnessError):
-    """Nobody answered: the run is over, or its launcher stands still."""
+    """The launcher of the run did not answer: the run is over, or it stands still."""
 
 
 class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +69,17 @@ class WorldState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int = 0
 
 
+class _BadRequest(msgspec.Struct, frozen=True):
+    """What a launcher answers to bad input."""
+
+    field: str
+    value: Any
+    remedy: str
+
+    def error(self) -> BadInput:
+        return BadInput(self.field, self.value, self.remedy)
+
+
 class RunClient:
     """A run, by its directory.
 
@@ -71,61 +88,90 @@ class RunClient:
     """
 
     def __init__(self, directory: Path | str) -> None:
+        self._directory = directory
         path = Path(directory) / DOOR
         try:
             self._door = msgspec.json.decode(path.read_bytes(), type=Door)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             remedy = "name the directory of a run that `chaoskit launch` has begun, and that is not over"
             raise BadInput("run", str(directory), remedy) from None
+        except OSError as error:
+            remedy = f"it cannot be read ({error.strerror}): ask as the user that has launched the run"
+            raise BadInput("run", str(path), remedy) from None
         except msgspec.DecodeError as error:
-            raise BadInput("run", str(path), f"it is damaged ({error}): start the run anew") from None
+            remedy = f"it is damaged ({error}): name the directory of another run, or start this one anew"
+            raise BadInput("run", str(path), remedy) from None
 
     def state(self) -> WorldState:
         """How large the world is now."""
-        return msgspec.convert(self._ask("world", None), WorldState)
+        return self._told(WorldState, self._ask("world", None))
 
     def scale(self, size: int, asked_by: str = "") -> RequestReply:
         """Ask for a world of ``size`` nodes."""
         return self._reply("scale", {"size": size, "asked_by": asked_by})
 
-    def notice(self, node: str, grace_s: float) -> RequestReply:
-        """Say that ``node`` will be taken away in ``grace_s``."""
+    def drain(self, node: str, grace_s: float) -> RequestReply:
+        """Say that ``node`` will be removed in ``grace_s``."""
+        require_node_name("node", node)
         require_grace(grace_s)
-        return self._reply("notice", {"node": node, "grace_s": grace_s})
+        return self._reply("drain", {"node": node, "grace_s": grace_s})
 
-    def cancel_notice(self, node: str) -> RequestReply:
+    def cancel_drain(self, node: str) -> RequestReply:
         """Say that ``node`` stays after all, however it was announced to go."""
-        return self._reply("cancel-notice", {"node": node})
+        require_node_name("node", node)
+        return self._reply("cancel-drain", {"node": node})
 
     def lend(self, nodes: int, job: str, grace_s: float) -> RequestReply:
         """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
         require_grace(grace_s)
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
 
-    def give_back(self, job: str) -> RequestReply:
-        """``job`` needs its nodes no more."""
-        return self._reply("give-back", {"job": job})
+    def return_nodes(self, job: str) -> RequestReply:
+        """Take back the nodes that ``job`` has had."""
+        return self._reply("return-nodes", {"job": job})
 
     def _reply(self, act: str, fields: dict[str, Any]) -> RequestReply:
-        return msgspec.convert(self._ask(act, fields), RequestReply)
+        return self._told(RequestReply, self._ask(act, fields))
 
-    def _ask(self, act: str, fields: dict[str, Any] | None) -> Any:
-        request = urllib.request.Request(
-            f"{self._door.url}/{act}",
-            data=None if fields is None else json.dumps(fields).encode(),
-            headers={"Authorization": f"Bearer {self._door.token}"},
-        )
+    def _ask(self, act: str, fields: dict[str, Any] | None) -> bytes:
+        """The body of the answer, whether it grants or refuses. Raises BadInput and :class:`Unanswered`."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
         try:
+            request = urllib.request.Request(
+                f"{self._door.url}/{act}",
+                data=None if fields is None else json.dumps(fields).encode(),
+                headers={"Authorization": f"Bearer {self._door.token}"},
+            )
             with opener.open(request, timeout=_ANSWER_S) as response:
-                return json.load(response)
+                return bytes(response.read(_BODY_BYTES_MAX))
         except urllib.error.HTTPError as error:
-            said = json.load(error)
-            if error.code == 400:
-                raise BadInput(said["field"], said["value"], said["remedy"]) from None
-            return said
-        except (OSError, ValueError) as error:
-            raise Unanswered(f"the run does not answer: {error}") from error
+            body = _rest(error)
+            if error.code == _BAD_REQUEST:
+                raise self._told(_BadRequest, body).error() from None
+            if error.code == _CONFLICT:
+                return body
+            raise self._stranger(f"status {error.code}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            told = f"{self._directory} does not answer at {self._door.url} ({one_line(str(error))})"
+            raise Unanswered(f"{told}: it is over, or its launcher stands still") from None
+
+    def _told(self, kind: type[_T], body: bytes) -> _T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._stranger(str(error)) from None
+
+    def _stranger(self, why: str) -> Unanswered:
+        told = f"what answers at {self._door.url} is not the launcher of {self._directory} ({why})"
+        return Unanswered(f"{told}: the run is over; name another one by --run")
+
+
+def _rest(error: urllib.error.HTTPError) -> bytes:
+    """The body of an answer that refuses, as far as it comes."""
+    try:
+        return bytes(error.read(_BODY_BYTES_MAX))
+    except (OSError, http.client.HTTPException):
+        return b""
 
 
 def require_grace(grace_s: float) -> None:
@@ -134,18 +180,24 @@ def require_grace(grace_s: float) -> None:
         raise BadInput("grace_s", grace_s, "use a number of seconds, 0 or more")
 
 
-def newest_run(directory: Path = Path("chaoskit-runs")) -> Path:
+def newest_live_run(directory: Path = Path("chaoskit-runs")) -> Path:
     """The run below ``directory`` that was begun last, of those whose launcher lives.
 
     Raises:
         BadInput: if there is none.
     """
-    doors = sorted(directory.glob(f"*/{DOOR}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    doors = sorted(directory.glob(f"*/{DOOR}"), key=_written_ns, reverse=True)
     for path in doors:
         with contextlib.suppress(OSError, msgspec.DecodeError):  # it has just ended, or is damaged
             if Path(f"/proc/{msgspec.json.decode(path.read_bytes(), type=Door).pid}").exists():
                 return path.parent
     raise BadInput("run", str(directory), "no run listens there: give the directory of one by --run")
+
+
+def _written_ns(path: Path) -> int:
+    with contextlib.suppress(OSError):  # its run has just ended
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def open_door(directory: Path, door: Door) -> Path:

@@ -54,6 +54,7 @@ class Harness:
         self._temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="chaoskit-"))
         require_writable("report directory", self.directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
         self._undo = UndoLog()
         self._twins = twins or TwinCache()
         self._command_twins: dict[str, CommandTwin] = {}

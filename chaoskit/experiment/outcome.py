@@ -40,13 +40,17 @@ class FaultRecord(msgspec.Struct, kw_only=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of a recovery. ``bound_s`` is the least duration that physics allows, ``bound`` says why."""
+    """One phase of a recovery.
+
+    ``reference_s`` is what the plain operation alone takes, such as building a group or training a step; ``reference``
+    says which. It is measured elsewhere, or in other steps, and is for scale: a phase may take less.
+    """
 
     name: str  # one of chaoskit.vocabulary.RECOVERY_PHASES
     start_s: float
     end_s: float
-    bound_s: float
-    bound: str
+    reference_s: float
+    reference: str
 
     @property
     def seconds(self) -> float:
@@ -149,7 +153,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
     ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
     of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
-    about recovery.
+    about recovery. ``session`` names the pytest session that made the run, as several may share a report directory.
     """
 
     name: str
@@ -180,6 +184,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     directory: str = ""
     settings: dict[str, Any] = {}
     claimed: bool = True
+    session: str = ""  # empty outside of pytest
     account: TimeAccount | None = None
     test: TestResult | None = None  # None outside of pytest, and until the test is over
 

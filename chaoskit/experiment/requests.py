@@ -25,6 +25,7 @@ from chaoskit.messages import (
     Welcome,
     WorldSize,
 )
+from chaoskit.nodename import require_node_name
 
 _NO_POLICY = "the run has no elastic policy: start it with one"
 _OVER = RequestReply(False, "the run is over")
@@ -74,8 +75,10 @@ class Requests:
         """Say what the coordinator does not answer. Refused where it would mean nothing, as with a mistyped name.
 
         Raises:
-            BadInput: if no time can be so long.
+            BadInput: if no node can have that name, or no time can be so long.
         """
+        if isinstance(message, SpotNotice | NoticeCancelled):
+            require_node_name("node", message.node)
         if isinstance(message, SpotNotice):
             require_grace(message.grace_s)
         if not self._sizes:

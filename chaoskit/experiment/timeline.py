@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from chaoskit.experiment import bounds
+from chaoskit.experiment import references
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
@@ -185,13 +185,13 @@ class Timeline:
         full_ns = self._full_strength(self._number(generation), generation, good_ns)
         cause = incident.detected.get("cause", "nonfinite")
         ends = {
-            "detected": (detected_ns, bounds.detected(cause, step_s)),
-            "quiesced": (quiesced.t_ns if quiesced else regroup.t_ns, bounds.quiesced()),
-            "regrouped": (settled.t_ns if settled else regroup.t_ns, bounds.regrouped()),
-            "restored": (max((r.t_ns for r in restored), default=0), _restore_bound(restored)),
+            "detected": (detected_ns, references.detected(cause, step_s)),
+            "quiesced": (quiesced.t_ns if quiesced else regroup.t_ns, references.quiesced()),
+            "regrouped": (settled.t_ns if settled else regroup.t_ns, references.regrouped()),
+            "restored": (max((r.t_ns for r in restored), default=0), _restore_reference(restored)),
             "first good step": (
                 good_ns,
-                bounds.first_good_step(step_s, self._world(generation), self._config.nodes),
+                references.first_good_step(step_s, self._world(generation), self._config.nodes),
             ),
         }
         if full_ns is not None:
@@ -210,15 +210,15 @@ class Timeline:
         for name in RECOVERY_PHASES:
             if name not in ends:
                 continue
-            end_ns, (bound_s, bound) = ends[name]
+            end_ns, (reference_s, reference) = ends[name]
             end_ns = max(before_ns, end_ns)
             spans.append(
                 PhaseSpan(
                     name=name,
                     start_s=self._seconds(before_ns),
                     end_s=self._seconds(end_ns),
-                    bound_s=bound_s,
-                    bound=bound,
+                    reference_s=reference_s,
+                    reference=reference,
                 )
             )
             before_ns = end_ns
@@ -276,8 +276,8 @@ def _once(alarms: list[Record]) -> list[Record]:
     return list(first.values())
 
 
-def _restore_bound(restored: list[Record]) -> tuple[float, str]:
+def _restore_reference(restored: list[Record]) -> tuple[float, str]:
     if not restored:
-        return bounds.restored(0, "")
+        return references.restored(0, "")
     largest = max(restored, key=lambda record: record["size_bytes"])
-    return bounds.restored(largest["size_bytes"], largest["transport"])
+    return references.restored(largest["size_bytes"], largest["transport"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.nodename import GRAMMAR, is_node_name, require_node_name
+from chaoskit.osprocess import user_at_host
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 
@@ -75,17 +75,16 @@ class Quarantine:
         """Keep ``node`` out. What is known of one that is kept out already stays, and evidence is added to it.
 
         Raises:
-            BadInput: without a name or a reason, or if the list cannot be written.
+            BadInput: if no node can have that name, without a reason, or if the list cannot be written.
         """
-        if not node.strip():
-            raise BadInput("node", node, "name the node")
+        require_node_name("node", node)
         if not reason.strip():
             raise BadInput("reason", reason, "say why: whoever releases it must know")
         with self._changing() as content:
             known = content.entries.get(node)
             told = dict.fromkeys((*(known.evidence if known is not None else ()), *evidence))
             if known is None or known.on_probation:
-                known = Entry(node=node, reason=reason, since=_now(), by=by or whoami())
+                known = Entry(node=node, reason=reason, since=_now(), by=by or user_at_host())
             content.entries[node] = entry = msgspec.structs.replace(known, evidence=tuple(told))
         return entry
 
@@ -95,6 +94,7 @@ class Quarantine:
         Raises:
             BadInput: if it is not kept out, or without a reason.
         """
+        require_node_name("node", node)
         if not reason.strip():
             raise BadInput("reason", reason, "say what was done about it")
         with self._changing() as content:
@@ -103,7 +103,7 @@ class Quarantine:
                 names = ", ".join(sorted(one.node for one in content.entries.values() if not one.on_probation))
                 raise BadInput("node", node, f"name a node that is kept out: {names or 'there is none'}")
             content.entries[node] = entry = msgspec.structs.replace(
-                known, released=_now(), released_by=by or whoami(), released_because=reason
+                known, released=_now(), released_by=by or user_at_host(), released_because=reason
             )
         return entry
 
@@ -127,6 +127,10 @@ class Quarantine:
             raise BadInput("quarantine", str(self.path), f"mend or remove this file: {error}") from None
         if content.version != 1:
             raise BadInput("quarantine", str(self.path), f"it is of version {content.version}: use a newer chaoskit")
+        for name, entry in content.entries.items():
+            if not is_node_name(name) or entry.node != name:
+                remedy = f"mend or remove this file: {name!r} is no name of a node: {GRAMMAR}"
+                raise BadInput("quarantine", str(self.path), remedy)
         return content
 
     @contextmanager
@@ -160,15 +164,6 @@ class Quarantine:
                 os.close(directory)
         except OSError as error:
             raise BadInput("quarantine", str(self.path), f"make it writable ({error.strerror})") from None
-
-
-def whoami() -> str:
-    """Who asks, on which machine: ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as somebody without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _now() -> str:

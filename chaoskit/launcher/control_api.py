@@ -29,12 +29,12 @@ class _Scale(msgspec.Struct, forbid_unknown_fields=True):
     asked_by: str = ""
 
 
-class _Notice(msgspec.Struct, forbid_unknown_fields=True):
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     grace_s: float
 
 
-class _CancelNotice(msgspec.Struct, forbid_unknown_fields=True):
+class _CancelDrain(msgspec.Struct, forbid_unknown_fields=True):
     node: str
 
 
@@ -44,17 +44,17 @@ class _Lend(msgspec.Struct, forbid_unknown_fields=True):
     grace_s: float
 
 
-class _GiveBack(msgspec.Struct, forbid_unknown_fields=True):
+class _ReturnNodes(msgspec.Struct, forbid_unknown_fields=True):
     job: str
 
 
 #: What can be asked for, by the last part of the URL.
 _ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], RequestReply]]] = {
     "scale": (_Scale, lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call")),
-    "notice": (_Notice, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
-    "cancel-notice": (_CancelNotice, lambda requests, asked: requests.tell(NoticeCancelled(asked.node))),
+    "drain": (_Drain, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
+    "cancel-drain": (_CancelDrain, lambda requests, asked: requests.tell(NoticeCancelled(asked.node))),
     "lend": (_Lend, lambda requests, asked: requests.lend(asked.job, asked.nodes, asked.grace_s)),
-    "give-back": (_GiveBack, lambda requests, asked: requests.tell(ReturnNodes(asked.job))),
+    "return-nodes": (_ReturnNodes, lambda requests, asked: requests.tell(ReturnNodes(asked.job))),
 }
 
 
@@ -91,7 +91,7 @@ def _fields(kind: type[Any]) -> str:
 
 def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """One request. Whoever does not know the token learns nothing."""
+        """One request. Without the token a request learns nothing."""
 
         timeout = 10.0
 
@@ -142,6 +142,6 @@ def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the name that http.server gave it
-            """Nothing: the terminal shows the training."""
+            """Print nothing: the terminal shows the training."""
 
     return Handler

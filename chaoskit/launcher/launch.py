@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,9 @@ from rich.text import Text
 from chaoskit.config import require_free_port, require_writable
 from chaoskit.errors import BadInput
 from chaoskit.experiment.account import TimeAccount
-from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.plan import Experiment, plan_experiment, require_settings
 from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.run import RawRun, execute
+from chaoskit.experiment.run import execute
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
 from chaoskit.launcher.progress import Progress
@@ -29,6 +30,7 @@ from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import plural
 from chaoskit.substrate import choice
+from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
@@ -80,6 +82,7 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
     if (directory / "journal").exists():
         raise BadInput("report", str(directory), "choose another directory: this one holds a run already")
     require_writable("report", directory)
+    directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
@@ -158,7 +161,9 @@ def launch_shown(
             view.watch(message)
 
         watch_all = quarantined.watching(watch)
-        run = _execute(experiment, substrate, directory, view, watch_all, port, control_port, console)
+        requests = Requests()
+        with _substrate(substrate) as (place, undo), listening(requests, directory, control_port), view.shown():
+            run = execute(experiment, place, undo, directory, watch=watch_all, port=port, requests=requests)
     quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
@@ -167,20 +172,12 @@ def launch_shown(
     return result
 
 
-def _execute(
-    experiment: Experiment,
-    substrate: str,
-    directory: Path,
-    view: View,
-    watch: Watch,
-    port: int,
-    control_port: int,
-    console: Console,
-) -> RawRun:
-    place, undo, requests = choice.make(substrate), UndoLog(), Requests()
+@contextlib.contextmanager
+def _substrate(name: str) -> Iterator[tuple[Substrate, UndoLog]]:
+    """A substrate for the block, and the log of what is to be undone on it."""
+    place, undo = choice.make(name), UndoLog()
     try:
-        with listening(requests, directory, control_port), view.shown():
-            return execute(experiment, place, undo, directory, watch=watch, port=port, requests=requests)
+        yield place, undo
     finally:
         place.close()
         undo.close()
@@ -220,6 +217,6 @@ def _last_commit(journals: Path) -> Record | None:
 
 
 def _log_of(worker: str, logs: Path) -> Path:
-    """Where ``worker`` wrote; what a zygote writes lies with its agent's words."""
+    """The log of ``worker``; a worker that was forked before it had one of its own writes into that of its agent."""
     own = logs / f"{worker}.log"
     return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"

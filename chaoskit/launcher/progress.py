@@ -97,7 +97,7 @@ class Progress:
         self.recoveries: list[float] = []
         self.incident: Incident | None = None
         self.error = self.culprit = self.weights_digest = self.cut_short_by = ""
-        self._weakness: Incident | None = None  # since the world is smaller than it should be
+        self._below_full_size: Incident | None = None  # since the world is smaller than it should be
         self._struck: set[str] = set()
         self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
         self._steps: deque[tuple[float, int]] = deque()
@@ -153,15 +153,15 @@ class Progress:
             case Plan():
                 return self._regroup(message, now_s)
             case RuleFired():
-                return self._rule(message)
+                return self._on_rule_fired(message)
             case WorkerLost():
-                return self._lose(message, now_s)
+                return self._on_worker_lost(message, now_s)
             case WorkerFailed(worker, error):
                 self.culprit, self.error = worker, error
             case HookReached(fault=fault) | Struck(fault):
-                return self._strike(fault)
+                return self._on_fault(fault)
             case Shown():
-                self._log(message, now_s)
+                self._on_log(message, now_s)
             case WorkerDone(worker, step, digest, cut_short_by=cut_short_by):
                 self.done.add(worker)
                 self.cut_short_by = cut_short_by or self.cut_short_by
@@ -170,14 +170,14 @@ class Progress:
                 self.end = message
         return []
 
-    def _strike(self, fault: str) -> list[tuple[str, str]]:
+    def _on_fault(self, fault: str) -> list[tuple[str, str]]:
         if fault in self._struck:
-            return []  # whoever takes the rank's place passes the same trigger, and nothing happens there
+            return []  # the replacement of the rank reaches the same trigger, and nothing happens there
         self._struck.add(fault)
         number = int(fault.removeprefix("fault"))
         return [("bad", f"{self._faults[number] if number < len(self._faults) else fault} strikes")]
 
-    def _log(self, shown: Shown, now_s: float) -> None:
+    def _on_log(self, shown: Shown, now_s: float) -> None:
         """What the log of a command shows: the number of a step, not how many there were."""
         self.running, self.nodes = shown.running, shown.nodes
         if shown.step is not None and (not self._steps or shown.step > self.step):
@@ -190,9 +190,9 @@ class Progress:
     def _regroup(self, plan: Plan, now_s: float) -> list[tuple[str, str]]:
         first, before, self.plan = self.plan is None, self.world, plan
         world = self.world
-        if world < self.nodes and self._weakness is None:
-            self._weakness = Incident(self.incident.since_s if self.incident else now_s, self.step)
-        for open_one in filter(None, (self.incident, self._weakness)):
+        if world < self.nodes and self._below_full_size is None:
+            self._below_full_size = Incident(self.incident.since_s if self.incident else now_s, self.step)
+        for open_one in filter(None, (self.incident, self._below_full_size)):
             open_one.begin(plan.generation, self.step)
         if first:
             self.training_since_s = now_s
@@ -211,10 +211,10 @@ class Progress:
         gone = {worker for worker in self.ready if worker.rpartition(".")[0] not in message.nodes}
         self.ready -= gone
         if self.world >= self.nodes:
-            self._weakness = None
+            self._below_full_size = None
         return [("info", f"the world shall have {plural(self.nodes, 'rank')}: {message.reason}")] if changed else []
 
-    def _lose(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
+    def _on_worker_lost(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
         self.ready.discard(lost.worker)
         self.beats.pop(lost.worker, None)
         member = self.plan.member(lost.worker) if self.plan else None
@@ -228,11 +228,11 @@ class Progress:
         self._losses_told[lost.detail] += 1
         if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:
             return []
-        who = f"rank {member.rank} ({lost.worker})" if member else f"{lost.worker}"
+        who = f"rank {member.rank} ({lost.worker})" if member else lost.worker
         again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
         return [("bad", f"{who} lost: {_reason(lost)}{again}")]
 
-    def _rule(self, fired: RuleFired) -> list[tuple[str, str]]:
+    def _on_rule_fired(self, fired: RuleFired) -> list[tuple[str, str]]:
         kind = "info" if fired.action == "none" else "bad"
         act = "" if fired.action in ("none", "alert") else f" -> {fired.action}"
         return [(kind, f"log rule {fired.rule}, rank {fired.rank}: {fired.verdict}, {fired.reason}{act}")]
@@ -246,9 +246,14 @@ class Progress:
         if self.step and (not self._steps or self.step > self._steps[-1][1]):
             self._steps.append((now_s, self.step))
             self._losses_told.clear()
-        return [text for beat in members if beat.generation == self.generation for text in self._proof(beat, now_s)]
+        return [
+            text
+            for beat in members
+            if beat.generation == self.generation
+            for text in self._commits_shown_by(beat, now_s)
+        ]
 
-    def _proof(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
+    def _commits_shown_by(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
         """A beat of the current generation shows whether training goes on, and whether at full strength."""
         texts = []
         incident = self.incident
@@ -260,10 +265,10 @@ class Progress:
             strength = "at full strength" if full else f"with {plural(self.world, 'rank')}"
             texts.append(("good", f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss"))
             if full:
-                self._weakness = None
-        if self._weakness is not None and full and self._weakness.ended_by(beat):
-            texts.append(("good", f"full strength again after {duration(now_s - self._weakness.since_s)}"))
-            self._weakness = None
+                self._below_full_size = None
+        if self._below_full_size is not None and full and self._below_full_size.ended_by(beat):
+            texts.append(("good", f"full strength again after {duration(now_s - self._below_full_size.since_s)}"))
+            self._below_full_size = None
         return texts
 
 

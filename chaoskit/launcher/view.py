@@ -19,6 +19,7 @@ from rich.text import Text
 
 from chaoskit.launcher.progress import Note, Progress
 from chaoskit.messages import Beat, Member
+from chaoskit.plaintext import printable
 from chaoskit.report.summary import number, plural
 from chaoskit.vocabulary import Phase
 
@@ -100,7 +101,7 @@ class View:
     # -- the picture ----------------------------------------------------------------------------------------------
 
     def _draw(self) -> RenderableType:
-        """The picture; whoever prints holds the lock."""
+        """The picture; called with the lock held."""
         now_s = time.monotonic()
         progress = self._progress
         head = Table.grid(expand=True, padding=(0, 1))
@@ -132,7 +133,7 @@ class View:
 
 
 def _note_line(note: Note) -> Text:
-    return Text.assemble((f"{clock(note.at_s):>8}  ", "dim"), (note.text, _NOTE_STYLES[note.kind]))
+    return Text.assemble((f"{clock(note.at_s):>8}  ", "dim"), (printable(note.text), _NOTE_STYLES[note.kind]))
 
 
 def _facts(progress: Progress, now_s: float) -> list[Text]:

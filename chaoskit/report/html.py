@@ -53,7 +53,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         palette=svg.PALETTE,
         levels=EVIDENCE_LEVELS,
         phase_colour=svg.phase_colour,
-        bounded=summary.bounded,
+        with_reference=summary.with_reference,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
@@ -87,7 +87,7 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
         "loss_sentence": summary.loss_sentence(outcome),
         "exact": (match := summary.match_losses(outcome)) is not None and match.exact,
         "facts": _facts(outcome, shared),
-        "recoveries": [(one, svg.timeline(one, scale), _to_bound(one)) for one in outcome.recoveries],
+        "recoveries": [(one, svg.timeline(one, scale), _to_reference(one)) for one in outcome.recoveries],
         "curves": _curves(outcome) if outcome.steps else [],
         "shown": _shown(outcome),
         "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
@@ -121,6 +121,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "reduction": outcome.reduction,
         "seed": outcome.seed,
         "started": outcome.started,
+        "session": outcome.session,
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
     }
@@ -132,12 +133,12 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
     return facts | {key: value for key, value in outcome.environment.items() if key not in shared}
 
 
-def _to_bound(recovery: Recovery) -> str:
-    """How far the time to the first good step is from what physics allows."""
-    bound = sum(span.bound_s for span in summary.spans_to_first_step(recovery))
-    if bound <= 0:
-        return "no bound known"
-    return f"{summary.number(recovery.seconds / bound)} × the bound of {summary.duration(bound)}"
+def _to_reference(recovery: Recovery) -> str:
+    """The time to the first good step beside the sum of its references."""
+    reference = sum(span.reference_s for span in summary.spans_to_first_step(recovery))
+    if reference <= 0:
+        return "no reference known"
+    return f"{summary.number(recovery.seconds / reference)} × the reference of {summary.duration(reference)}"
 
 
 def _trigger(fault: FaultRecord) -> str:

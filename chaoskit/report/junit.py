@@ -26,6 +26,7 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
         ("substrate", outcome.substrate),
         ("nodes", str(outcome.nodes)),
         ("seed", str(outcome.seed)),
+        *([("session", outcome.session)] if outcome.session else []),
         ("lost_steps", str(outcome.lost_steps)),
         *([] if outcome.false_alarms is None else [("false_alarms", str(outcome.false_alarms))]),
         ("losses", loss_sentence(outcome)),
@@ -48,7 +49,7 @@ def _recovery_properties(outcome: Outcome) -> list[tuple[str, str]]:
     for span in recovery.spans:
         name = span.name.replace(" ", "_")
         properties.append((f"phase.{name}_s", _seconds(span.seconds)))
-        properties.append((f"bound.{name}_s", _seconds(span.bound_s)))
+        properties.append((f"reference.{name}_s", _seconds(span.reference_s)))
     return properties
 
 

@@ -13,6 +13,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.vocabulary import Verdict
 
+_P95_LEAST = 20  # values; of fewer, the nearest rank is the greatest one
 #: What the plugin writes into the name of a test that it repeats: ``[repeat3]``, ``[forward-repeat3]``.
 _REPEAT = re.compile(r"\[repeat\d+\]|-repeat\d+(?=[-\]])|(?<=\[)repeat\d+-")
 
@@ -31,8 +32,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         probability: the share that recovered; None where nothing was tried.
         low, high: its 95 % Wilson score interval; 0 and 1 where nothing was tried.
         unknown, errors, unclaimed: runs that count neither for nor against.
-        p50_s, p95_s, max_s: seconds from injection to the first good step, over all recoveries of the runs that
-            recovered; None where there was none. Quantiles are measured values (nearest rank).
+        p50_s, p95_s, max_s: seconds from injection to the first good step, over all ``recoveries`` of the runs that
+            recovered; None where there was none, p95_s where fewer than 20 were measured: it would be the maximum.
+            Quantiles are measured values (nearest rank).
     """
 
     name: str
@@ -143,6 +145,6 @@ def _estimate(name: str, outcomes: Sequence[Outcome]) -> Estimate:
         unclaimed=len(outcomes) - len(claimed),
         recoveries=len(seconds),
         p50_s=quantile(seconds, 0.5) if seconds else None,
-        p95_s=quantile(seconds, 0.95) if seconds else None,
+        p95_s=quantile(seconds, 0.95) if len(seconds) >= _P95_LEAST else None,
         max_s=max(seconds, default=None),
     )

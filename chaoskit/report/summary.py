@@ -13,6 +13,7 @@ from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.plaintext import printable
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
 
@@ -44,10 +45,14 @@ def duration(seconds: float | None, absent: str = "–") -> str:
     return f"{number(seconds * 1e3)} ms" if abs(seconds) < 0.9995 else f"{number(seconds)} s"
 
 
-def bounded(span: PhaseSpan) -> str:
-    """How long a phase took and, in the same unit, the least that physics allows: ``3.1 ms (bound 0.3)``."""
-    bound = span.bound_s * 1e3 if abs(span.seconds) < 0.9995 else span.bound_s
-    return f"{duration(span.seconds)} (bound {number(bound)})"
+def with_reference(span: PhaseSpan) -> str:
+    """How long a phase took and, in the same unit, its reference: ``3.1 ms (reference 0.3)``."""
+    reference = span.reference_s * 1e3 if abs(span.seconds) < 0.9995 else span.reference_s
+    return f"{duration(span.seconds)} (reference {number(reference)})"
+
+
+#: What a reference is, beside the bars of a recovery.
+REFERENCE = "reference: the plain operation alone, for scale; a phase may take less"
 
 
 def spans_to_first_step(recovery: Recovery) -> list[PhaseSpan]:
@@ -147,8 +152,9 @@ def recovery_sentence(estimate: Estimate) -> str:
     if estimate.probability is not None:
         told += f": {percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
     if estimate.recoveries:
-        told += f"; first good step p50 {duration(estimate.p50_s)}, p95 {duration(estimate.p95_s)}"
-        told += f", max {duration(estimate.max_s)} of {estimate.recoveries}"
+        told += f"; first good step p50 {duration(estimate.p50_s)}"
+        told += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
+        told += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
     return "; ".join([told, *beside(estimate)])
 
 
@@ -202,23 +208,51 @@ def _overview(outcomes: Sequence[Outcome]) -> Table:
     table.add_column("experiment and faults", overflow="fold", ratio=1)
     for name in ("evidence", "recovery", "full", "lost", "losses"):
         table.add_column(name, justify="right", no_wrap=True)
+    sessions = by_session(outcomes)
+    for session, group in sessions.items():
+        if len(sessions) > 1:
+            table.add_row("", Text(session_line(session, group), "bold"))
+        _add_rows(table, group)
+    return table
+
+
+def by_session(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each pytest session, in the order in which the sessions began."""
+    sessions: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        sessions.setdefault(outcome.session, []).append(outcome)
+    return sessions
+
+
+def session_line(session: str, outcomes: Sequence[Outcome]) -> str:
+    """``session 20261125-210211-4127: 3 experiments: 2 passed, 1 failed``."""
+    name = f"session {printable(session)}" if session else "outside of pytest"
+    return f"{name}: {counted(outcomes)}"
+
+
+def counted(outcomes: Sequence[Outcome]) -> str:
+    """``3 experiments: 2 passed, 1 failed``."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
+    return f"{plural(len(outcomes), 'experiment')}: {counts}"
+
+
+def _add_rows(table: Table, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         recovery = slowest(outcome)
         table.add_row(
             Text(outcome.result.upper(), VERDICT_STYLES[outcome.result]),
-            Text.assemble(outcome.name, *_secondary(outcome)),
+            Text.assemble(printable(outcome.name), *_secondary(outcome)),
             confirmed(outcome),
             duration(recovery.seconds if recovery else None),
             duration(slowest_full_strength(outcome), absent_strength(outcome)),
             str(outcome.lost_steps),
             short_match(outcome),
         )
-    return table
 
 
 def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
     lines = [f"{outcome.job} on {nodes(outcome)}", *fault_lines(outcome)]
-    return [(f"\n{line}", "dim") for line in lines]
+    return [(f"\n{printable(line)}", "dim") for line in lines]
 
 
 def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
@@ -241,17 +275,21 @@ def plural(count: int, word: str) -> str:
 def _details(outcome: Outcome) -> list[RenderableType]:
     blocks: list[RenderableType] = []
     if outcome.result is not Verdict.PASSED:
-        blocks += [_indented(Text(f"- {reason}"), 2) for reason in outcome.result_reasons or ["no reason was given"]]
-    blocks += [_indented(Text(f"log rule {fired}"), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
+        reasons = outcome.result_reasons or ["no reason was given"]
+        blocks += [_indented(Text(printable(f"- {reason}")), 2) for reason in reasons]
+    blocks += [_indented(Text(printable(f"log rule {fired}")), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
     for recovery in outcome.recoveries:
         blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
+    if outcome.recoveries:
+        blocks.append(_indented(Text(REFERENCE, "dim"), 4))
     if not blocks:
         return []
     if outcome.account is not None:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
-    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (outcome.name, "bold"))
+    name = printable(outcome.name)
+    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
     return [Text(), heading, *blocks]
 
 
@@ -263,7 +301,7 @@ def _recovery_title(recovery: Recovery) -> Text:
     full = f", full strength {duration(recovery.full_strength_seconds, 'never')}" if recovery.world else ""
     after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}" if recovery.world else ""
     return Text.assemble(
-        recovery.cause,
+        printable(recovery.cause),
         "" if recovery.fault else ", nothing was injected: a false alarm",
         (f" ({after})" if after else "", "dim"),
         f"\nfirst good step {duration(recovery.seconds)}{full}",
@@ -283,7 +321,7 @@ class _Bars:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         spans = self.recovery.spans
         names = max((len(span.name) for span in spans), default=0)
-        texts = max((len(bounded(span)) for span in spans), default=0)
+        texts = max((len(with_reference(span)) for span in spans), default=0)
         width = max(options.max_width - names - texts - 4, 10)
         end_s = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
         total = min(end_s, _SCALE * self.recovery.seconds)
@@ -295,7 +333,7 @@ class _Bars:
             if length > width - first:
                 bar = bar[:-1] + (">" if options.ascii_only else "→")
             line = f"{span.name:<{names}}  {' ' * first}{bar}"
-            yield Text(f"{line:<{names + width + 2}}  {bounded(span):>{texts}}")
+            yield Text(f"{line:<{names + width + 2}}  {with_reference(span):>{texts}}")
 
 
 def _probabilities(estimates: Estimates) -> list[RenderableType]:
@@ -306,11 +344,10 @@ def _probabilities(estimates: Estimates) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(), Text("recovery probability", "bold")]
     for one in [*estimates.repeated, *([estimates.total] if several else [])]:
         what = [one.name, *([", ".join(one.faults)] if one.faults else [])]
-        lines.append(_indented(Text.assemble("\n".join(what), (f"\n  {recovery_sentence(one)}", "dim")), 2))
+        lines.append(_indented(Text.assemble(printable("\n".join(what)), (f"\n  {recovery_sentence(one)}", "dim")), 2))
     return lines
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Text:
     worst = Verdict.worst([outcome.result for outcome in outcomes])
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
-    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {plural(len(outcomes), 'experiment')}: {counts}")
+    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {counted(outcomes)}")

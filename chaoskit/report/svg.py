@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.report.statistics import Estimate
-from chaoskit.report.summary import bounded, duration, interval_words, number, percentage, spans_to_first_step
+from chaoskit.report.summary import duration, interval_words, number, percentage, spans_to_first_step, with_reference
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Colours by role: on a light and on a dark page.
@@ -191,16 +191,16 @@ def _anchor(x: float) -> str:
 
 
 def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height: float) -> Markup:
-    """A phase: full colour up to its bound, pale beyond, a tick at the bound itself."""
+    """A phase: full colour up to its reference, pale beyond, a tick at the reference itself."""
     begin = span.start_s - injected_s
     start, stop = scale(begin), scale(begin + span.seconds)
-    bound = min(scale(begin + span.bound_s), stop)
+    reference = min(scale(begin + span.reference_s), stop)
     fill = phase_colour(span.name)
-    title = tag("title", f"{span.name}: {bounded(span)}. Bound: {span.bound}")
+    title = tag("title", f"{span.name}: {with_reference(span)}. Reference: {span.reference}")
     parts = [
         bar(start, max(stop, start + 0.15), y, height, fill, title, fill_opacity=0.38),
-        bar(start, bound, y, height, fill, title),
-        vertical(bound, y - 3, y + height + 3, "ink", stroke_width=1.5),
+        bar(start, reference, y, height, fill, title),
+        vertical(reference, y - 3, y + height + 3, "ink", stroke_width=1.5),
     ]
     return tag("g", *parts)
 
@@ -229,7 +229,7 @@ def timeline(recovery: Recovery, scale: Scale) -> Markup:
     """One recovery as one row of phase bars over its time axis; a bar that is wide enough bears its name."""
     bars = [phase_bar(span, recovery.injected_s, scale, 5, 20) for span in recovery.spans]
     names = [_name_inside(span, recovery.injected_s, scale) for span in recovery.spans]
-    text = ", ".join(f"{span.name} {bounded(span)}" for span in recovery.spans) or "no phase was recorded"
+    text = ", ".join(f"{span.name} {with_reference(span)}" for span in recovery.spans) or "no phase was recorded"
     attributes = {"width": "100%", "height": 48, "overflow": "visible", "role": "img"}
     return tag(
         "svg", time_axis(scale, 0, 30, 800), *bars, *names, aria_label=f"Recovery timeline: {text}", **attributes
@@ -239,14 +239,14 @@ def timeline(recovery: Recovery, scale: Scale) -> Markup:
 def _name_inside(span: PhaseSpan, injected_s: float, scale: Scale) -> Markup:
     begin = span.start_s - injected_s
     start = scale(begin)
-    if scale(begin + min(span.bound_s, span.seconds)) - start < 1.2 * len(span.name):
+    if scale(begin + min(span.reference_s, span.seconds)) - start < 1.2 * len(span.name):
         return Markup("")
     style = {"dx": 7, "font_weight": 600, "pointer_events": "none", "aria_hidden": "true"}
     return label(span.name, start, 19, shade="inside", **style)
 
 
 def render_timeline_svg(recovery: Recovery) -> str:
-    """One recovery as a picture of its own, for a light background: a row a phase, with durations and bounds."""
+    """One recovery as a picture of its own, for a light background: a row a phase, with durations and references."""
     scale = recovery_scale([recovery])
     rows = 26 * len(recovery.spans)
     full = duration(recovery.full_strength_seconds, "never")
@@ -283,8 +283,8 @@ def picture(width: int, height: int, title: str, *content: str) -> str:
 def _timeline_words(spans: Sequence[PhaseSpan]) -> Iterator[Markup]:
     for row, span in enumerate(spans):
         y = 52 + 17 + 26 * row
-        took, bound = bounded(span).rstrip(")").split(" (")
-        reason = shorten(f"{bound}: {span.bound}", 48, placeholder=" …")
+        took, reference = with_reference(span).rstrip(")").split(" (")
+        reason = shorten(f"{reference}: {span.reference}", 48, placeholder=" …")
         yield tag("text", span.name, x=144, y=y, font_size=12, text_anchor="end", fill=colour("ink"))
         yield tag("text", took, x=642, y=y, font_size=13, font_weight=600, text_anchor="end", fill=colour("ink"))
         yield tag("text", reason, x=654, y=y, font_size=11, fill=colour("muted"))

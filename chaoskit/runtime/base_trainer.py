@@ -69,8 +69,8 @@ class BaseTrainer(HookMethods, ABC):
         Raises:
             BadInput: in a replicated job.
         """
-        remedy = "call trainer.mesh() in the train function itself: that is how a sharded job is told"
-        raise BadInput("mesh", sizes, remedy)
+        remedy = "call trainer.mesh() in the train function, or in a function of the same file that it calls by name"
+        raise BadInput("mesh", sizes, f"{remedy}: that is how a sharded job is told")
 
     def _finish(self) -> None:
         """The block of a transaction is left without an exception."""

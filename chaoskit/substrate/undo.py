@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ from chaoskit.substrate import docker_janitor
 CGROUP_PREFIX = "chaoskit-"
 _CGROUP_BUSY_S = 5.0  # a process that was killed leaves its group only when the kernel has freed it
 _CGROUP_LOOK_S = 0.005
+_LINE_SHOWN = 60  # bytes
 
 
 def state_directory() -> Path:
@@ -74,57 +76,136 @@ class UndoLog:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One thing that the janitor did, or found done already."""
+    """One thing that the janitor did, found done already, or could not do because an undo log is damaged.
+
+    Attributes:
+        problem: of an undo log (``act`` is ``damaged``): what of it was not put back, and what helps.
+    """
 
     act: str
     target: str
     repaired: bool
+    problem: str = ""
 
 
 def sweep(directory: Path | None = None) -> list[Repair]:
-    """Undo what launchers that are gone have left behind. Touches nothing else, and no live launcher's work."""
+    """Undo what launchers that are gone have left behind. Touches nothing else, and no live launcher's work.
+
+    What cannot be read of an undo log stays on disk, for a person.
+    """
     repairs = []
     for path in _abandoned(directory):
-        repairs += [_undo(entry) for entry in _open_entries(path)]
-        path.unlink(missing_ok=True)
+        log = _read(path)
+        repairs += [_undo(entry) for entry in log.entries]
+        if log.problem:
+            repairs.append(Repair("damaged", str(path), False, log.problem))
+        if log.damaged:
+            _keep(path, log.damaged)
+        elif not log.problem:
+            with contextlib.suppress(OSError):  # another janitor was faster; or the directory cannot be written
+                path.unlink()
     return repairs
 
 
 def left_behind(directory: Path | None = None) -> list[str]:
     """What :func:`sweep` would look at, in words; nothing is touched."""
-    return [
-        f"{entry['act']} {entry.get('path') or entry.get('name') or entry['pid']}"
-        for path in _abandoned(directory)
-        for entry in _open_entries(path)
-    ]
+    left = []
+    for path in _abandoned(directory):
+        log = _read(path)
+        left += [f"{entry['act']} {entry.get('path') or entry.get('name') or entry['pid']}" for entry in log.entries]
+        left += [f"{path}: {log.problem}"] if log.problem else []
+    return left
 
 
 def _abandoned(directory: Path | None) -> list[Path]:
-    """Undo files of launchers that are gone."""
+    """Undo files of launchers that are gone; a file whose name is of no launcher is among them."""
     found = []
     for path in sorted(((directory or state_directory()) / "undo").glob("*.jsonl")):
-        pid, ticks, *_ = path.stem.split("-")
-        if start_ticks(int(pid)) != int(ticks) or is_ending(int(pid)):  # else it lives and cleans up by itself
+        pid, ticks = _launcher(path)
+        if start_ticks(pid) != ticks or is_ending(pid):  # else it lives and cleans up by itself
             found.append(path)
     return found
 
 
-def _open_entries(path: Path) -> list[dict[str, Any]]:
-    entries: dict[int, dict[str, Any]] = {}
+def _launcher(path: Path) -> tuple[int, int]:
+    """Pid and start time of the process that wrote an undo file; of none, where the name does not say it."""
+    named = re.fullmatch(r"([0-9]+)-([0-9]+)-[0-9]+", path.stem, re.ASCII)
+    return (int(named[1]), int(named[2])) if named else (0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """An undo file as far as it can be read. ``damaged``: lines that say nothing; ``problem``: for people."""
+
+    entries: list[dict[str, Any]]
+    damaged: list[bytes]
+    problem: str = ""
+
+
+def _read(path: Path) -> _Log:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return []  # its launcher ended in order just now, or another janitor was faster
-    for line in lines:
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue  # the last line, torn when the machine went down: its act was never begun
-        if "done" in fields:
+        return _Log([], [])  # its launcher ended in order just now, or another janitor was faster
+    except OSError as error:
+        return _Log([], [], f"{error.strerror}: nothing that it lists was put back; make it readable, or remove it")
+    entries: dict[int, dict[str, Any]] = {}
+    damaged: dict[int, bytes] = {}
+    if torn.lstrip(b"\0")[:1] not in (b"", b"{"):  # else torn when the machine went down: its act was never begun
+        lines.append(torn)
+    for number, line in enumerate(lines, 1):
+        fields = _fields(line)
+        if fields is None:
+            damaged[number] = line
+        elif "done" in fields:
             entries.pop(fields["done"], None)
         else:
             entries[fields["entry"]] = fields
-    return list(entries.values())
+    return _Log(list(entries.values()), list(damaged.values()), _damage(damaged))
+
+
+def _damage(lines: dict[int, bytes]) -> str:
+    """In words, the lines of a file that cannot be read, by their numbers."""
+    if not lines:
+        return ""
+    number, line = next(iter(lines.items()))
+    more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    shown = repr(line[:_LINE_SHOWN])[1:]
+    return f"line {number}{more} cannot be read, and was not put back: {shown}; see what is left, then remove the file"
+
+
+#: Acts, and what their entries say beside their number.
+_ACTS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "continue": {"pid": int, "ticks": (int, type(None))},
+    "kill": {"pid": int, "ticks": (int, type(None))},
+    "cgroup": {"path": str, "home": str},
+    "container": {"name": str, "owner": str, "daemon": str},
+}
+
+
+def _fields(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None if it is nothing that an undo log writes."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    if set(fields) == {"done"}:
+        return fields if isinstance(fields["done"], int) else None
+    target = _ACTS.get(str(fields.get("act")))
+    if target is None or not isinstance(fields.get("entry"), int):
+        return None
+    known = all(name in fields and isinstance(fields[name], kind) for name, kind in target.items())
+    return fields if known else None
+
+
+def _keep(path: Path, lines: list[bytes]) -> None:
+    """Leave only these lines in an undo file: what they say may still have to be put back, by a person."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # the directory cannot be written: it stays as it is
+        draft.write_bytes(b"".join(line + b"\n" for line in lines))
+        draft.replace(path)
 
 
 def _undo(entry: dict[str, Any]) -> Repair:
@@ -140,9 +221,7 @@ def _undo(entry: dict[str, Any]) -> Repair:
     if entry["act"] == "continue":
         stopped = state(pid) == "T"
         return Repair("continue", target, stopped and kill_if_same(pid, ticks, signal.SIGCONT))
-    if entry["act"] == "kill":
-        return Repair("kill", target, not is_ending(pid) and kill_if_same(pid, ticks, signal.SIGKILL))
-    return Repair(entry["act"], target, False)
+    return Repair("kill", target, not is_ending(pid) and kill_if_same(pid, ticks, signal.SIGKILL))
 
 
 def _remove_container(entry: dict[str, Any]) -> bool:
@@ -182,6 +261,8 @@ def _evacuate(path: Path, home: Path) -> None:
 
 def describe(repair: Repair) -> str:
     """One line for people."""
+    if repair.problem:
+        return f"{repair.target}: {repair.problem}"
     if not repair.repaired:
         return f"{repair.act} {repair.target}: nothing left to do"
     return {

@@ -11,7 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chaoskit.cli.faults import (
+from faults import CATALOGUE
+from faults.base import FAMILIES
+from faults.describe import (
     common_parameters,
     entry,
     moments_in_words,
@@ -20,8 +22,6 @@ from chaoskit.cli.faults import (
     signature,
     sorted_roles,
 )
-from faults import CATALOGUE
-from faults.base import FAMILIES
 from faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3, Study
 
 

@@ -62,8 +62,9 @@ def table(results: Path = ROOT / "benchmarks" / "results") -> str:
 
 def _samples(report: dict[str, Any], bar: str) -> dict[str, list[float]]:
     found: list[dict[str, list[float]]] = [one["samples"] for one in report["bars"] if one["name"].startswith(bar)]
-    (samples,) = found
-    return samples
+    if len(found) != 1:
+        raise SystemExit(f"benchmarks/results: {len(found)} bars begin with {bar!r}, not one; run the benchmarks")
+    return found[0]
 
 
 def main() -> None:
@@ -72,6 +73,8 @@ def main() -> None:
         print(table())
         return
     readme = ROOT / "README.md"
+    if readme.read_text(encoding="utf-8").count(END) != 1:
+        raise SystemExit(f"{readme}: the line {END!r} must stand there once")
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     readme.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")

@@ -132,7 +132,7 @@ def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | No
     seconds, step_s = (at_ns - injected_ns) / 1e9, usual_step_s(course, injected_ns)
     start_s = (injected_ns - run.started_ns) / 1e9
     span = PhaseSpan(
-        name="first good step", start_s=start_s, end_s=start_s + seconds, bound_s=step_s, bound="one usual step"
+        name="first good step", start_s=start_s, end_s=start_s + seconds, reference_s=step_s, reference="one usual step"
     )
     return Recovery(
         cause=_impact(run, course, strike) or "the log does not show that the training felt it",

@@ -260,18 +260,18 @@ PROPERTIES: tuple[Property, ...] = (
     ),
 )
 
-#: Rows of the table that need what this machine, or this version, does not have.
+#: Rows of the table that no property judges, as each is about one kind of fault; and the tests that show it.
 LEFT_OUT: dict[int, str] = {
-    5: "slow links: networks of our own",
-    7: "asymmetric partitions: networks of our own; that one membership commits a step is 10S",
-    13: "racks: copies that are placed by failure domain",
-    15: "the time of re-replication: copies that are acknowledged",
-    18: "torn checkpoints: checkpoints on disks",
-    20: "checkpoints that cannot be restored: checkpoints on disks",
-    29: "full and slow disks: checkpoints on disks",
-    30: "memory pressure from copies: a bounded memory tier",
-    31: "object stores",
-    34: "notice before preemption: tiers to save to",
+    5: "slow links: `suites/network/test_bad_links.py`",
+    7: "asymmetric partitions: `suites/network/test_partitions.py`; that one membership commits a step is 10S",
+    13: "racks: `suites/node/test_losing_nodes.py`",
+    15: "the time until lost copies are made again: `suites/checkpoint/test_exposure.py`",
+    18: "torn checkpoints: `suites/checkpoint/test_crash_matrix.py`",
+    20: "checkpoints that cannot be restored: `suites/checkpoint/test_stored.py`",
+    29: "full and slow disks: `suites/checkpoint/test_stored.py`, `suites/node/test_scarcity.py`",
+    30: "memory pressure from copies: `suites/checkpoint/test_copies.py`",
+    31: "object stores: `suites/checkpoint/test_remote_outage.py`",
+    34: "notice before preemption: `suites/elasticity/test_storms.py`",
 }
 
 

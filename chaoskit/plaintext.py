@@ -1,0 +1,24 @@
+"""Text that comes from outside, such as a job's output, made safe to show on a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+#: C0 but newline and tab, DEL, and C1: what moves cursors, changes titles and clears screens.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters written as escapes, such as ``\x1b``; newlines and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """The same as :func:`printable`, in one line: each run of white space is one blank."""
+    return printable(" ".join(text.split()))
+
+
+def echo(text: str) -> None:
+    """Write a line of text that comes from outside to standard output."""
+    sys.stdout.write(f"{printable(text)}\n")
+    sys.stdout.flush()
