@@ -238,7 +238,7 @@ node check --against x:99999                         | --against x:99999: write 
 node serve-check --port 99999                        | --host 127.0.0.1:99999
 node cordon                                          | NODE: it is missing
 node cordon node3                                    | --reason: it is missing
-node cordon '' --reason x                            | NODE: name the node
+node cordon '' --reason x                            | NODE: name a node
 node cordon node3 --reason ''                        | --reason '': say why
 node uncordon node9 --reason x                       | NODE node9: name a node
 node drain node1                                     | --grace-s: leave out --grace-s or --cancel

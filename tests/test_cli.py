@@ -275,7 +275,6 @@ BAD_INPUTS = [
     ([*LAUNCH, "--checkpoints", "kept", "--keep", "-1"], "--keep -1", "use 0 or more"),
     ([*LAUNCH, "--checkpoints", "kept", "--checkpoint-every", "0"], "--checkpoint-every 0", "use 1 or more"),
     ([*LAUNCH, "--remote", "s3://bucket/run"], "--remote s3://bucket/run", "--checkpoints"),
-    ([*LAUNCH, "--follow-warmup-steps", "3"], "--follow-warmup-steps 3", "name a rule with --follow"),
     ([*LAUNCH, "--spare", "1"], "--spare", "there is no such option, write --spares; see chaoskit launch --help"),
     (["launch", "train.py", "--nodes", "two"], "--nodes two", "use a valid integer"),
     (["launch"], "SCRIPT", "it is missing; see chaoskit launch --help"),

@@ -76,13 +76,14 @@ def test_a_terminal_without_unicode_gets_question_marks(
 
 
 def test_an_exception_of_ours_is_no_failed_job(tmp_path: Path) -> None:
-    """Exit status 11, and the traceback for a report to us; what the caller reads as JSON stays empty."""
+    """Exit status 11 and the traceback; with --json the error is on standard output, too."""
     write_outcome(outcome("passes"), tmp_path)
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "jinja2.py").write_text("raise ZeroDivisionError('a bug')\n")
-    for more in ((), ("--json",)):
+    told = {(): "", ("--json",): '{"error": {"harness": "ZeroDivisionError: a bug"}}\n'}
+    for more, said in told.items():
         ended = command(tmp_path, "chaoskit", "report", ".", "--html", "page.html", *more)
-        assert (ended.returncode, ended.stdout) == (11, "")
+        assert (ended.returncode, ended.stdout) == (11, said)
         assert ended.stderr.splitlines()[-1] == "ZeroDivisionError: a bug"
 
 
@@ -120,12 +121,12 @@ def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
         (
             "prometheus_client",
             ("--metrics-port", "0"),
-            "metrics_port=0: install prometheus_client: pip install 'chaoskit[observe]'",
+            "--metrics-port 0: install prometheus_client: pip install 'chaoskit[observe]'",
         ),
         (
             "opentelemetry",
             ("--otlp-endpoint", "http://127.0.0.1:1"),
-            "otlp_endpoint='http://127.0.0.1:1': install OpenTelemetry: pip install 'chaoskit[observe]'",
+            "--otlp-endpoint http://127.0.0.1:1: install OpenTelemetry: pip install 'chaoskit[observe]'",
         ),
     ],
 )

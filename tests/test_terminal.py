@@ -104,7 +104,7 @@ def test_the_verdict_of_a_failed_test_is_shown_as_text() -> None:
 def test_a_list_of_nodes_and_an_error_show_what_was_written(tmp_path: Path) -> None:
     """Lists are files that others can write; errors name what was given."""
     Quarantine(tmp_path / "state" / "chaoskit").add("node3", HOSTILE.replace("\x00", ""), [HOSTILE.replace("\x00", "")])
-    listed = run(tmp_path, "quarantine", "list")
+    listed = run(tmp_path, "node", "list")
     assert listed.count(SHOWN) == 2
     assert not _ACTS.search(listed), ascii(listed)
     refused = run(tmp_path, "report", "\x1b[2Jnone", stderr=True)
@@ -114,7 +114,7 @@ def test_a_list_of_nodes_and_an_error_show_what_was_written(tmp_path: Path) -> N
 
 def test_bad_input_of_another_process_is_shown_as_text(tmp_path: Path) -> None:
     """A launcher, or what listens in its place, says which field is wrong."""
-    from test_door import answering
+    from test_control_api import answering
 
     from chaoskit.elastic.client import Door, open_door
 

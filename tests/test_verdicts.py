@@ -206,7 +206,7 @@ def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkey
         ({"min_world": 3}, "min_world", "at most nodes=2"),
         ({"shards": 1}, "shards", "at least nodes=2"),
         ({"steps": 0}, "steps", "1 or more"),
-        ({"node": 2}, "node", "use one of"),
+        ({"node": 2}, "setting", "write nodes"),
         ({"reduction": "roughly"}, "reduction", "use one of exact, fast"),
         ({"options": {"width": 3}}, "options", "faithful takes steps"),
         ({"faults": [Kill(rank=2, at_step=1)]}, "rank", "from 0 to 1"),
@@ -438,9 +438,9 @@ def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
     )
     options = ("--chaos-report", "report", "-p", "no:cacheprovider", "-k")
     first = pytester.runpytest_subprocess(*options, "one")
-    first.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html ==*"])
+    first.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html =*"])
     second = pytester.runpytest_subprocess(*options, "one")
-    second.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html, with 1 run of other sessions ==*"])
+    second.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html, with 1 run of other sessions =*"])
     third = pytester.runpytest_subprocess(*options, "none")
     third.stdout.no_fnmatch_line("*chaoskit: *")
     sessions = [outcome.session for outcome in read_outcomes(pytester.path / "report")]
