@@ -429,24 +429,25 @@ def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
     pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
-        def test_one(chaos):
+        def test_trains(chaos):
             chaos.run({str(Path(__file__).parent / JOBS)!r} + ":faithful", nodes=1, spares=0, steps=3, twin=False)
 
-        def test_none():
+        def test_idles():
             pass
         """
     )
     options = ("--chaos-report", "report", "-p", "no:cacheprovider", "-k")
-    first = pytester.runpytest_subprocess(*options, "one")
+    first = pytester.runpytest_subprocess(*options, "trains")
     first.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html =*"])
-    second = pytester.runpytest_subprocess(*options, "one")
+    second = pytester.runpytest_subprocess(*options, "trains")
     second.stdout.fnmatch_lines(["*chaoskit: 1 run, *report.html, with 1 run of other sessions =*"])
-    third = pytester.runpytest_subprocess(*options, "none")
+    third = pytester.runpytest_subprocess(*options, "idles")
     third.stdout.no_fnmatch_line("*chaoskit: *")
     sessions = [outcome.session for outcome in read_outcomes(pytester.path / "report")]
     assert len(set(sessions)) == 2
     command = [sys.executable, "-m", "chaoskit", "report", "report"]
-    shown = subprocess.run(command, cwd=pytester.path, capture_output=True, text=True, check=True).stdout
+    wide = os.environ | {"COLUMNS": "200"}
+    shown = subprocess.run(command, cwd=pytester.path, env=wide, capture_output=True, text=True, check=True).stdout
     assert [f"session {session}: 1 experiment: 1 passed" in shown for session in sessions] == [True, True]
 
 
