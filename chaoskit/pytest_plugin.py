@@ -132,7 +132,7 @@ def _settings(config: pytest.Config) -> _Settings:
         raise pytest.UsageError(f"chaos_substrate={value('substrate')!r}: use another one: {lacking}")
     report = value("report")
     if report:
-        from chaoskit.config import require_writable
+        from chaoskit.hostchecks import require_writable
 
         try:
             require_writable("chaos_report", Path(report))

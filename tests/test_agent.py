@@ -15,11 +15,12 @@ import pytest
 from support.goals import workers_lost
 from support.waiting import LIMIT_S
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.agent import AgentSpec, _started_before
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.keeping import NodeContext
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import Heartbeat, Message, Plan
 from chaoskit.pytest_plugin import Chaos
@@ -104,7 +105,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
 
 TASK = """
 import asyncio, socket, sys
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.control.agent import Agent, AgentSpec
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.messages import Welcome

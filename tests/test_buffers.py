@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.job import JobSpec
 from chaoskit.runtime.buffers import MovingBuffers, same_bits
 from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.replica import Replica

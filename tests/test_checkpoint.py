@@ -25,9 +25,10 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
-from chaoskit.config import CheckpointTier, JobSpec, RunConfig
+from chaoskit.config import CheckpointTier, RunConfig
 from chaoskit.control.keeper import Keeper, keepers
 from chaoskit.control.keeping import NodeContext
+from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Member, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id

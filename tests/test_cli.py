@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.launcher.progress import Progress
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Welcome, WorkerLost
 from chaoskit.osprocess import start_ticks

@@ -14,7 +14,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from chaoskit.config import RunConfig, resolve_job
+from chaoskit.config import RunConfig
+from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Member, Message, Plan
 from chaoskit.runtime.board import Board

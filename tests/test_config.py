@@ -12,8 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.config import JobSpec, RunConfig, require_free_port, require_writable, resolve_job, validate
+from chaoskit.config import RunConfig, validate
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import require_free_port, require_writable
+from chaoskit.job import JobSpec, resolve_job
 
 JOB = """
 def train(trainer, size="tiny", *, steps=10):

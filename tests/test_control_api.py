@@ -20,11 +20,12 @@ import msgspec
 import pytest
 from support.waiting import LIMIT_S, wait_until
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.elastic.client import DOOR, Door, RequestReply, RunClient, Unanswered, open_door
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
+from chaoskit.job import JobSpec
 from chaoskit.launcher import control_api
 from chaoskit.messages import (
     Answered,

@@ -15,12 +15,13 @@ from support.goals import Flag
 from support.waiting import wait_until
 
 from chaoskit import osprocess
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.outputs import Remember
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Record
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.job import JobSpec
 from chaoskit.journal import Record as JournalRecord
 from chaoskit.journal import read_journals
 from chaoskit.messages import (

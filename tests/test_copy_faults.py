@@ -15,11 +15,12 @@ from chaoskit.checkpoint.manifest import Damaged
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.checkpoint.stored import StoredCopy
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.kept import KeptCopy, damage, newest, spoil
 from chaoskit.control.levers import NodeLevers
 from chaoskit.errors import BadInput
 from chaoskit.experiment.redundancy import Window, restored_ns, windows
+from chaoskit.job import JobSpec
 from chaoskit.journal import Record
 from chaoskit.messages import Lever, LeverPulled, Message
 from chaoskit.vocabulary import Event

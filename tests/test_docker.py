@@ -15,10 +15,11 @@ from support.waiting import wait_until
 
 from chaoskit import osprocess
 from chaoskit.cli import probes
-from chaoskit.config import DETECTION, RunConfig, resolve_job
+from chaoskit.config import DETECTION, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
+from chaoskit.job import resolve_job
 from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
@@ -44,7 +45,8 @@ MIB = 2**20
 RUNNING = """
 import sys
 from pathlib import Path
-from chaoskit.config import DETECTION, RunConfig, resolve_job
+from chaoskit.config import DETECTION, RunConfig
+from chaoskit.job import resolve_job
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.docker import DockerSubstrate
 

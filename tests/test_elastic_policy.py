@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.membership import Membership
@@ -34,6 +34,7 @@ from chaoskit.elastic.events import (
 from chaoskit.elastic.policy import World
 from chaoskit.elastic.settings import ElasticPolicy, read_policy
 from chaoskit.errors import BadInput
+from chaoskit.job import JobSpec
 
 POLICY = ElasticPolicy(
     min_replicas=2,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from chaoskit import wire
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.experiment.conductor import explains
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
@@ -28,6 +28,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
 from chaoskit.experiment.twin import interruptions
+from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Answered,

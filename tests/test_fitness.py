@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.elasticity import Elasticity
 from chaoskit.control.fitness import Fitness
@@ -15,6 +15,7 @@ from chaoskit.control.membership import Membership
 from chaoskit.control.staffing import PROOF_S
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Finding, HealthReport
 
 Severity = Literal["ok", "warn", "bad"]

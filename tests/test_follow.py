@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaoskit.config import BatchScaling, JobSpec, RunConfig
+from chaoskit.config import BatchScaling, RunConfig
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
+from chaoskit.job import JobSpec
 from chaoskit.journal import Record, read_journals
 from chaoskit.runtime.following import Following, needed
 from chaoskit.runtime.registered import Registered

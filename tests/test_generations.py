@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Member, Plan, Snapshot
 from chaoskit.runtime.generations import (
     FirstMove,

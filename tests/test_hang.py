@@ -12,9 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.hang import Hang, HangDetector
 from chaoskit.control.watch import Watch
+from chaoskit.job import JobSpec
 from chaoskit.messages import Beat, Endpoint, Member, Plan
 from chaoskit.vocabulary import Phase
 

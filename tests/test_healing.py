@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.utils.data import TensorDataset
 
-from chaoskit.config import RunConfig, resolve_job
+from chaoskit.config import RunConfig
+from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, GroupBroken, Member, Message, Plan
 from chaoskit.runtime.board import Board

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from chaoskit.config import RunConfig, resolve_job
+from chaoskit.config import RunConfig
+from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Accuse, Endpoint, Member, Message, Plan
 from chaoskit.runtime.context import WorkerContext

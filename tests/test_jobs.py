@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from chaoskit.config import JobSpec, resolve_job
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.fixtures.jobs import digits as digits_file
 from chaoskit.fixtures.jobs.digits import digits
+from chaoskit.job import JobSpec, resolve_job
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.worker import load_job
 from faults import Fault, Hang, Kill, NaN

@@ -36,7 +36,8 @@ ORDERS = """
 import asyncio, json, os, signal, socket, sys
 import torch
 from chaoskit.checkpoint.arena import Arena
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.messages import Endpoint, Member, Plan, Sealed
@@ -241,7 +242,8 @@ def test_a_keeper_that_stands_still_costs_no_heartbeat(
 LAUNCHER = """
 import sys
 from pathlib import Path
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.messages import Plan
 from chaoskit.substrate.local import LocalSubstrate
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Note, Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
+from chaoskit.job import JobSpec
 from chaoskit.journal import read_journals
 from chaoskit.messages import (
     AgentHello,
@@ -414,7 +415,8 @@ COORDINATOR = """
 import asyncio, socket, sys
 from pathlib import Path
 from chaoskit import wire
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.control.coordinator import Coordinator, CoordinatorSpec
 from chaoskit.control.record import Record
 from chaoskit.messages import AgentHello

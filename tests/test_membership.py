@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.examples import examples
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.events import (
     Action,
     Event,
@@ -42,6 +42,7 @@ from chaoskit.control.events import (
 from chaoskit.control.limits import LIMITS
 from chaoskit.control.membership import STARTS_MAX, Membership
 from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S, PROOF_S
+from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
 LAST_STEP = 6

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from chaoskit.config import BatchScaling, JobSpec, RunConfig
+from chaoskit.config import BatchScaling, RunConfig
 from chaoskit.control.events import (
     Action,
     Event,
@@ -30,6 +30,7 @@ from chaoskit.control.events import (
 )
 from chaoskit.control.membership import Membership
 from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Plan
 
 

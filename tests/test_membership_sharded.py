@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from chaoskit import messages
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.events import (
     Action,
@@ -34,6 +34,7 @@ from chaoskit.control.membership import Membership
 from chaoskit.control.outputs import Remember, Send
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.revival import ATTEMPTS_MAX
+from chaoskit.job import JobSpec
 from chaoskit.messages import AgentHello, Endpoint, Plan, Snapshot
 
 NODES = "abc"

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.goals import Flag
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.membership import Membership
 from chaoskit.control.newcomers import AGAIN_S, TRIES, Newcomers
 from chaoskit.control.outputs import Send
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.job import JobSpec
 from chaoskit.journal import Record, read_journals
 from chaoskit.messages import AgentHello, Endpoint, Finding, HealthReport, LinksMeasured, MeasureLinks, PairReading
 from chaoskit.substrate.traffic import Block, Narrow, between

@@ -14,10 +14,11 @@ import pytest
 from support.waiting import LIMIT_S
 
 from chaoskit import BadInput, RunClient, RunConfig
-from chaoskit.config import resolve_job, validate
+from chaoskit.config import validate
 from chaoskit.elastic.client import Door, open_door
 from chaoskit.experiment.requests import Requests
 from chaoskit.health import Quarantine
+from chaoskit.job import resolve_job
 from chaoskit.launcher import control_api
 from chaoskit.messages import NoticeCancelled, SpotNotice
 from chaoskit.nodename import GRAMMAR, name_of_this_machine, require_node_name

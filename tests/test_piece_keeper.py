@@ -14,9 +14,10 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.keeping import NodeContext
 from chaoskit.control.pieces import PieceKeeper
+from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, read_journals
 from chaoskit.messages import Endpoint, Holding, Member, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id

@@ -15,7 +15,7 @@ from simulation.world import World
 from support.examples import examples
 
 from chaoskit import messages
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.deferral import PATIENCE_S
 from chaoskit.control.generations import BROKEN_GRACE_S
@@ -25,6 +25,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Remember, Send, Show
 from chaoskit.control.plane import ControlPlane
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import Refused
+from chaoskit.job import JobSpec
 from chaoskit.messages import (
     STANDING,
     AgentHello,

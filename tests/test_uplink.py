@@ -11,8 +11,9 @@ from support.clocks import FakeClock
 from support.waiting import LIMIT_S
 
 from chaoskit import wire
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.job import JobSpec
 from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Recall, Welcome
 
 TOKEN = "token"

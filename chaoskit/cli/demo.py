@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from chaoskit.config import require_writable
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.view import View
 from chaoskit.report.html import write_html

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from chaoskit.config import require_writable
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.planfile import Planned, encode, load
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.experiment.shrink import HARNESS_ERROR, Shrunk, describe, shrink_to_file
+from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.launch import fresh_directory
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.view import View

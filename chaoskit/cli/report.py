@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import require_writable
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import write_junit
 from chaoskit.report.statistics import estimate_recovery

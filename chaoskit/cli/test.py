@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from chaoskit.cli.output import EXIT_INTERRUPTED, Json, command_app, print_json
-from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.launch import fresh_directory
 from chaoskit.osprocess import die_with_parent
 from chaoskit.report.statistics import estimate_recovery

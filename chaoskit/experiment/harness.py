@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from chaoskit.config import require_writable
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox import twin as command_twin
 from chaoskit.experiment.blackbox.judge import judge_command
@@ -25,6 +24,7 @@ from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
+from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate

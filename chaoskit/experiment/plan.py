@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from chaoskit.config import RunConfig, resolve_job, validate
+from chaoskit.config import RunConfig, validate
 from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.job import resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
 from faults.base import Fault

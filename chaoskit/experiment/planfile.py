@@ -24,10 +24,11 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.job import JobSpec
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
 from faults.base import Fault
@@ -119,7 +120,7 @@ def save(experiment: Planned, path: Path) -> Path:
 
 
 def _job_name(job: JobSpec) -> str:
-    """What :func:`chaoskit.config.resolve_job` finds this job by, from any directory."""
+    """What :func:`chaoskit.job.resolve_job` finds this job by, from any directory."""
     target = job.module.rpartition(".")[2] if job.module else job.path
     return target if job.function == "train" else f"{target}:{job.function}"
 

@@ -15,12 +15,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from chaoskit.config import require_free_port, require_writable
 from chaoskit.errors import BadInput
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.plan import Experiment, plan_experiment, require_settings
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
+from chaoskit.hostchecks import require_free_port, require_writable
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
 from chaoskit.launcher.progress import Progress

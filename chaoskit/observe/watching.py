@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from chaoskit.config import require_free_port
 from chaoskit.experiment.account import TimeAccount
+from chaoskit.hostchecks import require_free_port
 from chaoskit.observe import otel
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.live import Live, LiveFile

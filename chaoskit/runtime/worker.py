@@ -22,8 +22,9 @@ import msgspec
 import torch
 
 from chaoskit import messages, wire
-from chaoskit.config import JobSpec, RunConfig, disk_directory
+from chaoskit.config import RunConfig, disk_directory
 from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch, Refused
+from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     Arm,

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import msgspec
 
 from chaoskit import messages, wire
-from chaoskit.config import RunConfig, require_free_port
+from chaoskit.config import RunConfig
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
+from chaoskit.hostchecks import require_free_port
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
 from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.substrate.bare import BareCluster

@@ -6,7 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from chaoskit.config import JobSpec, RunConfig
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
 from chaoskit.messages import Plan
 from simulation.coordinator import Coordinator, Record
 from simulation.engine import Engine, Process

@@ -1,0 +1,46 @@
+"""What a run needs of this machine: free ports, directories that can be written, CUDA devices."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+
+from chaoskit.errors import BadInput
+
+
+def require_free_port(field: str, host: str, port: int) -> None:
+    """Refuse a port that another process listens on. 0 lets the system choose and is always free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OverflowError:
+            raise BadInput(field, port, "choose a port from 1 to 65535, or 0 for any") from None
+        except OSError as error:
+            raise BadInput(field, port, f"choose a free port, or 0 for any ({error.strerror})") from None
+
+
+def require_writable(field: str, directory: Path) -> None:
+    """Refuse a directory that cannot be written, or made. Nothing is left there.
+
+    Raises:
+        BadInput: naming the field.
+    """
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None
+
+
+def require_cuda(nodes: int) -> None:
+    """Refuse a machine with fewer CUDA devices than ``nodes``."""
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < nodes:
+        raise BadInput("device", "cuda", f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'")
