@@ -12,7 +12,7 @@ import pytest
 
 from chaoskit.elastic.settings import read_policy
 from chaoskit.fixtures import recipes
-from chaoskit.rules import Verdict, check_log_rules, read_rules, replay_log
+from chaoskit.rules import RuleVerdict, check_log_rules, read_rules, replay_log
 from faults import Kill, Scale
 
 HERE = Path(recipes.__file__).parent
@@ -60,4 +60,4 @@ def _rules_leave_it_alone_until_it_breaks(log: Path, directory: Path) -> None:
     assert not [alarm for replay in replays for alarm in replay.alarms]
     broken = directory / "broken.log"
     broken.write_text(re.sub(r"loss \S+", "loss nan", log.read_text()))
-    assert {alarm.verdict for alarm in check_log_rules(HERE / "rules.yaml", broken)} == {Verdict.NOT_A_NUMBER}
+    assert {alarm.verdict for alarm in check_log_rules(HERE / "rules.yaml", broken)} == {RuleVerdict.NOT_A_NUMBER}

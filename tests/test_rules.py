@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
-from chaoskit.rules import Fired, LogRule, Verdict, Watch, check_log_rules, parse_rules, read_rules, replay_log
+from chaoskit.rules import Fired, LogRule, RuleVerdict, Watch, check_log_rules, parse_rules, read_rules, replay_log
 from chaoskit.rules.patterns import non_finite, outer_groups
 from chaoskit.rules.replay import suggest
 from chaoskit.rules.timestamps import read_time_s
@@ -183,7 +183,7 @@ def test_fault_on_match() -> None:
     watch = Watch(rule(pattern=".*OutOfMemoryError.*", fault_on_match=True, action="alert"), 0)
     assert watch.feed(1, "all well") == []
     fired = watch.feed(2, "torch.OutOfMemoryError: x")
-    assert (fired[0].verdict, fired[0].action) == (Verdict.FAULTED, "alert")
+    assert (fired[0].verdict, fired[0].action) == (RuleVerdict.FAULTED, "alert")
 
 
 gaps = st.lists(st.floats(0.001, 100), max_size=40)
@@ -237,7 +237,7 @@ def test_nothing_is_said_after_the_stop(before: list[tuple[float, str]], after: 
     for wait, line in before:
         now += wait
         watch.feed(now, line)
-    assert watch.feed(now, "end")[-1].verdict == Verdict.STOPPED
+    assert watch.feed(now, "end")[-1].verdict == RuleVerdict.STOPPED
     for wait, line in after:
         now += wait
         assert watch.feed(now, line) == watch.tick(now + 100) == []

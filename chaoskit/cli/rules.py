@@ -13,7 +13,7 @@ from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-from chaoskit.rules import Verdict, read_rules, replay_log
+from chaoskit.rules import RuleVerdict, read_rules, replay_log
 from chaoskit.rules.replay import Replay, spread, suggest
 from chaoskit.rules.timestamps import show_time
 
@@ -74,7 +74,7 @@ def try_rules(
 
 
 def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
-    verdicts = [one.value for one in Verdict if one != Verdict.STOPPED]
+    verdicts = [one.value for one in RuleVerdict if one != RuleVerdict.STOPPED]
     wanted = set()
     for one in given:
         name, _, verdict = one.rpartition(":")
@@ -116,7 +116,7 @@ def render(found: list[Replay]) -> RenderableType:
     everything = sorted((fired for one in found for fired in one.fired), key=lambda fired: fired.time_s)
     for fired in everything:
         text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
-        stopped = fired.verdict == Verdict.STOPPED
+        stopped = fired.verdict == RuleVerdict.STOPPED
         said.append(Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red"))
     if not any(one.alarms for one in found):
         said.append(Text("nothing would have fired", "green"))

@@ -22,7 +22,7 @@ from chaoskit.control.logwatch import LOOK_S, Standing, WorkerLog
 from chaoskit.logrule import LogRule
 from chaoskit.messages import LinesMatched, Message, RuleFired
 from chaoskit.osprocess import die_with_parent, set_name
-from chaoskit.rules import Verdict
+from chaoskit.rules import RuleVerdict
 from chaoskit.rules.budget import Budget
 from chaoskit.runtime.board import Board
 
@@ -163,7 +163,7 @@ class LogLine:
             since_step=0,
             step=0,
             rule=", ".join(rule.name for rule in self._rules),
-            verdict=Verdict.SWITCHED_OFF.value,
+            verdict=RuleVerdict.SWITCHED_OFF.value,
             action="alert",
             reason=f"the process that matches patterns on {self._node} has ended",
         )

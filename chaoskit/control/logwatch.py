@@ -18,7 +18,7 @@ from pathlib import Path
 
 from chaoskit.logrule import LogRule
 from chaoskit.messages import LinesMatched, RuleFired
-from chaoskit.rules import Fired, Verdict, Watch
+from chaoskit.rules import Fired, RuleVerdict, Watch
 from chaoskit.rules.budget import UNLIMITED, Budget
 from chaoskit.rules.follow import LogFile, Splitter
 from chaoskit.runtime.board import Board
@@ -96,7 +96,7 @@ class WorkerLog:
             found += [(watch, fired) for watch in due for fired in watch.tick(self._clock_s)]
         for watch, fired in found:
             self._told[watch.rule.name] = (fired, self._clock_s)
-            self._off.update([fired.rule] if fired.verdict == Verdict.SWITCHED_OFF else [])
+            self._off.update([fired.rule] if fired.verdict == RuleVerdict.SWITCHED_OFF else [])
         told: list[RuleFired | LinesMatched] = [
             self._say(watch, fired, standing) for watch, fired in [*found, *self._remind()]
         ]
@@ -147,7 +147,7 @@ class WorkerLog:
             step=standing.step,
             rule=fired.rule,
             verdict=fired.verdict.value,
-            action="none" if fired.verdict == Verdict.STOPPED else fired.action,
+            action="none" if fired.verdict == RuleVerdict.STOPPED else fired.action,
             reason=fired.reason,
             value=fired.value,
             limit=fired.limit,

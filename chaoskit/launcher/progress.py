@@ -31,7 +31,7 @@ _SAME_LOSS_SHOWN = 3  # a script that fails on every rank, again and again, is t
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ViewLine:
     """Something worth a line. ``kind``: info, bad or good."""
 
     at_s: float  # since the start of the run
@@ -40,7 +40,7 @@ class Note:
 
 
 @dataclass(slots=True)
-class Incident:
+class OpenIncident:
     """One or more losses, until a step is committed after them.
 
     Attributes:
@@ -95,9 +95,9 @@ class Progress:
         self.done: set[str] = set()
         self.step, self.loss = 0, math.nan
         self.recoveries: list[float] = []
-        self.incident: Incident | None = None
+        self.incident: OpenIncident | None = None
         self.error = self.culprit = self.weights_digest = self.cut_short_by = ""
-        self._below_full_size: Incident | None = None  # since the world is smaller than it should be
+        self._below_full_size: OpenIncident | None = None  # since the world is smaller than it should be
         self._struck: set[str] = set()
         self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
         self._steps: deque[tuple[float, int]] = deque()
@@ -135,10 +135,10 @@ class Progress:
         (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
         return (last - first) / max(now_s - first_s if self.end is None else last_s - first_s, 1e-3)
 
-    def handle(self, message: Any, now_s: float) -> list[Note]:
+    def handle(self, message: Any, now_s: float) -> list[ViewLine]:
         """Take in one message; what is worth a line comes back."""
         texts = self._take_in(message, now_s)
-        return [Note(self.elapsed_s(now_s), kind, text) for kind, text in texts]
+        return [ViewLine(self.elapsed_s(now_s), kind, text) for kind, text in texts]
 
     def _take_in(self, message: Any, now_s: float) -> list[tuple[str, str]]:
         match message:
@@ -191,7 +191,7 @@ class Progress:
         first, before, self.plan = self.plan is None, self.world, plan
         world = self.world
         if world < self.nodes and self._below_full_size is None:
-            self._below_full_size = Incident(self.incident.since_s if self.incident else now_s, self.step)
+            self._below_full_size = OpenIncident(self.incident.since_s if self.incident else now_s, self.step)
         for open_one in filter(None, (self.incident, self._below_full_size)):
             open_one.begin(plan.generation, self.step)
         if first:
@@ -223,7 +223,7 @@ class Progress:
         elif not self.error:
             self.culprit = lost.worker
         if member is not None and self.end is None:
-            self.incident = self.incident or Incident(now_s, self.step)
+            self.incident = self.incident or OpenIncident(now_s, self.step)
             self.incident.generation = 0
         self._losses_told[lost.detail] += 1
         if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:

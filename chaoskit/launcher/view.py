@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.launcher.progress import Note, Progress
+from chaoskit.launcher.progress import Progress, ViewLine
 from chaoskit.messages import Beat, Member
 from chaoskit.plaintext import printable
 from chaoskit.report.summary import number, plural
@@ -132,7 +132,7 @@ class View:
         return table
 
 
-def _note_line(note: Note) -> Text:
+def _note_line(note: ViewLine) -> Text:
     return Text.assemble((f"{clock(note.at_s):>8}  ", "dim"), (printable(note.text), _NOTE_STYLES[note.kind]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaoskit.logrule import LogRule
-from chaoskit.rules.engine import Fired, Verdict, Watch
+from chaoskit.rules.engine import Fired, RuleVerdict, Watch
 from chaoskit.rules.replay import Replay, check_log_rules, replay_log
 from chaoskit.rules.rules import load_rules, parse_rules, read_rules
 
@@ -11,7 +11,7 @@ __all__ = [
     "Fired",
     "LogRule",
     "Replay",
-    "Verdict",
+    "RuleVerdict",
     "Watch",
     "check_log_rules",
     "load_rules",

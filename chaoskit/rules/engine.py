@@ -24,7 +24,7 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
 _SIGNS: Final = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "=="}
 
 
-class Verdict(StrEnum):
+class RuleVerdict(StrEnum):
     """What a rule says. All but ``stopped`` ask for the rule's action; ``switched-off`` is only told of."""
 
     SLOW = "slow"
@@ -48,7 +48,7 @@ class Fired:
     """
 
     rule: str
-    verdict: Verdict
+    verdict: RuleVerdict
     time_s: float
     action: Action
     reason: str
@@ -173,15 +173,15 @@ class Watch:
         if reading.slow:
             self.switch_off()
             reason = f"its pattern takes more than {self._budget_s:g} s of CPU time for a line"
-            return [*fired, self._fire(Verdict.SWITCHED_OFF, reason, limit=self._budget_s)]
+            return [*fired, self._fire(RuleVerdict.SWITCHED_OFF, reason, limit=self._budget_s)]
         if reading.matched:
             self._rearm()
             if self.rule.fault_on_match and not self._faulted:
                 self._faulted = True
-                fired.append(self._fire(Verdict.FAULTED, "a line matches"))
+                fired.append(self._fire(RuleVerdict.FAULTED, "a line matches"))
         if reading.stops:
             self.switch_off()
-            fired.append(self._fire(Verdict.STOPPED, "a line matches stopPattern"))
+            fired.append(self._fire(RuleVerdict.STOPPED, "a line matches stopPattern"))
         elif reading.matched and reading.value is not None:
             fired += self._judge(reading.value, reading.text)
         return fired
@@ -196,7 +196,7 @@ class Watch:
             return []
         waited = f"{self._waits_s:g}"
         reason = f"no match for {waited} s"
-        found = self._fire(Verdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s)
+        found = self._fire(RuleVerdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s)
         self._deadline_s = math.inf
         return [found]
 
@@ -211,7 +211,7 @@ class Watch:
             self._bad_in_row = 0
             if was_not_a_number:
                 return []
-            return [self._fire(Verdict.NOT_A_NUMBER, f"the metric is {text!r}", text, self.rule.threshold)]
+            return [self._fire(RuleVerdict.NOT_A_NUMBER, f"the metric is {text!r}", text, self.rule.threshold)]
         rule = self.rule
         if rule.threshold is None or rule.operator is None:
             return []
@@ -220,11 +220,17 @@ class Watch:
             return []
         times = f", {rule.data_points} times in a row" if rule.data_points > 1 else ""
         reason = f"{value:g} {_SIGNS[rule.operator]} {rule.threshold:g}{times}"
-        return [self._fire(Verdict.SLOW, reason, text, rule.threshold)]
+        return [self._fire(RuleVerdict.SLOW, reason, text, rule.threshold)]
 
     def _fire(
-        self, verdict: Verdict, reason: str, value: str = "", limit: float | None = None, *, time_s: float | None = None
+        self,
+        verdict: RuleVerdict,
+        reason: str,
+        value: str = "",
+        limit: float | None = None,
+        *,
+        time_s: float | None = None,
     ) -> Fired:
         at_s = self._now_s if time_s is None else time_s
-        action: Action = "alert" if verdict == Verdict.SWITCHED_OFF else self.rule.action
+        action: Action = "alert" if verdict == RuleVerdict.SWITCHED_OFF else self.rule.action
         return Fired(self.rule.name, verdict, at_s, action, reason, value, limit)

@@ -11,7 +11,7 @@ from pathlib import Path
 from chaoskit.errors import BadInput
 from chaoskit.logrule import LogRule
 from chaoskit.rules.budget import Budget
-from chaoskit.rules.engine import Fired, Reading, Verdict, Watch
+from chaoskit.rules.engine import Fired, Reading, RuleVerdict, Watch
 from chaoskit.rules.patterns import nests_repeats
 from chaoskit.rules.rules import read_rules
 from chaoskit.rules.timestamps import read_time_s
@@ -57,7 +57,7 @@ class Replay:
     @property
     def alarms(self) -> list[Fired]:
         """The verdicts that ask for an action."""
-        return [one for one in self.fired if one.verdict != Verdict.STOPPED]
+        return [one for one in self.fired if one.verdict != RuleVerdict.STOPPED]
 
     @property
     def gaps_s(self) -> list[float]:

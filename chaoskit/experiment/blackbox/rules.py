@@ -7,7 +7,7 @@ from typing import Any
 
 from chaoskit.journal import Journal
 from chaoskit.logrule import LogRule
-from chaoskit.rules import Fired, Verdict, Watch
+from chaoskit.rules import Fired, RuleVerdict, Watch
 from chaoskit.rules.budget import Budget
 from chaoskit.rules.follow import Splitter
 from chaoskit.vocabulary import Event
@@ -46,5 +46,5 @@ class NodeLogs:
         for fired in found:
             fields: dict[str, Any] = {"rule": fired.rule, "verdict": fired.verdict, "reason": fired.reason}
             fields |= {"value": fired.value, "limit": fired.limit, "line": line[:_SHOWN_CHARS]}
-            action = "none" if fired.verdict == Verdict.STOPPED else "alert"
+            action = "none" if fired.verdict == RuleVerdict.STOPPED else "alert"
             self._journal.write(Event.RULE_FIRED, worker=node, rank=None, step=step, action=action, **fields)
