@@ -300,7 +300,7 @@ class TestStore:
         assert read_outcomes(tmp_path)[0].verdict is Verdict.FAILED
 
     def test_a_directory_without_outcomes_is_bad_input(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="Name a directory") as caught:
+        with pytest.raises(BadInput, match="name a directory") as caught:
             read_outcomes(tmp_path)
         assert (caught.value.field, caught.value.value) == ("directory", str(tmp_path))
 
