@@ -167,6 +167,11 @@ class ReplicatedTrainer(BaseTrainer):
         return self._missing()
 
     @property
+    def _is_resumed(self) -> bool:
+        """Whether all ranks begin with a stored state: which may be that of the last step, so the caller must look."""
+        return self._formation is not None and bool(self.step and self._formation.plan.restore)
+
+    @property
     def _counts(self) -> bool:
         """Whether the user's code computes for the step, not for a rehearsal or an inquiry."""
         return self._rehearsed and self._inquiry.round is None
@@ -182,8 +187,9 @@ class ReplicatedTrainer(BaseTrainer):
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
+            self._void = self._is_resumed
         step = self.step
-        while self.step == step:
+        while self.step == step and not self._void:
             yield from self._compute(dataset, sampler, self._wanted())
             with self._plain_numbers():
                 self._complete()
