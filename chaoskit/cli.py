@@ -126,7 +126,8 @@ def launch(
     the log of every rank is watched, and a rank of which a rule says so is replaced.
     Ctrl-C ends everything.
 
-    Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
+    Exit code 0: trained, 1: failed, or the end is not stored, 2: bad input, 11:
+    chaoskit itself failed.
 
     Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000[/]
     """
@@ -158,7 +159,7 @@ def launch(
     face.print_result(result, console)
     if machine:
         print_json(face.plain(result))
-    return 0 if result.ok else _EXIT_FAILED
+    return 0 if result.ok and not result.not_stored else _EXIT_FAILED
 
 
 @app.command()

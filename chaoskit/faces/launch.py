@@ -22,6 +22,7 @@ from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import RawRun, execute
+from chaoskit.experiment.storing import why_not_stored
 from chaoskit.faces.door import listening
 from chaoskit.faces.keptout import KeptOut
 from chaoskit.faces.progress import Progress
@@ -46,6 +47,8 @@ class LaunchResult(msgspec.Struct, kw_only=True):
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
+        not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
+            where it is stored in each, or nothing is to be.
         cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
         unfit: nodes that found on themselves that they are not fit to train, and why.
         account: where the time went.
@@ -66,6 +69,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     weights_digest: str
     directory: str
     logs: str
+    not_stored: str = ""
     cut_short_by: str = ""
     unfit: dict[str, str] = {}
     error: str = ""
@@ -213,7 +217,7 @@ def launch_shown(
     kept_out.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
-    result = _result(experiment, progress, directory, kept_out.refused)
+    result = _result(experiment, progress, directory, kept_out.refused, run.ended_ns / 1e9)
     result.account = observation.account(run.ended_ns)
     return result
 
@@ -237,9 +241,10 @@ def _execute(
         undo.close()
 
 
-def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> LaunchResult:
+def _result(
+    experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str], ended_s: float
+) -> LaunchResult:
     assert progress.end is not None, "without a deadline, a run returns when the job has ended"
-    now_s = time.monotonic()
     last = _last_commit(directory / "journal")
     result = LaunchResult(
         ok=progress.end.ok,
@@ -251,15 +256,17 @@ def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: 
         world=progress.world,
         generation=progress.generation,
         recoveries=[round(seconds, 3) for seconds in progress.recoveries],
-        seconds=round(progress.elapsed_s(now_s), 3),
-        training_seconds=round(progress.training_s(now_s), 3),
+        seconds=round(progress.elapsed_s(time.monotonic()), 3),
+        training_seconds=round(progress.training_s(ended_s), 3),
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
         cut_short_by=progress.cut_short_by,
         unfit=unfit,
     )
-    if not result.ok:
+    if result.ok:
+        result.not_stored = why_not_stored(experiment.config, directory / "journal")
+    else:
         result.error = progress.error
         result.error_log = str(_log_of(progress.culprit, directory / "log"))
     return result
@@ -294,6 +301,10 @@ def print_result(result: LaunchResult, console: Console) -> None:
         console.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
         _print_error(result, console)
         console.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    if result.not_stored:
+        console.print(Text.assemble(("not stored", "bold red"), f": {result.not_stored}"), soft_wrap=True)
+        hint = "give the same command again: it goes on from the newest snapshot, and stores the end"
+        console.print(Text(hint, "dim"), soft_wrap=True)
     if result.cut_short_by:
         told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
         console.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
