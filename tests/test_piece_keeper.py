@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -155,3 +158,36 @@ def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_pat
     assert copies.protected(1, arrive) == 1, "it looks again"
     assert copies.protected(2, end) == 1
     assert asked == [2], "the end was told: no further wait"
+
+
+def test_the_last_step_is_copied_when_its_slot_is_free(tmp_path: Path) -> None:
+    """A partner still reads the copy that it replaces; training would not have waited for that, its end does."""
+    board, told, weight = Board.create(), list[Message](), torch.zeros(1000)
+    copies = Copies("node0.0", board, Journal(tmp_path, "node0.0"), told.append, lambda moment: None)
+    state: Any = SimpleNamespace(
+        held=lambda: [HeldTensor("w", weight)], scalars=bytes, groups=tuple, tensors=lambda: [("w", weight)]
+    )
+    copies.hold(state, 0, 1)
+    for step in (1, 2):
+        copies.begin(step, 1)
+        copies.complete(step, 1, lambda: False)
+    copies.keep(1)  # so the slot of step 2 is the one that is written next
+    (holding,) = told
+    assert isinstance(holding, Holding)
+    (path,) = [f"/proc/self/fd/{fd}" for fd in holding.fds if _holds(fd, 2)]
+    reader = os.open(path, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    copies.begin(3, 1)
+    asked: list[bool] = []
+
+    def over() -> bool:
+        asked.append(any(_holds(fd, 3) for fd in holding.fds))
+        if len(asked) == 2:
+            os.close(reader)
+        return False
+
+    copies.complete(3, 1, over)
+    assert asked[:2] == [False, False]
+    assert any(_holds(fd, 3) for fd in holding.fds)
+    assert {one["step"] for one in read_journals(tmp_path) if one.event == Event.COPY_FAILED} == {3}
+    copies.drop()

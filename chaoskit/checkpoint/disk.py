@@ -136,6 +136,20 @@ class DiskTier:
                     listing.damaged.append(DamagedSnapshot(name, path, str(error)))
         return listing
 
+    def holds(self, step: int) -> bool:
+        """Whether a snapshot of ``step`` is there. Nothing of it is read."""
+        return any(known == step for known, _ in self._names())
+
+    def staged_bytes(self, step: int) -> int:
+        """What is written so far of snapshots of ``step`` that are not complete yet."""
+        written = 0
+        for staging in _entries(self.root / STAGING):
+            age = parse_name(staging.name.partition("~")[0])
+            for path in _entries(staging) if age is not None and age[0] == step else []:
+                with contextlib.suppress(FileNotFoundError):
+                    written += path.stat().st_size
+        return written
+
     def newest_verified(self) -> Found:
         """The newest snapshot all of whose bytes are what was written. Newer ones that are not are quarantined.
 

@@ -72,6 +72,7 @@ class Portion:
         leads: whether this node commits the snapshot when all parts are written.
         boxes: what is stored, with its bytes.
         scalars: the numbers of the state.
+        last: whether nothing is trained after it.
     """
 
     step: int
@@ -82,6 +83,7 @@ class Portion:
     leads: bool
     boxes: tuple[tuple[Cut, memoryview], ...]
     scalars: bytes
+    last: bool = False
 
     @property
     def age(self) -> tuple[int, int]:

@@ -175,6 +175,11 @@ class Snapshotter:
         error = task.copying.error
         return Taken(taken.step, stall_s, f"{type(error).__name__}: {error}" if error else "")
 
+    def settle(self) -> Seal | None:
+        """Complete what is under way, its checksum, too. Returns the seal of the newest snapshot."""
+        self._settle()
+        return self._newest
+
     def close(self) -> None:
         """Complete what is under way. What the slots hold stays there."""
         self.wait()

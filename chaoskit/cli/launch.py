@@ -130,7 +130,8 @@ def launch(
     the log of every rank is watched, and ranks that match a rule with the action
     restart-process are replaced. Ctrl-C ends everything.
 
-    Exit code 0: trained, 1: failed, 2: bad input, 11: chaoskit itself failed.
+    Exit code 0: trained, 1: failed, or the end is not stored, 2: bad input, 11:
+    chaoskit itself failed.
 
     Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000 --setting hang_steps=5[/]
     """
@@ -171,7 +172,7 @@ def launch(
     print_result(result, shown)
     if machine:
         print_json(plain(result))
-    return 0 if result.ok else EXIT_FAILED
+    return 0 if result.ok and not result.not_stored else EXIT_FAILED
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -272,6 +273,10 @@ def print_result(result: LaunchResult, shown: Console) -> None:
         shown.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
         _print_error(result, shown)
         shown.print(Text(f"{steps}{loss}"), soft_wrap=True)
+    if result.not_stored:
+        shown.print(Text.assemble(("not stored", "bold red"), f": {result.not_stored}"), soft_wrap=True)
+        hint = "give the same command again: it goes on from the newest snapshot, and stores the end"
+        shown.print(Text(hint, "dim"), soft_wrap=True)
     if result.cut_short_by:
         told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
         shown.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)

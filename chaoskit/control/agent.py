@@ -71,7 +71,7 @@ from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import EXITED, Event
 
 _FAREWELL_S = 2.0
-_STORING_S = 0.5  # the launcher's patience is not much longer than both together
+_STORING_S = 0.5  # of a job that failed: the launcher's patience is not much longer than both together
 _RETIRE_LOOK_S = 0.02
 _ASK_AGAIN_S = 1.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
@@ -122,7 +122,7 @@ class Agent:
         self._zygote.setblocking(False)
         self._loop.add_reader(self._zygote, self._hear_zygote)
         self._keeper.open(self._tell, die_of)
-        self._spawn(self._beat())
+        beating = self._spawn(self._beat())
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
         if self._log_process is not None:
@@ -131,6 +131,7 @@ class Agent:
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
+                    beating.cancel()  # no coordinator hears it any more, perhaps for minutes
                     await self._say_goodbye(message)
                 else:
                     self._obey(message)
@@ -421,14 +422,14 @@ class Agent:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def _say_goodbye(self, message: EndJob) -> None:
-        """Let workers end by themselves, and what is being stored get there, for a moment."""
+        """Let workers end by themselves, and what is being stored get there."""
         for charge in self._charges.values():
             charge.tell(message)
             charge.lost = True
         waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _FAREWELL_S)
-        await self._keeper.finish(_STORING_S)
+        await self._keeper.finish(_STORING_S, last=message.ok)
 
     def _end_all(self) -> None:
         for charge in self._charges.values():

@@ -23,6 +23,7 @@ from chaoskit.checkpoint.retention import Schedule
 from chaoskit.checkpoint.snapshot import Snapshot as StoredSnapshot
 from chaoskit.config import CheckpointTier, RunConfig
 from chaoskit.control.saving import Saver, retention_of
+from chaoskit.control.timetable import LAST_PATIENCE_S, Patience
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Snapshot
@@ -33,6 +34,7 @@ _LISTING_S = 1.5  # a recall waits so long for the first listing of the remote t
 _LISTING_ALONE_S = 30.0
 _RELIST_S = 30.0
 _FAREWELL_S = 0.1
+_LOOK_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,32 @@ class Archive:
         if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
             self._uploader.wait(max(0.0, deadline_s - time.monotonic()))
             self._uploader.close(_FAREWELL_S)
+
+    def finish_last(self, *, leads: bool) -> None:
+        """The job has ended well: the same, for as long as something moves. The newest snapshot is uploaded, too.
+
+        Args:
+            leads: whether that is for this node to do.
+        """
+        assert self.saver is not None
+        if not self.saver.settle() or not leads or self._config.remote is None:
+            return
+        assert self._config.disk is not None
+        newest = next(iter(DiskTier(self._config.disk.target).snapshots().snapshots), None)
+        if newest is not None and newest.manifest.step != self._uploaded:
+            self._upload(self._config.remote, newest)
+        if self._uploader is not None:
+            self._await_upload(self._uploader)
+            self._uploader.close(_FAREWELL_S)
+
+    def _await_upload(self, uploader: Uploader) -> None:
+        patience = Patience(LAST_PATIENCE_S)
+        while not uploader.wait(_LOOK_S):
+            status = uploader.status
+            if patience.is_over(status.sent_bytes, time.monotonic()):
+                error = f": {status.last_error}" if status.last_error else ""
+                self._upload_failed(status.under_way, f"nothing was sent for {LAST_PATIENCE_S:g} s{error}")
+                return
 
     def offers(self) -> list[Snapshot]:
         """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
@@ -134,14 +162,17 @@ class Archive:
         step = snapshot.manifest.step
         last = self._uploaded if self._uploaded >= 0 else max((one.step for one in self._remote), default=None)
         schedule, now_s = Schedule(every_steps=remote.every_steps, every_s=remote.every_s), time.monotonic()
-        if not schedule.due(step, last, now_s - self._uploaded_s):
-            return
+        if schedule.due(step, last, now_s - self._uploaded_s):
+            self._upload(remote, snapshot)
+
+    def _upload(self, remote: CheckpointTier, snapshot: StoredSnapshot) -> None:
+        step = snapshot.manifest.step
         try:
             if self._uploader is None:
                 tier = _open(remote, self._at)
                 self._uploader = Uploader(tier, after_commit=self._after_upload, failed=self._upload_failed)
             self._uploader.offer(DirectorySource(snapshot.path))
-            self._uploaded, self._uploaded_s = step, now_s
+            self._uploaded, self._uploaded_s = step, time.monotonic()
         except ChaoskitError as error:
             self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
 

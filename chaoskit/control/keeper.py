@@ -155,16 +155,28 @@ class Keeper(NodeKeeper):
             return
         if view is not kept.view:
             kept.board.copied(step)
-        nodes = list(dict.fromkeys(member.node for member in plan.members))
+        for portion in self._share(view, plan, generation):
+            saver.offer(portion)
+
+    def _share(self, view: ArenaView, plan: Plan, generation: int, *, last: bool = False) -> list[Portion]:
+        """This node's part of a state, copied; nothing if it cannot be."""
+        nodes, step = list(dict.fromkeys(member.node for member in plan.members)), view.step
         number, count = nodes.index(self._node), len(nodes)
         try:
             slots, scalars = decode_index(view.index_bytes(), view.size_bytes), view.scalars_bytes()
             boxes = copy_shared(view, slots, number, count)
         except (ChaoskitError, OSError) as error:
-            self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=str(error))
-            return
+            self._refuse(step, error)
+            return []
         world = len(plan.members)
-        saver.offer(Portion(step, generation, number, count, world, not number, tuple(boxes), scalars))
+        return [Portion(step, generation, number, count, world, not number, tuple(boxes), scalars, last)]
+
+    def _last(self) -> list[Portion]:
+        plan, views = self._plan, [kept.view for kept in self._kept.values() if kept.view.generation]
+        views += [self._left[1]] if self._left is not None else []
+        if plan is None or not views or all(member.node != self._node for member in plan.members):
+            return []
+        return self._share(max(views, key=_age), plan, plan.generation, last=True)
 
     def _is_due(self, view: ArenaView, saver: Saver) -> bool:
         """Whether the state is one that this membership has committed, and that is to be stored."""

@@ -42,9 +42,13 @@ class WentOn(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """The job is over: what is being stored has so long to get there. Answered by :class:`Finished`."""
+    """The job is over: what is being stored has so long to get there. Answered by :class:`Finished`.
+
+    ``last``: it has as long as it takes instead, and the state with which the job ended is stored, too.
+    """
 
     timeout_s: float
+    last: bool
 
 
 class Finished(Message, frozen=True):

@@ -8,15 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
 from chaoskit.checkpoint.breakpoints import Breakpoints
+from chaoskit.checkpoint.portion import Portion
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
 from chaoskit.control.levers import KeepsCopies, NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
+from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
 from chaoskit.runtime.board import Board
+from chaoskit.vocabulary import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,30 @@ class NodeKeeper(KeepsCopies, ABC):
         if self._archive.saver is not None:
             self._orders.give(partial(self._archive.saver.due.order, step))
 
-    def finish(self, timeout_s: float) -> None:
-        """The job is over: what is being stored has so long to get there. Waits."""
-        self._archive.finish(timeout_s)
+    def finish(self, timeout_s: float, *, last: bool) -> None:
+        """The job is over. Waits.
+
+        Args:
+            timeout_s: what is being stored has so long to get there.
+            last: it has as long as it takes instead, and the state with which the job ended is stored, too.
+        """
+        saver = self._archive.saver
+        if saver is None or not last:
+            self._archive.finish(timeout_s)
+            return
+        offered: SimpleQueue[list[Portion]] = SimpleQueue()
+        self._orders.give(lambda: offered.put(self._offer_last(saver)))
+        self._archive.finish_last(leads=any(portion.leads for portion in offered.get()))
+
+    def _offer_last(self, saver: Saver) -> list[Portion]:
+        portions = self._last() if self._plan is not None else []
+        for portion in portions:
+            saver.offer(portion)
+        return portions
+
+    def _refuse(self, step: int, error: Exception) -> None:
+        """A part of a state cannot be stored."""
+        self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=str(error))
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -126,3 +151,10 @@ class NodeKeeper(KeepsCopies, ABC):
 
     @abstractmethod
     def _recall(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _last(self) -> list[Portion]:
+        """This node's part of the state with which the job has ended, as ended workers have left it.
+
+        Its age is the step, and the newest membership: that is the same on all nodes.
+        """

@@ -223,8 +223,7 @@ class PieceKeeper(NodeKeeper):
     def _save(self, held: _Held, saver: Saver) -> None:
         """Have a copy stored whose step is due: once, in the membership that committed it."""
         plan, part = self._plan, held.holding
-        member = plan.member(part.worker) if plan is not None else None
-        if plan is None or member is None or held.board is None:
+        if plan is None or plan.member(part.worker) is None or held.board is None:
             return
         if saver.due.after(held.board.step - 3) > held.board.step + 1:  # nothing due can be in the slots
             return
@@ -236,14 +235,31 @@ class PieceKeeper(NodeKeeper):
             self._saved[part.worker] = age
             if not saver.wants(age):
                 continue
-            try:
-                boxes, scalars = copy_piece(path, age)
-            except (Torn, Damaged, OSError) as error:
-                reason = str(error)
-                self._journal.write(Event.SAVE_FAILED, step=seal.step, tier="disk", reason=reason)
+            for portion in self._piece(path, seal, part, plan, seal.generation):
+                saver.offer(portion)
+
+    def _piece(
+        self, path: str, seal: Seal, part: Holding, plan: Plan, generation: int, *, last: bool = False
+    ) -> list[Portion]:
+        """A copy of a piece; nothing if it cannot be read."""
+        try:
+            boxes, scalars = copy_piece(path, (seal.step, seal.generation))
+        except (Torn, Damaged, OSError) as error:
+            self._refuse(seal.step, error)
+            return []
+        member = plan.member(part.worker)
+        world, leads = len(plan.members), member is not None and not member.rank
+        return [Portion(seal.step, generation, part.piece, part.pieces, world, leads, tuple(boxes), scalars, last)]
+
+    def _last(self) -> list[Portion]:
+        plan, portions = self._plan, list[Portion]()
+        for held in self._held.values():
+            copies = held.sealed()
+            if plan is None or plan.member(held.holding.worker) is None or not copies:
                 continue
-            world, leads = len(plan.members), not member.rank
-            saver.offer(Portion(*age, part.piece, part.pieces, world, leads, tuple(boxes), scalars))
+            path, seal, _ = max(copies, key=lambda copy: copy[1].recency)
+            portions += self._piece(path, seal, held.holding, plan, plan.generation, last=True)
+        return portions
 
     def _acknowledged(self, held: _Held) -> None:
         """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""

@@ -26,15 +26,17 @@ from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.config import CheckpointTier
-from chaoskit.control.timetable import Due
+from chaoskit.control.timetable import LAST_PATIENCE_S, Due, Patience
 from chaoskit.journal import Journal
 from chaoskit.osprocess import set_name
 from chaoskit.runtime.naming import SCALARS, encode_scalars, parameter_names, stored_name
 from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.02
+_LAST_LOOK_S = 0.1  # of a node that has written its part of the last snapshot, perhaps minutes ago
 _PATIENCE_S = 60.0  # without a new part a snapshot is given up
 _LAST_CHANCE_S = 1.0  # for parts of a membership that is over
+_LOOK_AT_BYTES_S = 0.5
 _PART, _REFUSED = ".part.json", ".refused"
 _parts = msgspec.json.Decoder(Part)
 
@@ -67,6 +69,7 @@ class Saver:
         self._offered: queue.SimpleQueue[Portion] = queue.SimpleQueue()
         self._age = (-1, -1)  # of the snapshot that is under way, or was the last
         self._writes = False
+        self._given = self._taken = 0  # portions
         self._parked: list[Portion] = []  # the staging directory is not there yet
         self._staging: Staging | None = None  # begun here
         self._lead: Portion | None = None  # by which the end of it is known
@@ -87,16 +90,37 @@ class Saver:
     def offer(self, portion: Portion) -> None:
         """Have a portion written, in place of those of older snapshots that nobody has begun."""
         self._age = portion.age
+        self._given += 1
         self._offered.put(portion)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._given != self._taken or bool(self._parked or self._writes or self._staging)
 
     def finish(self, timeout_s: float) -> bool:
         """Wait until nothing is under way; whether that was so in time. To be called on any other thread."""
         deadline_s = time.monotonic() + timeout_s
-        while busy := bool(self._parked or self._writes or self._staging) or not self._offered.empty():
-            if time.monotonic() > deadline_s:
-                break
+        while self._is_busy and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
-        return not busy
+        return not self._is_busy
+
+    def settle(self) -> bool:
+        """The same, for as long as any node writes something of the snapshot that was offered last."""
+        patience, step, look_s = Patience(LAST_PATIENCE_S), self._age[0], 0.0
+        while self._is_busy:
+            if (now_s := time.monotonic()) >= look_s:
+                look_s = now_s + _LOOK_AT_BYTES_S
+                if patience.is_over(self._staged_bytes(step), now_s):
+                    self._refuse(step, f"nothing of it was written for {LAST_PATIENCE_S:g} s")
+                    return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _staged_bytes(self, step: int) -> int:
+        try:
+            return self._disk.staged_bytes(step)
+        except OSError:  # the disk fails
+            return 0
 
     def follow(self, generation: int) -> None:
         """A new membership: what nodes of the one before have not written may never be."""
@@ -113,13 +137,20 @@ class Saver:
         try:
             while True:
                 with contextlib.suppress(queue.Empty):
-                    idle = not self._parked and self._staging is None
-                    self._park(self._offered.get(timeout=None if idle else _LOOK_S))
+                    self._park(self._offered.get(timeout=self._pause_s))
+                    self._taken += 1  # after it was parked: a snapshot that is under way is always seen to be
                 self._write_parked()
-                if self._staging is not None and not self._parked:
+                if self._staging is not None:
                     self._look(self._staging)
         except Exception as error:  # noqa: BLE001 - nobody would see it on a thread
             self._fail(error)
+
+    @property
+    def _pause_s(self) -> float | None:
+        if self._staging is None and not self._parked:
+            return None
+        only_last = self._staging is None and all(portion.last for portion in self._parked)
+        return _LAST_LOOK_S if only_last else _LOOK_S
 
     def _park(self, portion: Portion) -> None:
         for old in [one for one in self._parked if one.age != portion.age]:
@@ -129,16 +160,24 @@ class Saver:
     def _write_parked(self) -> None:
         for portion in list(self._parked):
             staging = None
+            if portion not in self._parked:
+                continue  # the snapshot was given up meanwhile
             try:
-                if (staging := self._find(portion)) is not None:
+                if portion.last and self._disk.holds(portion.step):
+                    self._parked.remove(portion)
+                elif (staging := self._find(portion)) is not None:
                     self._writes = True
                     self._write(staging, portion)
-                    self._parked.remove(portion)
+                    if portion.leads or not portion.last:  # else this directory may be given up, and another begun
+                        self._parked.remove(portion)
                 elif portion.generation < self._generation:
                     self._drop(portion, "its membership was over before anybody began to store it")
-            except FileExistsError:
-                self._parked.remove(portion)  # another rank that holds the same piece writes it
+            except FileExistsError:  # another rank that holds the same piece writes it
+                if not portion.last:
+                    self._parked.remove(portion)
             except Exception as error:  # noqa: BLE001 - whatever goes wrong with a save, training goes on
+                if portion.last and not portion.leads and isinstance(error, FileNotFoundError):
+                    continue  # the directory was given up, and another may be begun
                 self._drop(portion, f"{type(error).__name__}: {error}")
                 if staging is not None and portion.leads:
                     self._forget(staging)
@@ -154,7 +193,7 @@ class Saver:
             if self._staging is None:
                 self._staging = self._disk.begin(*portion.age)
                 self._lead, self._seen, self._deadline_s = portion, 0, time.monotonic() + _PATIENCE_S
-            return self._staging
+            return self._staging if (self._staging.step, self._staging.generation) == portion.age else None
         name, begun = snapshot_name(*portion.age), sorted((self._disk.root / STAGING).glob("*~*"), key=_changed_ns)
         found = [path for path in begun if path.name.startswith(f"{name}~")]
         if not found:
@@ -171,6 +210,8 @@ class Saver:
                     (path / f"{portion.number}{_REFUSED}").touch()
 
     def _write(self, staging: Staging, portion: Portion) -> None:
+        if (staging.path / f"{portion.number}{_PART}").exists():
+            raise FileExistsError
         if poisoned := portion.poisoned():
             raise ValueError(f"{poisoned} is not finite")
         names = parameter_names(portion.scalars)
@@ -197,7 +238,7 @@ class Saver:
             self._deadline_s = min(self._deadline_s, now_s + _LAST_CHANCE_S)
         if len(found) == portion.count:
             self._commit(staging, found)
-        elif refused or now_s > self._deadline_s:
+        elif refused or (now_s > self._deadline_s and not portion.last):
             detail = f"part {', '.join(refused)} failed" if refused else f"{len(found)} of {portion.count} parts came"
             self._refuse(portion.step, detail)
         else:
@@ -226,10 +267,14 @@ class Saver:
     def _forget(self, staging: Staging) -> None:
         """Nothing of it is left, unless it was committed."""
         staging.abandon()
+        if self._lead is not None and self._lead.last:
+            self._parked.clear()
         self._staging = self._lead = None
 
     def _drop(self, portion: Portion, reason: str) -> None:
         self._parked.remove(portion)
+        if portion.leads and portion.last:
+            self._parked.clear()
         self._refuse(portion.step, reason)
 
     def _refuse(self, step: int, reason: str) -> None:

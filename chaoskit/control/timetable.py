@@ -1,6 +1,7 @@
 """When the state of a job is to be stored: at multiples of a number of steps, and at steps that are picked by time.
 
-By time one place picks, ahead of the step, and tells all nodes: each of them stores a part of the same state.
+By time one place picks, ahead of the step, and tells all nodes: each of them stores a part of the same state. What is
+being stored when the job ends is waited for as long as it moves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import deque
 _NOTICE_S = 0.25  # an order is on its way, and the newest step that is known is already an old one
 NOTICE_STEPS = 2
 _REMEMBERED = 4
+
+#: Of what is stored when the job has ended: a disk may take so long to sync what it was given.
+LAST_PATIENCE_S = 300.0
 
 
 class Timetable:
@@ -51,6 +55,21 @@ class Timetable:
         self._picked = self._newest[0] + NOTICE_STEPS + ahead
         self._last_s, self._first = now_s, self._newest
         return self._picked
+
+
+class Patience:
+    """How long something that should grow may stay as it is. A pure state machine."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._amount = -1
+        self._since_s = 0.0
+
+    def is_over(self, amount: int, now_s: float) -> bool:
+        """Whether the amount has been the same for too long."""
+        if amount != self._amount:
+            self._amount, self._since_s = amount, now_s
+        return now_s >= self._since_s + self._patience_s
 
 
 class Due:

@@ -95,6 +95,11 @@ class Conductor(Striker):
             self._look_for_evidence()
         return None
 
+    @property
+    def first_node(self) -> str:
+        """Where rank 0 is, in the newest membership: it commits what is stored. Empty before the first."""
+        return self._roster.places.get(0, "")
+
     def _patience_s(self) -> float:
         """How long to wait for a message before there may be something to do without one."""
         if any((strike.target and strike.effective_ns is None) or strike.hook for strike in self.strikes):

@@ -16,6 +16,7 @@ import msgspec
 from chaoskit.experiment.conductor import Conductor, Watch
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
+from chaoskit.experiment.storing import await_last
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
@@ -134,8 +135,10 @@ def _execute(
     conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
-    finally:
         ended_ns = time.monotonic_ns()
+        if end is not None and end.ok and config.disk is not None and conductor.first_node:
+            await_last(cluster, conductor.first_node, config, directory, experiment.deadline_s, watch)
+    finally:
         try:
             cluster.end()
         finally:

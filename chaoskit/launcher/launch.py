@@ -20,6 +20,7 @@ from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.plan import Experiment, plan_experiment, require_settings
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
+from chaoskit.experiment.storing import why_not_stored
 from chaoskit.hostchecks import require_free_port, require_writable
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
@@ -43,6 +44,8 @@ class LaunchResult(msgspec.Struct, kw_only=True):
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
+        not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
+            where it is stored in each, or nothing is to be.
         cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
         unfit: nodes that found on themselves that they are not fit to train, and why.
         account: where the time went.
@@ -63,6 +66,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     weights_digest: str
     directory: str
     logs: str
+    not_stored: str = ""
     cut_short_by: str = ""
     unfit: dict[str, str] = {}
     error: str = ""
@@ -167,7 +171,7 @@ def launch_shown(
     quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
-    result = _result(experiment, progress, directory, quarantined.refused)
+    result = _result(experiment, progress, directory, quarantined.refused, run.ended_ns / 1e9)
     result.account = observation.account(run.ended_ns)
     return result
 
@@ -183,9 +187,10 @@ def _substrate(name: str) -> Iterator[tuple[Substrate, UndoLog]]:
         undo.close()
 
 
-def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str]) -> LaunchResult:
+def _result(
+    experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str], ended_s: float
+) -> LaunchResult:
     assert progress.end is not None, "without a deadline, a run returns when the job has ended"
-    now_s = time.monotonic()
     last = _last_commit(directory / "journal")
     result = LaunchResult(
         ok=progress.end.ok,
@@ -197,15 +202,17 @@ def _result(experiment: Experiment, progress: Progress, directory: Path, unfit: 
         world=progress.world,
         generation=progress.generation,
         recoveries=[round(seconds, 3) for seconds in progress.recoveries],
-        seconds=round(progress.elapsed_s(now_s), 3),
-        training_seconds=round(progress.training_s(now_s), 3),
+        seconds=round(progress.elapsed_s(time.monotonic()), 3),
+        training_seconds=round(progress.training_s(ended_s), 3),
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
         cut_short_by=progress.cut_short_by,
         unfit=unfit,
     )
-    if not result.ok:
+    if result.ok:
+        result.not_stored = why_not_stored(experiment.config, directory / "journal")
+    else:
         result.error = progress.error
         result.error_log = str(_log_of(progress.culprit, directory / "log"))
     return result

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaoskit.experiment.blackbox.conduct import Shown, Struck
+from chaoskit.experiment.storing import Storing
 from chaoskit.messages import (
     Beat,
     EndJob,
@@ -23,7 +24,7 @@ from chaoskit.messages import (
     WorkerReady,
     WorldSize,
 )
-from chaoskit.report.summary import duration, plural
+from chaoskit.report.summary import duration, number, plural
 from chaoskit.vocabulary import EXITED
 
 _RATE_WINDOW_S = 10.0
@@ -168,6 +169,9 @@ class Progress:
                 self.step, self.weights_digest = max(self.step, step), digest
             case EndJob():
                 self.end = message
+            case Storing(step, tier, target, written_bytes):
+                so_far = f", {number(written_bytes / 1e6)} MB so far" if tier == "disk" else ""
+                return [("info", f"waiting until step {step} is stored in {target}{so_far}")]
         return []
 
     def _on_fault(self, fault: str) -> list[tuple[str, str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from chaoskit.errors import BadInput
 from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.prefetch import Prefetcher, require_no_draws
 from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.sampling import fetch, load
 from chaoskit.vocabulary import Event, Phase
 
 
@@ -37,6 +41,7 @@ class BaseTrainer(HookMethods, ABC):
         self.disk = worker.disk
         self.device = this_device(worker.config.device)
         self._over = False  # the loop over the shards of this transaction has come to its end
+        self._prefetcher = Prefetcher()
 
     @property
     @abstractmethod
@@ -71,6 +76,13 @@ class BaseTrainer(HookMethods, ABC):
         """
         remedy = "call trainer.mesh() in the train function, or in a function of the same file that it calls by name"
         raise BadInput("mesh", sizes, f"{remedy}: that is how a sharded job is told")
+
+    def _fetch(self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool) -> Any:
+        """The batch of a shard. Faults of data strike here, wherever it is fetched."""
+        act = partial(fetch, dataset, samples, self.device, self._prefetcher.take if prefetch else load)
+        if prefetch and rehearses:
+            act = partial(require_no_draws, act)
+        return self._worker.hooks.rig.fetch(act, self.step, shard)
 
     def _finish(self) -> None:
         """The block of a transaction is left without an exception."""

@@ -20,6 +20,8 @@ from chaoskit.vocabulary import Event
 
 _ACK_WAIT_S = 0.25  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
 _LOOK_S = 0.0005
+_LAST_WAIT_S = 10.0  # for a slot for the copy of the last step, which nothing waits for but the store
+_LAST_LOOK_S = 0.1
 _UNEVEN = 1.05  # a piece that has more of the rows than others
 
 
@@ -89,6 +91,20 @@ class Copies:
         """Until the state may change."""
         assert self._snapshotter is not None
         self._snapshotter.wait()
+
+    def complete(self, step: int, generation: int, over: Callable[[], bool]) -> None:
+        """Have a copy of the last step, if there is none because others still read what it would have replaced.
+
+        Args:
+            over: whether nobody wants it any more.
+        """
+        assert self._snapshotter is not None
+        deadline_s = time.monotonic() + _LAST_WAIT_S
+        while (newest := self._snapshotter.settle()) is None or newest.step != step:
+            if over() or time.monotonic() > deadline_s:
+                return
+            time.sleep(_LAST_LOOK_S)
+            self._snapshotter.begin(step, generation)
 
     def go_back(self, step: int) -> None:
         """Training goes on from ``step``: copies of what came after it count no more."""

@@ -126,7 +126,9 @@ class Entries:
             if formation is None:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"
                 raise BadInput("job", worker.config.job.path, remedy)
-            return trainer.step, *trainer.agree_on_end()
+            digests = trainer.agree_on_end()
+            trainer.copy_last()
+            return trainer.step, *digests
         except (Reentry, GenerationSuperseded) as error:
             self._cause = str(error) or "a newer membership"
             return None

@@ -64,8 +64,8 @@ class Sampler:
         return samples
 
 
-def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
-    """The batch of the given samples, by torch's conventions for map-style datasets, on ``device``.
+def load(dataset: Any, samples: Sequence[int]) -> Any:
+    """The batch of the given samples, by torch's conventions for map-style datasets, where the dataset has them.
 
     A list is samples, to be collated (``Subset.__getitems__`` gives one); anything else is a batch already.
     """
@@ -73,8 +73,17 @@ def fetch(dataset: Any, samples: Sequence[int], device: torch.device) -> Any:
         batch = dataset.__getitems__(list(samples))
     else:
         batch = [dataset[index] for index in samples]
-    batch = default_collate(batch) if isinstance(batch, list) else batch
-    return map_tensors(batch, lambda tensor: tensor.to(device))
+    return default_collate(batch) if isinstance(batch, list) else batch
+
+
+def fetch(
+    dataset: Any,
+    samples: Sequence[int],
+    device: torch.device,
+    source: Callable[[Any, Sequence[int]], Any] = load,
+) -> Any:
+    """The batch of the given samples on ``device``. ``source``: gives it where the dataset has it."""
+    return map_tensors(source(dataset, samples), lambda tensor: tensor.to(device))
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -45,7 +45,7 @@ from chaoskit.runtime.registered import Scheduler
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
-from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.runtime.sampling import Sampler, seed_everything
 from chaoskit.runtime.sharded_commit import WORD, ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState, are_finite
 from chaoskit.runtime.shardwork import Shard
@@ -251,6 +251,7 @@ class ShardedTrainer(BaseTrainer):
 
     def leave(self) -> None:
         """The train function was left: let go of its groups, and of everything that it made."""
+        self._prefetcher.close()
         self._copies.drop()
         self._state = None
         self._losses.clear()
@@ -289,24 +290,24 @@ class ShardedTrainer(BaseTrainer):
         self._samples.clear()
         self._worker.board.enter(Phase.FORWARD)
 
-    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+    def _take_step(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
         """Give shards to the user's code until the step is committed or skipped; a rehearsal ends the entry."""
         if self._over:
             return
-        yield from self._compute(dataset, batch_size)
+        yield from self._compute(dataset, batch_size, prefetch)
         with self._plain_numbers():
             if (formation := self._formation) is None:
                 self._rehearse()
             decided = self._attempt(formation)
         while not decided:
             self._begin_attempt()
-            yield from self._compute(dataset, batch_size)
+            yield from self._compute(dataset, batch_size, prefetch)
             with self._plain_numbers():
                 decided = self._attempt(formation)
         self._over = True
         self._worker.board.enter(Phase.OUTSIDE)
 
-    def _compute(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+    def _compute(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
         key = (len(dataset), batch_size)
         if key not in self._samplers:
             self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
@@ -320,11 +321,19 @@ class ShardedTrainer(BaseTrainer):
             self._enter_phase(Phase.FORWARD)
             samples = self._sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
-            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            batch = self._fetch(dataset, samples, index, prefetch=prefetch, rehearses=self.rehearses)
+            if prefetch and not self.rehearses:
+                self._prefetcher.expect(dataset, self._samples_ahead(mine, turn + 1, most))
             yield Shard(index, samples, batch)
             if self._current >= 0:
                 self._require_loss(index)
                 self._samples[index] = samples
+
+    def _samples_ahead(self, mine: Sequence[int], turn: int, most: int) -> list[int]:
+        """What is fetched next, unless a rank is lost: of the next turn or, after the last one, the next step."""
+        if turn == most:
+            return self._sampler.samples(self.step + 1, mine[0])
+        return self._sampler.samples(self.step, mine[min(turn, len(mine) - 1)])
 
     def _require_loss(self, index: int) -> None:
         if index not in self._losses:
@@ -478,6 +487,14 @@ class ShardedTrainer(BaseTrainer):
         if not worker.regrouper.wait_newer(formation, entry_limit_s(over, self.config)):
             raise error
         return not over
+
+    def copy_last(self) -> None:
+        """See to it that there is a copy of the last step, if it is to be stored."""
+        formation = self._formation
+        if formation is not None and self.config.disk is not None:
+            self._worker.board.enter(Phase.LONG)
+            over = partial(self._worker.regrouper.is_over, formation)
+            self._copies.complete(self.step, formation.plan.generation, over)
 
     def agree_on_end(self) -> tuple[str, str]:
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
-from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.runtime.sampling import Sampler, seed_everything
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.stopwatch import Lap, Stopwatch
 from chaoskit.runtime.transaction import Transaction
@@ -156,6 +155,14 @@ class ReplicatedTrainer(BaseTrainer):
             return sampler.samples(self.step, shard)
         return sampler.samples(self.step, shard, following.dealt)
 
+    def _samples_ahead(self, sampler: Sampler, rest: Sequence[int]) -> list[int]:
+        """What is fetched next, as far as that is known: of the next shard or, after the last one, the next step."""
+        if rest:
+            return self._samples(sampler, rest[0])
+        if not self._counts or self.replica.following is not None:
+            return []
+        return [sample for shard in self._mine()[:1] for sample in sampler.samples(self.step + 1, shard)]
+
     def _missing(self) -> list[int]:
         assert self._formation is not None
         return [*self._integrity.duty(self._formation.plan, self.rank), *self._work.missing(self._mine())]
@@ -167,24 +174,30 @@ class ReplicatedTrainer(BaseTrainer):
         return self._missing()
 
     @property
+    def _is_resumed(self) -> bool:
+        """Whether all ranks begin with a stored state: which may be that of the last step, so the caller must look."""
+        return self._formation is not None and bool(self.step and self._formation.plan.restore)
+
+    @property
     def _counts(self) -> bool:
         """Whether the user's code computes for the step, not for a rehearsal or an inquiry."""
         return self._rehearsed and self._inquiry.round is None
 
-    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]:
+    def _take_step(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
         """Give shards to the user's code until the step is committed or skipped, or another rank's state adopted."""
         if self._over or self._void:
             self._over = True
             return
         sampler = self._work.sampler(len(dataset), batch_size)
         if not self._rehearsed:
-            yield from self._compute(dataset, sampler, [0])
+            yield from self._compute(dataset, sampler, [0], prefetch)
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
+            self._void = self._is_resumed
         step = self.step
-        while self.step == step:
-            yield from self._compute(dataset, sampler, self._wanted())
+        while self.step == step and not self._void:
+            yield from self._compute(dataset, sampler, self._wanted(), prefetch)
             with self._plain_numbers():
                 self._complete()
                 if self.step == step:
@@ -192,9 +205,9 @@ class ReplicatedTrainer(BaseTrainer):
         self._over = True
         self._worker.board.enter(Phase.OUTSIDE)
 
-    def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int]) -> Iterator[Shard]:
+    def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int], prefetch: bool) -> Iterator[Shard]:
         work = self._work
-        for index in wanted:
+        for number, index in enumerate(wanted, 1):
             self._stopwatch.start()
             self._enter_phase(Phase.FORWARD)
             samples = self._samples(sampler, index)
@@ -202,7 +215,9 @@ class ReplicatedTrainer(BaseTrainer):
             owed = self._counts and index in self._mine()  # else it is computed to be compared
             work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
             self._stopwatch.lap(Lap.COMPUTE)
-            batch = self._worker.hooks.rig.fetch(partial(fetch, dataset, samples, self.device), self.step, index)
+            batch = self._fetch(dataset, samples, index, prefetch=prefetch, rehearses=not self._rehearsed)
+            if prefetch and (ahead := self._samples_ahead(sampler, wanted[number:])):
+                self._prefetcher.expect(dataset, ahead)
             self._stopwatch.lap(Lap.INPUT)
             yield Shard(index, samples, batch)
             work.end(index)

@@ -17,7 +17,7 @@ class Attempts(Protocol):
     @property
     def step(self) -> int: ...
     def _begin(self) -> None: ...
-    def _take_step(self, dataset: Any, batch_size: int) -> Iterator[Shard]: ...
+    def _take_step(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]: ...
     def _backward(self, loss: Tensor) -> None: ...
     def _finish(self) -> None: ...
 
@@ -33,7 +33,7 @@ class Transaction:
         """Number of the step, from 0. In a process that is new it is 0 until the loop over the shards has begun."""
         return self._trainer.step
 
-    def shards(self, dataset: Any, *, batch_size: int) -> Iterator[Shard]:
+    def shards(self, dataset: Any, *, batch_size: int, prefetch: bool = False) -> Iterator[Shard]:
         """This rank's shards of the step's global batch; behind the last one the step is committed.
 
         After a fault the loop goes on with what has to be computed again, so its body may run more than once for a
@@ -43,11 +43,14 @@ class Transaction:
             dataset: map-style: ``len(dataset)`` and ``dataset[i]``, or ``__getitems__(indices)`` for whole batches.
             batch_size: samples in the *global* batch, a multiple of the number of shards. It stays the same at every
                 world size.
+            prefetch: fetch the next shard, also that of the next step, on a thread while this one is computed. Then
+                ``dataset[i]`` must be a function of ``i``, with no numbers from the generators that the model draws
+                from, and what the script itself does with the dataset may happen at the same time.
 
         Raises:
-            BadInput: if the dataset is shorter than one batch.
+            BadInput: if the dataset is shorter than one batch, or draws from those generators in the rehearsal.
         """
-        return self._trainer._take_step(dataset, batch_size)
+        return self._trainer._take_step(dataset, batch_size, prefetch)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of one shard. ``loss``: a scalar, the mean over the shard's samples."""

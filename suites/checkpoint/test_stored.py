@@ -17,6 +17,7 @@ from faults.stored import HOWS
 NODES = 2
 EVERY = 12
 LATE = 28
+STEPS = 40
 #: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
 JOBS = {"replicas": "stored", "pieces": "copied"}
 SNAPSHOTS = {str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}
@@ -47,7 +48,7 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
         f"{Path(__file__).with_name('jobs.py')}:{JOBS[job]}",
         nodes=NODES,
         spares=0,
-        steps=40,
+        steps=STEPS,
         until={"snapshots": SNAPSHOTS, "directory": str(stored.root)},
         disk={"target": str(stored.root), "every_steps": EVERY, "keep_last": 3},
         faults=[CorruptFile(at_step=LATE, how=how), *lose_all(LATE)],
@@ -61,7 +62,7 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
     assert all(record["detail"] for record in quarantined)
     (aside,) = (stored.root / "quarantine").iterdir()
     assert parse_name(aside.name.partition("~")[0]) == (2 * EVERY, 1)
-    assert stored.newest_verified().snapshot.manifest.step == 3 * EVERY
+    assert stored.newest_verified().snapshot.manifest.step == STEPS
 
 
 @pytest.mark.slow(kind=[DiskFull, ReadOnlyDisk, SlowDisk])
