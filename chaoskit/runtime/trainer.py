@@ -179,13 +179,12 @@ class ReplicatedTrainer(BaseTrainer):
         if self._over or self._void:
             self._over = True
             return
-        sampler = self._work.sampler(len(dataset), batch_size)
+        sampler, step = self._work.sampler(len(dataset), batch_size), self.step
         if not self._rehearsed:
             yield from self._compute(dataset, sampler, [0])
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
-        step = self.step
         while self.step == step:
             yield from self._compute(dataset, sampler, self._wanted())
             with self._plain_numbers():

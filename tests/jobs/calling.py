@@ -64,7 +64,7 @@ def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Troub
     trouble.reach("before")
     score = trainer.all_reduce(evaluate, "mean", shards=SHARDS)
     trouble.reach("between")
-    total = trainer.all_reduce(torch.tensor([secrets.randbelow(2**40), trainer.rank]))
+    total = trainer.all_reduce(torch.tensor([secrets.randbelow(2**40)]))
     one = trainer.broadcast(lambda: secrets.randbelow(2**40), source=0)
     trainer.barrier()
     with (Path(notes) / trainer.worker).open("a") as file:
