@@ -15,7 +15,7 @@ from torch import Tensor
 from chaoskit.errors import BadInput, JobFailed
 from chaoskit.runtime import collectives
 from chaoskit.runtime.collective_log import RESULTS_BYTES_MAX
-from chaoskit.runtime.collectives import Call, combine, naming_the_trainers, pack
+from chaoskit.runtime.collectives import Call, combine, explain_missing_group, pack
 
 PARTS = torch.rand(64, generator=torch.Generator().manual_seed(0)) - 0.5
 
@@ -219,8 +219,8 @@ def test_a_collective_without_a_group_says_what_to_call() -> None:
     """torch's own words would send the user to init_process_group."""
     with (
         pytest.raises(JobFailed, match=r"trainer\.all_reduce, trainer\.broadcast"),
-        naming_the_trainers(),
+        explain_missing_group(),
     ):
         torch.distributed.all_reduce(torch.zeros(1))
-    with pytest.raises(ValueError, match="another"), naming_the_trainers():
+    with pytest.raises(ValueError, match="another"), explain_missing_group():
         raise ValueError("another trouble")

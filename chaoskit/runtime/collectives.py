@@ -267,7 +267,7 @@ def barrier() -> Call:
 
 
 @contextmanager
-def naming_the_trainers() -> Iterator[None]:
+def explain_missing_group() -> Iterator[None]:
     """Turn torch's complaint that there is no process group into one that says what to call instead."""
     try:
         yield
