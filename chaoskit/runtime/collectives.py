@@ -64,7 +64,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
     def value(self) -> Value:
         """What user code gets."""
         tensor = self.tensor
-        return tensor.item() if self.kind in _NUMBERS else tensor  # type: ignore[return-value]  # of a real dtype
+        return tensor.item() if self.kind in _NUMBERS else tensor
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):
@@ -238,7 +238,7 @@ def all_reduce(value: Any, op: str, shards: int | None) -> Call:
     if shards is None:
         pack("all_reduce", value)  # refused before anything travels; a function, too
         return Call("all_reduce", f"all_reduce(op={op!r})", range, lambda rank: value, op)
-    if not isinstance(shards, int) or shards < 1:
+    if shards < 1:
         raise BadInput("all_reduce.shards", shards, "use 1 or more")
     if not callable(value):
         raise BadInput("all_reduce", _describe(value), "with shards=N pass a function of the shard, 0 to N - 1")
@@ -248,7 +248,7 @@ def all_reduce(value: Any, op: str, shards: int | None) -> Call:
 
 def broadcast(value: Any, source: int) -> Call:
     """The call of :meth:`Trainer.broadcast <chaoskit.Trainer.broadcast>`."""
-    if not isinstance(source, int) or source < 0:
+    if source < 0:
         raise BadInput("broadcast.source", source, "use the number of a rank, from 0")
     if not callable(value):
         pack("broadcast", value)
