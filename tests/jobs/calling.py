@@ -54,12 +54,12 @@ class Trouble:
 def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Trouble) -> None:
     """One line for the step: what an evaluation gives, and what would be another number if it were called again."""
 
-    def evaluate(shard: int) -> float:
+    def evaluate(shard: int) -> torch.Tensor:
         trouble.reach("evaluation")
         inputs, targets = DATA.tensors
         noise = torch.rand(())  # seeded
         with torch.no_grad():
-            return loss_of(model, (inputs[shard::SHARDS] + noise, targets[shard::SHARDS])).item()
+            return loss_of(model, (inputs[shard::SHARDS] + noise, targets[shard::SHARDS]))
 
     trouble.reach("before")
     score = trainer.all_reduce(evaluate, "mean", shards=SHARDS)
@@ -68,7 +68,7 @@ def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Troub
     one = trainer.broadcast(lambda: secrets.randbelow(2**40), source=0)
     trainer.barrier()
     with (Path(notes) / trainer.worker).open("a") as file:
-        file.write(f"{trainer.step} {score.hex()} {total[0]} {one}\n")
+        file.write(f"{trainer.step} {score.item().hex()} {total[0]} {one}\n")
 
 
 def train(
