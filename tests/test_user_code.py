@@ -40,7 +40,9 @@ def test_code_after_a_transaction_runs_once_a_step(chaos: Chaos, tmp_path: Path,
     for worker in survivors:
         assert steps[worker] == list(range(1, last + 1))
     assert steps[dead] == list(range(1, 7))
+    adopted = {record.source: record["step"] for record in outcome.records("adopt")}
     for worker in steps.keys() - members[0]:
+        assert steps[worker][0] == adopted[worker], "it begins behind the step that it took over"
         assert steps[worker][-1] == last
         assert all(later == earlier + 1 for earlier, later in pairwise(steps[worker]))
     assert steps.keys() == set.union(*members), "nothing runs in a process that never had a rank"

@@ -38,6 +38,7 @@ class Row(NamedTuple):
 _BEHIND_MAX = 4  # then two newer copies of every piece are worth more than an old one
 _ATTEMPTS_MAX = 6  # at one step; what comes and goes as often is called the batch's
 _MISSING = sys.float_info.max  # no loss is just that
+_CPU = torch.device("cpu")
 
 
 def whole_step(before: int, step: int, protected: Sequence[int]) -> int:
@@ -68,14 +69,22 @@ def share(group: Group | None, row: Row) -> list[Row]:
     return [_row(line) for line in words.tolist()]
 
 
-def gather(group: Group | None, value: bytes) -> list[bytes]:
+def gather(group: Group | None, value: bytes, device: torch.device = _CPU) -> list[bytes]:
     """Everybody's ``value`` by rank; of the same length on all. Raises RuntimeError if a rank is lost meanwhile."""
     if group is None:
         return [value]
     words = torch.zeros(group.size, len(value), dtype=torch.uint8)
     words[group.rank] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+    words = words.to(device)
     group.all_reduce(words).wait()
-    return [bytes(line.numpy()) for line in words]
+    return [bytes(line.numpy()) for line in words.cpu()]
+
+
+def gather_unequal(group: Group | None, value: bytes, device: torch.device = _CPU) -> list[bytes]:
+    """Everybody's ``value`` by rank, each of its own length. Raises RuntimeError if a rank is lost meanwhile."""
+    sizes = [int.from_bytes(size, "big") for size in gather(group, len(value).to_bytes(8, "big"), device)]
+    padded = gather(group, value.ljust(max(sizes), b"\0"), device)
+    return [row[:size] for row, size in zip(padded, sizes, strict=True)]
 
 
 def _row(line: list[float]) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,11 +12,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput
+from chaoskit.runtime import collectives
 from chaoskit.runtime.callbacks import HookMethods
+from chaoskit.runtime.collective_log import CollectiveLog
+from chaoskit.runtime.collectives import Call, Value
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.prefetch import Prefetcher, require_no_draws
 from chaoskit.runtime.regroup import Formation
-from chaoskit.runtime.sampling import fetch, load
+from chaoskit.runtime.sampling import fetch, load, seed_everything
 from chaoskit.vocabulary import Event, Phase
 
 
@@ -42,6 +45,7 @@ class BaseTrainer(HookMethods, ABC):
         self.device = this_device(worker.config.device)
         self._over = False  # the loop over the shards of this transaction has come to its end
         self._prefetcher = Prefetcher()
+        self._calls, self._calling = CollectiveLog(), False
 
     @property
     @abstractmethod
@@ -96,6 +100,66 @@ class BaseTrainer(HookMethods, ABC):
         with torch.autocast(self.device.type, enabled=False):
             yield
         torch.clear_autocast_cache()
+
+    def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
+        """Reduce a value over all ranks, or a function of the shard over all shards. The same result on every rank.
+
+        Args:
+            value: a float, an int or a small CPU tensor: one of each rank. With ``shards`` a function that gives one
+                for a shard, 0 to ``shards - 1``; each shard is computed by one rank, after a fault by another one.
+            op: ``sum``, ``mean``, ``max`` or ``min``.
+            shards: so many are reduced in one order, with the same bits at every world size.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
+        """
+        contribution = partial(self._seeded, value) if callable(value) and shards is not None else value
+        return self._call(collectives.all_reduce(contribution, op, shards))
+
+    def _seeded(self, function: Callable[[int], Any], shard: int) -> Any:
+        """The value of ``shard``, with randomness that depends on step, call and shard alone."""
+        seed_everything(self.seed, self.step, self._calls.made(self.step), shard)
+        return function(shard)
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of rank ``source``, on every rank.
+
+        Args:
+            value: a float, an int or a small CPU tensor; every rank passes one, as ranks can change their numbers. Or a
+                function that gives one: only ``source`` calls it.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
+        """
+        return self._call(collectives.broadcast(value, source))
+
+    def barrier(self) -> None:
+        """Return once every rank has called it.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
+        """
+        self._call(collectives.barrier())
+
+    def _call(self, call: Call) -> Value | None:
+        """Have the result of the next collective since the last commit: known already, or of a call of all ranks."""
+        if not self._over or self._calling:
+            remedy = (
+                "call it behind the loop over step.shards(), between two steps: not in the loop, not before the first "
+                "transaction, and not within another collective or a hook"
+            )
+            raise BadInput(f"trainer.{call.name}", call.text, remedy)
+        self._calling = True
+        try:
+            while (result := self._calls.replay(self.step)) is None:
+                self._make(call)
+            return call.read(result)
+        finally:
+            self._calling = False
+
+    @abstractmethod
+    def _make(self, call: Call) -> None:
+        """Take part in ``call``, and write its result down. Not if the world changes meanwhile: it is made again."""
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:

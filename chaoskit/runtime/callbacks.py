@@ -1,7 +1,8 @@
 """Hooks of the job: functions of the user's that are called when the world changes, or when this rank must go.
 
-All are called by the main thread, before a transaction's block or between two shards. An exception in one is written
-down and shown in the worker's log, and training goes on; BadInput ends the run, as it does everywhere in a job.
+All are called by the main thread, before a transaction's block, between two shards or in a collective. An exception in
+one is written down and shown in the worker's log, and training goes on; BadInput ends the run, as it does everywhere in
+a job.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.messages import Member, Plan
+from chaoskit.runtime.collective_log import CollectiveLog
 
-_STANDING = struct.Struct("!q?")
+_STANDING = struct.Struct("!q?QQ?")
 #: The loss of a rank leads to a plan much sooner. The same as ``Limits.healing_s`` of the coordinator.
 _HEALING_S = 2.0
 #: Generations in a row in which a rank that has a state asks for another plan, before it gives itself up.
@@ -26,14 +27,23 @@ ENTRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MemberProgress:
-    """Where a member was when the generation was formed: steps committed, and whether its training is over."""
+    """Where a member was when the generation was formed: steps committed, and whether its training is over.
+
+    Attributes:
+        calls: results of collectives since that commit that it has, in user code or before it.
+        digest: of these; see :meth:`CollectiveLog.digest`.
+        closed: it makes no more calls since that commit.
+    """
 
     rank: int
     step: int
     done: bool
+    calls: int = 0
+    digest: int = 0
+    closed: bool = False
 
     def encode(self) -> bytes:
-        return _STANDING.pack(self.step, self.done)
+        return _STANDING.pack(self.step, self.done, self.calls, self.digest, self.closed)
 
     @classmethod
     def decode(cls, rank: int, value: bytes) -> MemberProgress:
@@ -57,12 +67,14 @@ class Generation:
         me: the place of this worker; in a membership without it, the one that it had before.
         standings: progress of each member, by rank; None until the members have exchanged it.
         broken: its group can carry no step any more.
+        results: of collectives, from :attr:`holder`; None until they are there.
     """
 
     plan: Plan
     me: Member
     standings: tuple[MemberProgress, ...] | None = None
     broken: bool = False
+    results: tuple[bytes, ...] | None = None
 
     @property
     def target(self) -> MemberProgress:
@@ -74,6 +86,26 @@ class Generation:
     def goal_step(self) -> int:
         """The step that every member must have: of the furthest one, or of the newest copy where no member has it."""
         return max(self.target.step, *(snapshot.step for snapshot in self.plan.restore), -1)
+
+    @property
+    def holder(self) -> MemberProgress | None:
+        """The member from which all others take over results of collectives; None where none lacks any.
+
+        It has most of them. Members that lack none compare theirs with its own.
+        """
+        assert self.standings is not None
+        ahead = [standing for standing in self.standings if standing.step == self.goal_step]
+        holder = max(ahead, key=lambda standing: standing.calls, default=None)
+        if holder is None or not holder.calls:
+            return None
+        log = (holder.step, holder.calls, holder.digest)
+        same = all((standing.step, standing.calls, standing.digest) == log for standing in self.standings)
+        return None if same else holder
+
+    def gone_on(self, step: int) -> MemberProgress | None:
+        """A member that made its last call since the commit of ``step`` before this generation was formed, if any."""
+        ended = (one for one in self.standings or () if one.step == step and (one.closed or one.done))
+        return next(ended, None)
 
     def learn(self, values: Sequence[bytes]) -> None:
         """Take note of what the members say of themselves, by rank: encoded standings."""
@@ -118,10 +150,12 @@ class GenerationCourse(Generic[AnyGeneration]):
         current: the newest generation that was begun.
         step: committed steps of this worker, -1 without a state.
         done: whether its training is over.
+        calls: its collectives since the last commit. Results are added in a step change only.
     """
 
     def __init__(self, worker: str, make: Callable[[Plan, Member], AnyGeneration]) -> None:
         self._worker, self._make = worker, make
+        self.calls = CollectiveLog()
         self.current: AnyGeneration | None = None
         self._waiting: Plan | None = None  # the newest plan that waits for a step boundary
         self._advancing = False  # the step is just changing
@@ -215,7 +249,17 @@ class GenerationCourse(Generic[AnyGeneration]):
 
     def progress_for(self, generation: AnyGeneration) -> MemberProgress | None:
         """What the members of ``generation`` are told of this worker; None if they need not be told any more."""
-        return None if generation.broken else MemberProgress(generation.me.rank, self.step, self.done)
+        if generation.broken:
+            return None
+        calls, step = self.calls, self.step
+        return MemberProgress(
+            generation.me.rank,
+            step,
+            self.done,
+            calls=len(calls.results(step)),
+            digest=calls.digest(step),
+            closed=calls.is_closed(step),
+        )
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,40 @@ class Trainer(Protocol):
 
         Raises:
             BadInput: if the ranks do not make up such a mesh, or the job is not a sharded one.
+        """
+
+    def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
+        """Reduce a value over all ranks, or a function of the shard over all shards. The same result on every rank.
+
+        For code behind a transaction; so are :meth:`broadcast` and :meth:`barrier`. One call has one result on every
+        rank, whatever breaks; a rank that joins gets the results since the last commit. All ranks make the same calls.
+
+        Args:
+            value: a float, an int or a small CPU tensor: one of each rank. With ``shards`` a function that gives one
+                for a shard, 0 to ``shards - 1``; each shard is computed by one rank, after a fault by another one.
+            op: ``sum``, ``mean``, ``max`` or ``min``.
+            shards: so many are reduced in one order, with the same bits at every world size.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
+        """
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of rank ``source``, on every rank.
+
+        Args:
+            value: a float, an int or a small CPU tensor; every rank passes one, as ranks can change their numbers. Or a
+                function that gives one: only ``source`` calls it.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
+        """
+
+    def barrier(self) -> None:
+        """Return once every rank has called it.
+
+        Raises:
+            BadInput: if it is called within a step, or ranks call different things.
         """
 
     def long_phase(self, name: str) -> AbstractContextManager[None]:

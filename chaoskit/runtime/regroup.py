@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import STANDING, Member, Plan
-from chaoskit.runtime.generations import Generation, GenerationChange, GenerationCourse
+from chaoskit.runtime.collective_log import CollectiveLog
+from chaoskit.runtime.generations import Generation, GenerationChange, GenerationCourse, MemberProgress
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous
 from chaoskit.vocabulary import Event
+
+_RESULTS = "results of collectives"  # key, for members that lack some
+_result_lists = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class Dismissed(BaseException):
@@ -132,6 +138,7 @@ class Regrouper:
         with self._changed:
             formation.learn(values)
             self._changed.notify_all()
+        self._share_results(rendezvous, formation, standing)
         self._met(plan, formation.me)
         group = self._build(rendezvous, plan, formation.me)
         with self._changed:
@@ -143,7 +150,42 @@ class Regrouper:
             self._formed(plan.generation)
             self._changed.notify_all()
 
+    def _share_results(self, rendezvous: Rendezvous, formation: Formation, told: MemberProgress) -> None:
+        """Have results of collectives that some members lack: from the one that has most, or for the others.
+
+        Args:
+            told: what this member has said of itself. Its results stay what they are until ``formation`` is met.
+        """
+        if (holder := formation.holder) is None:
+            return
+        generation = formation.plan.generation
+        if holder.rank == formation.me.rank:
+            results = self.calls.results(told.step)
+            rendezvous.put(generation, _RESULTS, msgspec.msgpack.encode(results))
+        else:
+            results = _result_lists.decode(rendezvous.get(generation, _RESULTS))
+        with self._changed:
+            formation.results = results
+            self._changed.notify_all()
+
     # -- main thread --------------------------------------------------------------------------------------------
+
+    @property
+    def calls(self) -> CollectiveLog:
+        """This worker's collectives since the last commit. Results are added within :meth:`advance` only."""
+        return self._course.calls
+
+    def results(self, formation: Formation) -> tuple[bytes, ...]:
+        """What the holder of results in ``formation`` has, once it is here.
+
+        Raises:
+            GenerationSuperseded: if there is a newer formation, or this one broke.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: formation.results is not None or self.is_over(formation))
+            if self.is_over(formation) or formation.results is None:
+                raise GenerationSuperseded(f"generation {formation.plan.generation} is over")
+            return formation.results
 
     @property
     def step(self) -> int:

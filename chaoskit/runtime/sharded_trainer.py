@@ -29,9 +29,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed
-from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
+from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
 from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
+from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -461,6 +462,17 @@ class ShardedTrainer(BaseTrainer):
         mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
         self._committer.skip(formation, decision.shards, mine)
         return True
+
+    # -- collectives of the user's code -----------------------------------------------------------------------------
+
+    def _make(self, call: Call) -> None:
+        """If a rank is lost meanwhile all leave this entry, and nothing of its calls is needed in the next one."""
+        step, calls = self.step, self._calls
+        call.compute(self.rank, self.world, evenly=True)
+        with self._worker.board.waiting():
+            row = call.row(step, calls.made(step), self.rank, self.world)
+            rows = gather_unequal(self._group, row, self.device)
+        calls.record(step, call.conclude(rows))
 
     # -- losses -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
+from chaoskit.runtime.ballot import gather_unequal
 from chaoskit.runtime.base_trainer import BaseTrainer
+from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
@@ -66,6 +68,7 @@ class ReplicatedTrainer(BaseTrainer):
 
     def __init__(self, worker: WorkerContext) -> None:
         super().__init__(worker)
+        self._calls = worker.regrouper.calls
         self._replica: Replica | None = None
         self._rehearsed = False
         self._began_ns = 0  # of the rehearsal
@@ -174,11 +177,6 @@ class ReplicatedTrainer(BaseTrainer):
         return self._missing()
 
     @property
-    def _is_resumed(self) -> bool:
-        """Whether all ranks begin with a stored state: which may be that of the last step, so the caller must look."""
-        return self._formation is not None and bool(self.step and self._formation.plan.restore)
-
-    @property
     def _counts(self) -> bool:
         """Whether the user's code computes for the step, not for a rehearsal or an inquiry."""
         return self._rehearsed and self._inquiry.round is None
@@ -188,15 +186,13 @@ class ReplicatedTrainer(BaseTrainer):
         if self._over or self._void:
             self._over = True
             return
-        sampler = self._work.sampler(len(dataset), batch_size)
+        sampler, step = self._work.sampler(len(dataset), batch_size), self.step
         if not self._rehearsed:
             yield from self._compute(dataset, sampler, [0], prefetch)
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
-            self._void = self._is_resumed
-        step = self.step
-        while self.step == step and not self._void:
+        while self.step == step:
             yield from self._compute(dataset, sampler, self._wanted(), prefetch)
             with self._plain_numbers():
                 self._complete()
@@ -249,6 +245,7 @@ class ReplicatedTrainer(BaseTrainer):
 
     def _begin(self) -> None:
         step, self._over = self.step, False
+        self._calls.close(step)
         if self._rehearsed:
             self._cut(self._settle())
         else:
@@ -257,8 +254,11 @@ class ReplicatedTrainer(BaseTrainer):
         self._compilations.watch()
         self._worker.board.enter(Phase.FORWARD)
 
-    def _settle(self) -> Formation:
+    def _settle(self, *, calling: bool = False) -> Formation:
         """Stand in the newest generation, at its step.
+
+        Args:
+            calling: in a collective of the user's code, which may be waited for or known by those that have finished.
 
         Raises:
             TrainingOver: if the others have finished.
@@ -269,15 +269,21 @@ class ReplicatedTrainer(BaseTrainer):
             if formation is None:
                 board.enter(Phase.REGROUP)
                 formation = self._await_membership()
-            self._moves = False
+            self._moves &= calling
             if formation is self._formation:
                 return formation
+            if calling and formation.goal_step > self.step:
+                raise PeerLost(f"the others have gone on to step {formation.goal_step}, past a collective of this rank")
             board.place(formation.plan.generation, formation.me.rank)
             if (move := formation.first_move(self.step)) is FirstMove.HEAL:
                 behind = True
                 if not self._heal(formation):
                     continue
                 move = formation.first_move(self.step)
+            if formation.holder is not None and not self._take_results(formation):
+                continue
+            if move is FirstMove.END and calling:
+                return formation
             if move is FirstMove.END:
                 raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
             if move is FirstMove.FAIL:
@@ -455,6 +461,48 @@ class ReplicatedTrainer(BaseTrainer):
             worker.send(GroupBroken(worker.name, generation, str(error)[:200]))
         worker.regrouper.give_up(formation)
         worker.regrouper.wait_newer(formation)
+
+    # -- collectives of the user's code -------------------------------------------------------------------------
+
+    def _make(self, call: Call) -> None:
+        board, step = self._worker.board, self.step
+        with board.waiting():
+            formation = self._settle(calling=True)
+        if self._calls.made(step) < len(self._calls.results(step)):
+            return  # it was taken over
+        if (other := formation.gone_on(step)) is not None:
+            raise call.refusal(f"rank {other.rank} has gone on without this one")
+        call.compute(self.rank, self.world)
+        with board.waiting():
+            row = call.row(step, self._calls.made(step), self.rank, self.world)
+            try:
+                group = self._worker.regrouper.group(formation)
+                rows = gather_unequal(group if group.size > 1 else None, row, self.device)
+            except (GenerationSuperseded, RuntimeError) as error:
+                self._leave(formation, error)
+                return
+            self._write_down(formation, step, call.conclude(rows))
+
+    def _write_down(self, formation: Formation, step: int, result: bytes) -> None:
+        """Keep the result, unless a newer generation was begun: its members may have been told that there is none."""
+        try:
+            with self._worker.regrouper.advance(formation):
+                self._calls.record(step, result)
+        except GenerationSuperseded as error:
+            self._leave(formation, error)
+
+    def _take_results(self, formation: Formation) -> bool:
+        """Take over what others have of collectives since the last commit; False if a newer formation came first."""
+        regrouper = self._worker.regrouper
+        self._worker.board.enter(Phase.REGROUP)
+        try:
+            results = regrouper.results(formation)
+            with regrouper.advance(formation):
+                self._calls.adopt(self.step, results)
+        except GenerationSuperseded as error:
+            self._leave(formation, error)
+            return False
+        return True
 
     # -- rehearsal ----------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from chaoskit.osprocess import host_id, keep_freed_memory, set_name, step_back
 from chaoskit.runtime.base_trainer import this_device
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
+from chaoskit.runtime.collectives import explain_missing_group
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.entries import Entries
 from chaoskit.runtime.fingerprint import fingerprint
@@ -263,7 +264,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
     )
     control.hooks.reach(LOAD)
     job = spec.config.job
-    train = load_job(job)
+    train = explain_missing_group()(load_job(job))
     if job.sharded:
         return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
     trainer, cut_short_by = ReplicatedTrainer(context), ""
