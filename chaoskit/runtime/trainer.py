@@ -192,7 +192,7 @@ class ReplicatedTrainer(BaseTrainer):
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
-        while self.step == step:
+        while self.step == step:  # else this rank has taken the step over, and the code behind it is to run
             yield from self._compute(dataset, sampler, self._wanted(), prefetch)
             with self._plain_numbers():
                 self._complete()
