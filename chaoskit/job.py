@@ -145,6 +145,23 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
             value = options[argument.arg]
             if not any(type(value) in _PLAIN_TYPES[name] for name in names):
                 raise BadInput(f"options.{argument.arg}", value, f"use a value of type {annotation}")
+    for name, default in _numbers_by_default(train).items():
+        if isinstance(options.get(name), str):
+            raise BadInput(f"options.{name}", options[name], f"use a number, as its default {default} is one")
+
+
+def _numbers_by_default(train: ast.FunctionDef) -> dict[str, int | float]:
+    """The parameters without an annotation whose default is a number."""
+    positional = [*train.args.posonlyargs, *train.args.args]
+    optional = positional[len(positional) - len(train.args.defaults) :]
+    pairs = [*zip(optional, train.args.defaults, strict=True)]
+    pairs += [(one, value) for one, value in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if value]
+    found: dict[str, int | float] = {}
+    for argument, default in pairs:
+        value = default.value if isinstance(default, ast.Constant) else None
+        if argument.annotation is None and isinstance(value, int | float) and not isinstance(value, bool):
+            found[argument.arg] = value
+    return found
 
 
 def _has_loss(tree: ast.Module, trainer: str) -> bool:

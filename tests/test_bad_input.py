@@ -41,6 +41,7 @@ _FILES: dict[str, str | bytes] = {
     "async.py": "async def train(trainer): ...\n",
     "no_arguments.py": "def train(): ...\n",
     "needs.py": _SCRIPT.replace("*, steps: int = 5", "*, size: int, steps: int = 5"),
+    "plain.py": _SCRIPT.replace("*, steps: int = 5", "steps=5, lr=0.1"),
     "no_loss.py": "def train(trainer): print(1)\n",
     "file": "x",
     "damaged.json": '{"version": 1, "job": ',
@@ -155,6 +156,7 @@ launch gpt --spares 2000                             | --spares 2000: use at mos
 launch gpt --checkpoints c --keep 3 --setting disk.keep_last=5 | --setting disk.keep_last=5: leave it out
 launch gpt --elastic 2..8 --setting elastic.minReplicas=9 | % use
 launch needs.py                                      | options.size: give this option a value (--set size=VALUE)
+launch plain.py --set lr=0,05                        | --set lr=0,05: use a number, as its default 0.1 is one
 launch train.py --nodes 2 --set nodes=x              | --set nodes=x: train takes steps
 launch gpt --follow cubic                            | --follow cubic: use one of linear
 launch gpt --follow-warmup-steps 3                   | --follow-warmup-steps 3: give --follow, too

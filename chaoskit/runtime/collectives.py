@@ -41,6 +41,7 @@ _DTYPES = {
         torch.uint8,
     )
 }
+_NO_GROUP = ("Default process group has not been initialized", "using env:// rendezvous")  # torch's own words
 _NUMBERS = {"float": torch.float64, "int": torch.int64}
 _INT64 = torch.iinfo(torch.int64)
 
@@ -272,9 +273,10 @@ def explain_missing_group() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if "Default process group has not been initialized" not in str(error):
+        if not any(text in str(error) for text in _NO_GROUP):
             raise
         raise JobFailed(
-            "torch.distributed has no process group in this job: call trainer.all_reduce, trainer.broadcast or "
-            "trainer.barrier behind a transaction; gradients are reduced without a call"
+            "torch.distributed has no process group in this job: leave out init_process_group and "
+            "DistributedDataParallel, and use trainer.rank; for values of your own call trainer.all_reduce, "
+            "trainer.broadcast or trainer.barrier behind a transaction"
         ) from error

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from chaoskit.errors import BadInput
 from chaoskit.runtime.shardwork import Shard
 
 
@@ -50,6 +52,8 @@ class Transaction:
         Raises:
             BadInput: if the dataset is shorter than one batch, or draws from those generators in the rehearsal.
         """
+        if isinstance(dataset, DataLoader):
+            raise BadInput("dataset", "DataLoader", "pass the dataset itself: batches are drawn and put together here")
         return self._trainer._take_step(dataset, batch_size, prefetch)
 
     def backward(self, loss: Tensor) -> None:

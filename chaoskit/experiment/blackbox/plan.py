@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,7 +150,9 @@ def _require_program(program: str, directory: Path) -> None:
         return  # known on the node only
     found = directory / program if "/" in program else Path(shutil.which(program) or "")
     if not found.is_file():
-        raise BadInput("command", program, "name a program that is installed, or a path to one")
+        beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
+        remedy = f"write {beside}" if beside.is_file() else "name a program that is installed, or a path to one"
+        raise BadInput("command", program, remedy)
 
 
 # -- faults -------------------------------------------------------------------------------------------------------
