@@ -161,6 +161,17 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     workplace.await_silence()
 
 
+@pytest.mark.costly
+def test_the_first_of_two_ranks_to_return_is_named(workplace: Workplace) -> None:
+    """The other rank hears of it last, when the launcher hears of nothing any more but the end."""
+    options = ["--nodes", "2", "--spares", "0", "--set", "early=7", "--report", "run", "--json"]
+    done = workplace.run("launch", "train.py", *options)
+    told = json.loads(done.stdout)
+    members = [one for one in workplace.records("run", "coordinator") if one["event"] == "plan"][-1]["members"]
+    (early,) = [member["worker"] for member in members if member["rank"] == 1]
+    assert (told["ok"], told["steps"], told["cut_short_by"]) == (True, 7, early)
+
+
 @pytest.mark.slow
 @pytest.mark.promise("the first one that returns ends the run for all")
 @pytest.mark.costly

@@ -207,7 +207,7 @@ def _result(
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
-        cut_short_by=progress.cut_short_by,
+        cut_short_by=_returned_early(directory / "journal"),
         unfit=unfit,
     )
     if result.ok:
@@ -221,6 +221,12 @@ def _result(
 def _last_commit(journals: Path) -> Record | None:
     commits = [record for record in read_tail(journals) if record.event == Event.COMMIT]
     return max(commits, key=lambda record: int(record["step"]), default=None)
+
+
+def _returned_early(journals: Path) -> str:
+    """The worker that returned where others would have taken another step: each of these wrote so at its end."""
+    ends = [record for record in read_tail(journals) if record.event == Event.FINISHED]
+    return next((str(end["cut_short_by"]) for end in ends if end["cut_short_by"]), "")
 
 
 def _log_of(worker: str, logs: Path) -> Path:

@@ -80,7 +80,6 @@ class Progress:
         loss: of the newest one that was heard of; NaN while there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         error: the last error that a worker reported, ``culprit`` the worker; empty where there was none.
-        cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
     """
 
     def __init__(self, now_s: float, *, steps: int | None = None, faults: Sequence[str] = ()) -> None:
@@ -97,7 +96,7 @@ class Progress:
         self.step, self.loss = 0, math.nan
         self.recoveries: list[float] = []
         self.incident: OpenIncident | None = None
-        self.error = self.culprit = self.weights_digest = self.cut_short_by = ""
+        self.error = self.culprit = self.weights_digest = ""
         self._below_full_size: OpenIncident | None = None  # since the world is smaller than it should be
         self._struck: set[str] = set()
         self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
@@ -163,9 +162,8 @@ class Progress:
                 return self._on_fault(fault)
             case Shown():
                 self._on_log(message, now_s)
-            case WorkerDone(worker, step, digest, cut_short_by=cut_short_by):
+            case WorkerDone(worker, step, digest):
                 self.done.add(worker)
-                self.cut_short_by = cut_short_by or self.cut_short_by
                 self.step, self.weights_digest = max(self.step, step), digest
             case EndJob():
                 self.end = message
