@@ -24,7 +24,7 @@ from support.waiting import wait_until
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.launcher.progress import Progress
-from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Welcome, WorkerLost
+from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Snapshot, Welcome, WorkerLost
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.undo import UndoLog
 
@@ -558,6 +558,15 @@ def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
     assert story.beat("node0.0", 2, 8) == []  # may have been committed before the loss: heartbeats lag behind
     assert story.beat("node0.0", 2, 9) == ["step 9 committed, at full strength, 3 s after the loss"]
     assert story.progress.recoveries == [3.0]
+
+
+def test_a_resumed_run_says_from_where() -> None:
+    """The first line names the step and the snapshot; the rate at the end counts only what was trained."""
+    story = Story()
+    stored = Snapshot("", "", 200, 1, 10, "", Endpoint("", "", 0, 0, -1), tier="disk", path="ck/step-200")
+    member = Member(0, "node0.0", "node0", Endpoint("", "", 0, 0, -1), (0,))
+    assert story.tell(Plan(1, (member,), True, restore=(stored,))) == ["1 rank train, from step 200 on: ck/step-200"]
+    assert story.progress.resumed_from == 200
 
 
 def test_full_strength_is_told_when_the_world_is_whole_again() -> None:

@@ -245,6 +245,7 @@ def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, op
     resumed = launches.end("resumed", *launches.keep())
     assert (resumed["ok"], resumed["steps"], resumed["reason"]) == (True, 60, unbroken["reason"])
     assert min(record["step"] for record in launches.restored("resumed")) >= 10
+    assert resumed["resumed_from"] >= 10
     assert resumed["weights_digest"] == unbroken["weights_digest"] != ""
     assert resumed["loss"] == unbroken["loss"]
 

@@ -264,7 +264,8 @@ def plain(result: LaunchResult) -> dict[str, Any]:
 def print_result(result: LaunchResult, shown: Console) -> None:
     """Print the end of a launch."""
     seconds = result.training_seconds
-    rate = f" ({number(result.steps / seconds)} steps/s)" if result.steps and seconds else ""
+    trained = result.steps - result.resumed_from
+    rate = f" ({number(trained / seconds)} steps/s)" if trained and seconds else ""
     steps = f"{plural(result.steps, 'step')} in {clock(seconds)}{rate}"
     loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
     if result.ok:

@@ -41,6 +41,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
 
     Attributes:
         steps: committed steps.
+        resumed_from: step of the stored snapshot that the run began with; 0 for none.
         loss: of the last step; None where it was skipped or there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
@@ -67,6 +68,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     directory: str
     logs: str
     not_stored: str = ""
+    resumed_from: int = 0
     cut_short_by: str = ""
     unfit: dict[str, str] = {}
     error: str = ""
@@ -207,6 +209,7 @@ def _result(
         weights_digest=progress.weights_digest,
         directory=str(directory),
         logs=str(directory / "log"),
+        resumed_from=progress.resumed_from,
         cut_short_by=_returned_early(directory / "journal"),
         unfit=unfit,
     )

@@ -77,6 +77,7 @@ class Progress:
 
     Attributes:
         step: committed steps.
+        resumed_from: step of the stored snapshot that the run began with; 0 for none.
         loss: of the newest one that was heard of; NaN while there is none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         error: the last error that a worker reported, ``culprit`` the worker; empty where there was none.
@@ -87,6 +88,7 @@ class Progress:
         self.started_s = now_s
         self.training_since_s: float | None = None
         self.end: EndJob | None = None
+        self.resumed_from = 0
         self.nodes = self.spares_wanted = 0
         self.plan: Plan | None = None
         self.running: int | None = None  # nodes on which a command still runs; None of a job
@@ -198,7 +200,11 @@ class Progress:
             open_one.begin(plan.generation, self.step)
         if first:
             self.training_since_s = now_s
-            return [("info", f"{plural(world, 'rank')} train")]
+            stored = next((copy for copy in plan.restore if copy.path), None)
+            if stored is None:
+                return [("info", f"{plural(world, 'rank')} train")]
+            self.resumed_from = stored.step
+            return [("info", f"{plural(world, 'rank')} train, from step {stored.step} on: {stored.path}")]
         if world > before:
             change = f"{plural(world, 'rank')}, {world - before} joined"
         elif world < before:
