@@ -51,7 +51,7 @@ def test_the_plugin_slows_no_other_suite(tmp_path: Path) -> None:
     assert not [name for name in seen if name.startswith(("chaoskit.experiment", "chaoskit.runtime", "faults"))]
 
 
-LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
 
 

@@ -283,13 +283,13 @@ def test_a_receiver_that_is_away_costs_no_training(tmp_path: Path) -> None:
 
 
 BAD_INPUTS = [
-    (["top", "nowhere"], "run_dir='nowhere'"),
-    (["top"], "run_dir=None"),
-    (["trace", "nowhere", "--file", "x.json"], "run_dir='nowhere'"),
-    (["trace", "nowhere"], "otlp_endpoint=''"),
-    (["trace", "nowhere", "--otlp-endpoint", "localhost"], "otlp_endpoint='localhost'"),
-    (["launch", "train.py", "--otlp-endpoint", "ftp://x"], "otlp_endpoint='ftp://x'"),
-    (["launch", "train.py", "--metrics-port", "70000"], "metrics_port=70000"),
+    (["top", "nowhere"], "RUN_DIR nowhere: "),
+    (["top"], "RUN_DIR: "),
+    (["trace", "nowhere", "--file", "x.json"], "RUN_DIR nowhere: "),
+    (["trace", "nowhere"], "--otlp-endpoint: "),
+    (["trace", "nowhere", "--otlp-endpoint", "localhost"], "--otlp-endpoint localhost: "),
+    (["launch", "train.py", "--otlp-endpoint", "ftp://x"], "--otlp-endpoint ftp://x: "),
+    (["launch", "train.py", "--metrics-port", "70000"], "--metrics-port 70000: "),
 ]
 
 

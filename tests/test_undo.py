@@ -273,16 +273,6 @@ def test_a_directory_in_place_of_an_undo_log_stops_no_janitor(tmp_path: Path, sl
     assert files(tmp_path) == [path]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_an_undo_log_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    """One of another user, say: it stays, with a line that says that nothing of it was put back."""
-    path = dead_launchers_file(tmp_path, entry(1, "kill", 1, 1))
-    path.chmod(0)
-    (damaged,) = sweep(tmp_path)
-    assert describe(damaged).startswith(f"{path}: Permission denied: nothing that it lists was put back")
-    assert files(tmp_path) == [path]
-
-
 def test_a_file_whose_name_is_of_no_launcher_is_undone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     """No process is known that would put back what it lists."""
     stop(sleeper)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-_VALUE_LENGTH_MAX = 80
+_VALUE_LENGTH_MAX = 200
 _TAKES_PAIRS = ("--setting", "--limit")  # of NAME=VALUE, as --set
 _JOINED = ("--set=", "--setting=", "--limit=")
 

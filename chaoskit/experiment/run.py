@@ -82,6 +82,8 @@ def execute(
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
     """
+    if experiment.config.disk is not None:
+        Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
     with store_of(experiment, undo) as store:
         return _execute(experiment, substrate, undo, directory, watch, port, store, requests)
 
