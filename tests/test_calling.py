@@ -136,6 +136,18 @@ def test_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
     assert max(step for of_worker in noted.values() for step in of_worker) == 20
 
 
+@pytest.mark.parametrize("where", ["", "evaluation"])
+def test_a_final_evaluation_of_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
+    """Ranks that enter again with the last step take no other one, and make the calls behind the loop."""
+    options = {"where": where}
+    outcome, noted = run(
+        chaos, tmp_path / "notes", job=f"{JOB}:sharded_final", steps=FAULT_STEP, check=not where, options=options
+    )
+    assert outcome.records("job_ended")[0]["ok"], outcome.reasons
+    assert bool(outcome.records("detected")) == bool(where)
+    assert list(agreed(noted)) == [FAULT_STEP]
+
+
 @pytest.mark.parametrize("job", ["wrongly", "sharded_wrongly"])
 @pytest.mark.parametrize("how", ["before a transaction", "before the loop", "in the loop", "in a call"])
 def test_a_call_that_is_not_between_two_steps_is_refused(chaos: Chaos, job: str, how: str) -> None:

@@ -423,13 +423,14 @@ class Agent:
 
     async def _say_goodbye(self, message: EndJob) -> None:
         """Let workers end by themselves, and what is being stored get there."""
+        ending = tuple(name for name, charge in self._charges.items() if not charge.lost)
         for charge in self._charges.values():
             charge.tell(message)
             charge.lost = True
         waits = [charge.ended.wait() for charge in self._charges.values() if charge.pid]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _FAREWELL_S)
-        await self._keeper.finish(_STORING_S, last=message.ok)
+        await self._keeper.finish(_STORING_S, last=message.ok, workers=ending)
 
     def _end_all(self) -> None:
         for charge in self._charges.values():

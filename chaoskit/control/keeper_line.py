@@ -112,13 +112,14 @@ class KeeperLine:
         """Answered by ``LinksMeasured``, which goes to the coordinator."""
         self._give(order)
 
-    async def finish(self, timeout_s: float, *, last: bool) -> None:
+    async def finish(self, timeout_s: float, *, last: bool, workers: tuple[str, ...]) -> None:
         """The job is over: what is being written, and then what is being uploaded, has so long to get there.
 
         Args:
             last: it has as long as it takes instead, and the state with which the job ended is stored, too.
+            workers: those of this node that were there at the end.
         """
-        self._give(Finish(timeout_s, last))
+        self._give(Finish(timeout_s, last, workers))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._finished.wait(), None if last else 2 * timeout_s + _SLACK_S)
 

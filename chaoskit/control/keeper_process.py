@@ -155,8 +155,8 @@ class _Service:
                 keeper.store(step)
             case MeasureLinks():
                 start_tests(self._quarters.node, self._quarters.token, order, self._tell)
-            case Finish(timeout_s, last):
-                keeper.finish(timeout_s, last=last)
+            case Finish(timeout_s, last, workers):
+                keeper.finish(timeout_s, last=last, workers=workers)
                 self._tell(Finished())
 
     def _adopt(self, order: Adopt) -> None:

@@ -45,10 +45,12 @@ class Finish(Message, frozen=True):
     """The job is over: what is being stored has so long to get there. Answered by :class:`Finished`.
 
     ``last``: it has as long as it takes instead, and the state with which the job ended is stored, too.
+    ``workers``: those of this node that were there at the end; a plan with none of them is over.
     """
 
     timeout_s: float
     last: bool
+    workers: tuple[str, ...]
 
 
 class Finished(Message, frozen=True):

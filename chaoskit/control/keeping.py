@@ -101,23 +101,26 @@ class NodeKeeper(KeepsCopies, ABC):
         if self._archive.saver is not None:
             self._orders.give(partial(self._archive.saver.due.order, step))
 
-    def finish(self, timeout_s: float, *, last: bool) -> None:
+    def finish(self, timeout_s: float, *, last: bool, workers: tuple[str, ...]) -> None:
         """The job is over. Waits.
 
         Args:
             timeout_s: what is being stored has so long to get there.
             last: it has as long as it takes instead, and the state with which the job ended is stored, too.
+            workers: those of this node that were there at the end.
         """
         saver = self._archive.saver
         if saver is None or not last:
             self._archive.finish(timeout_s)
             return
         offered: SimpleQueue[list[Portion]] = SimpleQueue()
-        self._orders.give(lambda: offered.put(self._offer_last(saver)))
+        self._orders.give(lambda: offered.put(self._offer_last(saver, workers)))
         self._archive.finish_last(leads=any(portion.leads for portion in offered.get()))
 
-    def _offer_last(self, saver: Saver) -> list[Portion]:
-        portions = self._last() if self._plan is not None else []
+    def _offer_last(self, saver: Saver, workers: tuple[str, ...]) -> list[Portion]:
+        """Offer this node's part; nothing where it has no member any more, and knows an old plan only."""
+        members = self._plan.members if self._plan is not None else ()
+        portions = self._last() if any(member.worker in workers for member in members) else []
         for portion in portions:
             saver.offer(portion)
         return portions

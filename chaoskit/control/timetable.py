@@ -58,7 +58,7 @@ class Timetable:
 
 
 class Patience:
-    """How long something that should grow may stay as it is. A pure state machine."""
+    """How long something that should grow may not be more than it was at most. A pure state machine."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -66,8 +66,8 @@ class Patience:
         self._since_s = 0.0
 
     def is_over(self, amount: int, now_s: float) -> bool:
-        """Whether the amount has been the same for too long."""
-        if amount != self._amount:
+        """Whether the amount has not grown for too long."""
+        if amount > self._amount:
             self._amount, self._since_s = amount, now_s
         return now_s >= self._since_s + self._patience_s
 

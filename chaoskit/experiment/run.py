@@ -27,6 +27,7 @@ from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
 _HTTP_PORT = 80
+_STORING_LEAST_S = 5.0  # for the last state, where the deadline of the run is near
 
 
 @dataclass
@@ -139,7 +140,8 @@ def _execute(
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
         ended_ns = time.monotonic_ns()
         if end is not None and end.ok and config.disk is not None and conductor.first_node:
-            await_last(cluster, conductor.first_node, config, directory, experiment.deadline_s, watch)
+            left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
+            await_last(cluster, conductor.first_node, config, directory, left_s, watch)
     finally:
         try:
             cluster.end()

@@ -217,6 +217,7 @@ class ShardedTrainer(BaseTrainer):
         self._copies.begin(state.step, committed_in)
         if plan.generation > 1:
             worker.send(Healed(worker.name, plan.generation))
+        self._over = state.step > 0  # behind that step: collectives may be called, also if no other one is to be taken
         worker.board.enter(Phase.OUTSIDE)
 
     def _restore(self, formation: Formation, state: ShardedState, number: int, count: int) -> int:

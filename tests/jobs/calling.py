@@ -109,6 +109,19 @@ def sharded(
         call_and_note(trainer, model, notes, trouble)
 
 
+def sharded_final(trainer: Trainer, *, notes: str, steps: int, where: str = "", act: str = "kill") -> None:
+    """The calls stand behind the loop: a final evaluation."""
+    mesh = trainer.mesh()
+    model = model_of(trainer)
+    fully_shard(model, mesh=mesh)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=8):
+                step.backward(loss_of(model, shard.batch))
+    call_and_note(trainer, model, notes, Trouble(trainer, notes, where, act))
+
+
 def wrongly(trainer: Trainer, *, steps: int, how: str) -> None:
     """Calls where a call makes no sense, after some good ones."""
     misuse(trainer, model_of(trainer), steps, how)

@@ -126,13 +126,19 @@ class Store:
             Whether the store has confirmed that it took these bytes; else they are to be read back.
         """
 
+        counted_bytes = 0
+
         def write() -> None:
+            nonlocal counted_bytes
+            self.sent_bytes -= counted_bytes  # what a failed attempt has sent is sent again
+            counted_bytes = 0
             with self._fs.open(self._path(name), "wb", block_size=FILE_CHUNK_BYTES) as file:
                 for offset in range(0, entry.size_bytes, FILE_CHUNK_BYTES):
                     part = read(offset, min(FILE_CHUNK_BYTES, entry.size_bytes - offset))
                     self._throttle(len(part))
                     file.write(part)
                     self.sent_bytes += len(part)
+                    counted_bytes += len(part)
                 self._settle(file)
 
         self._attempts(f"write {name}", write)
