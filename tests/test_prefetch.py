@@ -47,10 +47,8 @@ class Slow:
 
 
 @pytest.fixture
-def prefetcher() -> Any:
-    made = Prefetcher()
-    yield made
-    made.close()
+def prefetcher() -> Prefetcher:
+    return Prefetcher()
 
 
 def test_what_is_expected_is_fetched_meanwhile(prefetcher: Prefetcher) -> None:
@@ -64,7 +62,7 @@ def test_what_is_expected_is_fetched_meanwhile(prefetcher: Prefetcher) -> None:
 
 
 def test_a_wrong_guess_is_dropped(prefetcher: Prefetcher) -> None:
-    """One that has begun is waited for, so that no dataset is called twice at once; its error is nobody's."""
+    """One that has begun is waited for, so that no dataset is called twice at once; its error is not raised."""
     data, other = Slow(), Slow()
     prefetcher.expect(data, [-1])
     wait_until(lambda: data.begun, "the fetch")
@@ -84,11 +82,11 @@ def test_a_guess_that_has_not_begun_is_never_fetched(prefetcher: Prefetcher) -> 
     asker.start()
     wait_until(lambda: data.begun, "the fetch")
     prefetcher.expect(data, [2])
-    prefetcher.close()
-    data.gate.release()
+    prefetcher.forget()
+    data.gate.release(2)
     asker.join(LIMIT_S)
-    wait_until(lambda: not [one for one in threading.enumerate() if one.ident in data.threads], "the end of the thread")
-    assert (data.begun, [one.tolist() for one in results]) == ([[1]], [[1]])
+    assert prefetcher.take(data, [3]).tolist() == [3]
+    assert (data.begun, [one.tolist() for one in results]) == ([[1], [3]], [[1]])
 
 
 def test_an_error_is_raised_where_the_batch_is_asked_for(prefetcher: Prefetcher) -> None:

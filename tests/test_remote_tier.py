@@ -235,7 +235,7 @@ def test_objects_and_generations_are_uploaded(remote: Remote, tmp_path: Path) ->
     [
         ("bucket/run", "PROTOCOL://PLACE"),
         ("s3://", "PROTOCOL://PLACE"),
-        ("nonsense://x/y", "correct it"),
+        ("nonsense://x/y", "a protocol that fsspec knows"),
         ("gs://bucket/run", r"pip install 'chaoskit\[gcs\]'"),
     ],
 )

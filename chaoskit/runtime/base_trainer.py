@@ -17,7 +17,7 @@ from chaoskit.runtime.callbacks import HookMethods
 from chaoskit.runtime.collective_log import CollectiveLog
 from chaoskit.runtime.collectives import Call, Value
 from chaoskit.runtime.context import WorkerContext
-from chaoskit.runtime.prefetch import Prefetcher, require_no_draws
+from chaoskit.runtime.prefetch import require_no_draws
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.sampling import fetch, load, seed_everything
 from chaoskit.vocabulary import Event, Phase
@@ -44,7 +44,7 @@ class BaseTrainer(HookMethods, ABC):
         self.disk = worker.disk
         self.device = this_device(worker.config.device)
         self._over = False  # the loop over the shards of this transaction has come to its end
-        self._prefetcher = Prefetcher()
+        self._prefetcher = worker.prefetcher
         self._calls, self._calling = CollectiveLog(), False
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaoskit.config import RunConfig
@@ -12,6 +12,7 @@ from chaoskit.messages import Endpoint, Message
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.hooks import Hooks
+from chaoskit.runtime.prefetch import Prefetcher
 from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.replica import Replica
 
@@ -33,3 +34,4 @@ class WorkerContext:
     token: str
     host: str  # address under which peers reach this node
     disk: Path
+    prefetcher: Prefetcher = field(default_factory=Prefetcher)

@@ -1,7 +1,7 @@
 """Batches that are fetched ahead: while a shard is computed, a thread fetches the one that will be asked for next.
 
 What is next is a guess: a rank that was lost changes who computes what. A batch is a function of its samples alone, so
-one that nobody asks for is dropped, and the bits of the training are those without the thread.
+one that is not asked for is dropped, and the bits of the training are those without the thread.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class _Request:
 
 
 class Prefetcher:
-    """Calls datasets on a thread of its own, which begins with the first batch, and nowhere else.
+    """Calls datasets on a thread of its own, which begins with the first batch, and nowhere else. One a process.
 
     So no dataset is called twice at the same time, and what it has opened is used by one thread. The thread is a
     daemon: a dataset that hangs holds up no exit.
     """
 
     def __init__(self) -> None:
-        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._requests: SimpleQueue[_Request] = SimpleQueue()
         self._ahead: _Request | None = None
         self._runs = False
 
@@ -69,14 +69,11 @@ class Prefetcher:
         """These will be asked for next, unless something happens."""
         self._ahead = self._order(dataset, samples)
 
-    def close(self) -> None:
-        """Fetch nothing more. Does not wait."""
+    def forget(self) -> None:
+        """Drop the batch that was fetched ahead. Does not wait."""
         if self._ahead is not None:
             self._ahead.dropped = True
             self._ahead = None
-        if self._runs:
-            self._requests.put(None)
-            self._runs = False
 
     def _order(self, dataset: Any, samples: Sequence[int]) -> _Request:
         if not self._runs:
@@ -87,9 +84,10 @@ class Prefetcher:
         return request
 
 
-def _serve(requests: SimpleQueue[_Request | None]) -> None:
+def _serve(requests: SimpleQueue[_Request]) -> None:
     set_name("ck-prefetch")
-    while (request := requests.get()) is not None:
+    while True:
+        request = requests.get()
         request.run()
         del request  # an idle thread must not keep a batch
 

@@ -253,7 +253,7 @@ class ShardedTrainer(BaseTrainer):
 
     def leave(self) -> None:
         """The train function was left: let go of its groups, and of everything that it made."""
-        self._prefetcher.close()
+        self._prefetcher.forget()
         self._copies.drop()
         self._state = None
         self._losses.clear()
