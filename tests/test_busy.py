@@ -22,6 +22,11 @@ def used_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def working(pid: int) -> list[int]:
+    """The processes of the load below a process."""
+    return [one for one in descendants(pid) if "--work" in Path(f"/proc/{one}/cmdline").read_text()]
+
+
 def test_each_process_of_the_load_works() -> None:
     """A load that sleeps would make the storm lane a calm one."""
     with busy.load() as pids:
@@ -39,11 +44,11 @@ def test_the_status_is_that_of_the_command() -> None:
 def test_the_load_ends_when_its_parent_is_killed() -> None:
     """A cancelled run leaves no spinning process behind."""
     with subprocess.Popen([*BUSY, "sleep", "100"]) as process:
-        found = wait_until(
-            lambda: len(pids := descendants(process.pid)) >= COUNT + 1 and pids, "the load and the command run"
+        wait_until(lambda: len(descendants(process.pid)) == COUNT + 1, "the load and the command run")
+        spinning = wait_until(  # a process has another command line until it has begun
+            lambda: len(pids := working(process.pid)) == COUNT and pids, "all processes of the load have begun"
         )
-        spinning = [pid for pid in found if "--work" in Path(f"/proc/{pid}/cmdline").read_text()]
-        assert len(spinning) == COUNT
+        found = descendants(process.pid)
         wait_until(lambda: all(used_s(pid) > 0.05 for pid in spinning[:-1]), "the load has begun")
         process.kill()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinning), "the end of the load")

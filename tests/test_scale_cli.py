@@ -185,8 +185,12 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=LIMIT_S)
             assert refused.value.code == 401
-    with pytest.raises(BadInput, match=r"send JSON with size \(int\)"):
-        launch.run._ask("scale", {"size": "many"})
+    request = urllib.request.Request(
+        f"{door['url']}/scale", data=b'{"size": "many"}', headers={"Authorization": f"Bearer {door['token']}"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=LIMIT_S)
+    assert (refused.value.code, "send JSON with size (int)" in refused.value.read().decode()) == (400, True)
     assert launch.run.state().world == 2
     assert not launch.records(Event.ASKED)
 
