@@ -71,34 +71,30 @@ def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Troub
         file.write(f"{trainer.step} {score.item().hex()} {total[0]} {one}\n")
 
 
-def train(
+def train(trainer: Trainer, *, notes: str, steps: int, **how: Any) -> None:
+    """``how``: see :func:`train_and_call`."""
+    train_and_call(trainer, model_of(trainer), notes, steps, **how)
+
+
+def sharded(trainer: Trainer, *, notes: str, steps: int, **how: Any) -> None:
+    """The same, with a model that needs all ranks for each forward pass."""
+    mesh = trainer.mesh()
+    model = model_of(trainer)
+    fully_shard(model, mesh=mesh)
+    train_and_call(trainer, model, notes, steps, **how)
+
+
+def train_and_call(
     trainer: Trainer,
-    *,
+    model: nn.Sequential,
     notes: str,
     steps: int,
+    *,
     until: dict[str, Any] | None = None,
     where: str = "",
     act: str = "kill",
 ) -> None:
     """``where``, ``act``: the :class:`Trouble` of rank 1."""
-    model = model_of(trainer)
-    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
-    goal, trouble = Goal(trainer, steps, until), Trouble(trainer, notes, where, act)
-    while goal.is_ahead():
-        with trainer.transaction() as step:
-            goal.pace(0.02)
-            for shard in step.shards(DATA, batch_size=8):
-                step.backward(loss_of(model, shard.batch))
-        call_and_note(trainer, model, notes, trouble)
-
-
-def sharded(
-    trainer: Trainer, *, notes: str, steps: int, until: dict[str, Any] | None = None, where: str = "", act: str = "kill"
-) -> None:
-    """The same, with a model that needs all ranks for each forward pass."""
-    mesh = trainer.mesh()
-    model = model_of(trainer)
-    fully_shard(model, mesh=mesh)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     goal, trouble = Goal(trainer, steps, until), Trouble(trainer, notes, where, act)
     while goal.is_ahead():
