@@ -139,3 +139,12 @@ def test_a_missing_library_is_named_with_its_extra(
     ended = command(tmp_path, "chaoskit", "launch", "gpt", "--report", "run", *arguments)
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"chaoskit: {refusal}\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_markers_of_other_projects_are_left_alone(tmp_path: Path) -> None:
+    """A project that marks tests ``gpu`` or ``slow`` for its own ends runs them, whatever this machine has."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: ours\n    slow: ours\n")
+    marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.slow\ndef test_ours(): pass\n"
+    (tmp_path / "test_ours.py").write_text(marked)
+    ended = command(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers")
+    assert (ended.returncode, "1 passed" in ended.stdout) == (0, True), ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,8 +16,12 @@ from support.waiting import wait_until
 
 from chaoskit.checkpoint.boundaries import undisturbed
 from chaoskit.checkpoint.disk import DiskTier
+from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.names import parse_name
 from chaoskit.checkpoint.portion import Portion
+from chaoskit.checkpoint.remote.backoff import Backoff
+from chaoskit.checkpoint.remote.opening import open_store
+from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.config import CheckpointTier
 from chaoskit.control.saving import Saver
 from chaoskit.control.timetable import Patience
@@ -43,6 +48,28 @@ def test_patience_lasts_as_long_as_something_moves() -> None:
     assert not patience.is_over(5, 19.9)
     assert patience.is_over(5, 20.0)
     assert not patience.is_over(6, 20.1)
+
+
+def test_what_a_failed_attempt_has_sent_does_not_count_twice(tmp_path: Path) -> None:
+    """A store that fails once behind the first chunk has taken the file once."""
+    size_bytes, failures = 2 * FILE_CHUNK_BYTES, [OSError(errno.ENOSPC, "full")]
+
+    def read(offset: int, length: int) -> bytes:
+        if offset and failures:
+            raise failures.pop()
+        return bytes(length)
+
+    store = open_store(f"file://{tmp_path}", traffic=Traffic(backoff=Backoff(base_s=0.01)))
+    store.send("data", FileEntry("data", size_bytes, ()), read)
+    assert (tmp_path / "data").stat().st_size == store.sent_bytes == size_bytes
+    assert not failures
+
+
+def test_what_is_sent_again_is_no_progress() -> None:
+    """An upload that fails and begins anew reaches no more than before: it is given up."""
+    patience = Patience(10.0)
+    assert not any(patience.is_over(amount, now_s) for amount, now_s in ((5, 0.0), (0, 4.0), (5, 8.0)))
+    assert patience.is_over(0, 10.0)
 
 
 class Savers:

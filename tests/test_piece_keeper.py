@@ -17,7 +17,7 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.peer_server import CopyServer
 from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
-from chaoskit.config import RunConfig
+from chaoskit.config import CheckpointTier, RunConfig
 from chaoskit.control.keeping import NodeContext
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.job import JobSpec
@@ -35,14 +35,20 @@ class Worker:
     """One rank on a node, in this process; without partners, unless there are to be some."""
 
     def __init__(
-        self, directory: Path, *, nodes: int = 1, memory_copies: int = 0, groups: tuple[tuple[int, ...], ...] = ()
+        self,
+        directory: Path,
+        *,
+        nodes: int = 1,
+        memory_copies: int = 0,
+        groups: tuple[tuple[int, ...], ...] = (),
+        disk: CheckpointTier | None = None,
     ) -> None:
         self.board, self.told, self._directory = Board.create(), list[Message](), directory
         self.slots, self.weight = Slots(), torch.zeros(1000)
         self.snapshotter = Snapshotter(
             self.slots, [HeldTensor("w", self.weight)], sealed=lambda _: os.eventfd_write(self.board.bell, 1)
         )
-        config = RunConfig(job=JobSpec("job.py", sharded=True), nodes=nodes, memory_copies=memory_copies)
+        config = RunConfig(job=JobSpec("job.py", sharded=True), nodes=nodes, memory_copies=memory_copies, disk=disk)
         journal = Journal(directory, "node0")
         context = NodeContext("node0", "127.0.0.1", "token", config, journal, self.told.append, pytest.fail)
         self.keeper = PieceKeeper(context)
@@ -191,3 +197,17 @@ def test_the_last_step_is_copied_when_its_slot_is_free(tmp_path: Path) -> None:
     assert any(_holds(fd, 3) for fd in holding.fds)
     assert {one["step"] for one in read_journals(tmp_path) if one.event == Event.COPY_FAILED} == {3}
     copies.drop()
+
+
+@pytest.mark.parametrize(("worker_at_the_end", "offers"), [("node0.0", True), ("node0.1", False)])
+def test_at_the_end_a_node_without_a_member_offers_nothing(
+    tmp_path: Path, worker_at_the_end: str, offers: bool
+) -> None:
+    """It was not told of the newest membership: by the plan that it knows it would store a part of an old state."""
+    worker = Worker(tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000))
+    worker.follow(1)
+    worker.commit(5, 1)
+    wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
+    worker.keeper.finish(0.0, last=True, workers=(worker_at_the_end,))
+    told = [one["step"] for one in read_journals(tmp_path / "journal") if one.event in (Event.SAVED, Event.SAVE_FAILED)]
+    assert told == [5] * offers
