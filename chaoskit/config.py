@@ -232,44 +232,47 @@ def disk_directory(run_directory: str | Path, node: str) -> Path:
     return Path(run_directory) / "disk" / node
 
 
+#: The least value of each numeric setting.
+_LEAST: dict[str, float] = {
+    "nodes": 1,
+    "spares": 0,
+    "min_world": 1,
+    "shards": 0,
+    "seed": 0,
+    "buckets": 1,
+    "hash_every": 0,
+    "state_hash_steps": 0,
+    "audit_every": 0,
+    "max_failures": 0,
+    "strikes_max": 0,
+    "slow_limit": 0,
+    "slow_steps": 10,
+    "coordinator_outage_s": 0,
+    "heartbeat_ms": 1,
+    "lease_beats": 2,
+    "hang_steps": 1,
+    "hang_floor_ms": 1,
+    "outside_limit_s": 0.001,
+    "startup_s": 0.001,
+    "collective_timeout_s": 0.001,
+    "memory_copies": 0,
+    "entries_max": 1,
+    "replacement_s": 0,
+    "rack_nodes": 0,
+}
+
+
 def validate(config: RunConfig) -> None:
     """Refuse what cannot work.
 
     Raises:
         BadInput: naming the field, its value and the remedy.
     """
-    minimums: list[tuple[str, float]] = [
-        ("nodes", 1),
-        ("spares", 0),
-        ("min_world", 1),
-        ("shards", 0),
-        ("seed", 0),
-        ("buckets", 1),
-        ("hash_every", 0),
-        ("state_hash_steps", 0),
-        ("audit_every", 0),
-        ("max_failures", 0),
-        ("strikes_max", 0),
-        ("slow_limit", 0),
-        ("slow_steps", 10),
-        ("coordinator_outage_s", 0),
-        ("heartbeat_ms", 1),
-        ("lease_beats", 2),
-        ("hang_steps", 1),
-        ("hang_floor_ms", 1),
-        ("outside_limit_s", 0.001),
-        ("startup_s", 0.001),
-        ("collective_timeout_s", 0.001),
-        ("memory_copies", 0),
-        ("entries_max", 1),
-        ("replacement_s", 0),
-        ("rack_nodes", 0),
-    ]
     for field in RunConfig.__struct_fields__:
         value = getattr(config, field)
         if isinstance(value, float) and not math.isfinite(value):
             raise BadInput(field, value, "use a finite number")
-    for field, least in minimums:
+    for field, least in _LEAST.items():
         if getattr(config, field) < least:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
     if config.seed >= 2**63:

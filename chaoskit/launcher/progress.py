@@ -236,9 +236,9 @@ class Progress:
         self._losses_told[lost.detail] += 1
         if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:
             return []
-        who = f"rank {member.rank} ({lost.worker})" if member else lost.worker
+        name = f"rank {member.rank} ({lost.worker})" if member else lost.worker
         again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
-        return [("bad", f"{who} lost: {_reason(lost)}{again}")]
+        return [("bad", f"{name} lost: {_reason(lost)}{again}")]
 
     def _on_rule_fired(self, fired: RuleFired) -> list[tuple[str, str]]:
         kind = "info" if fired.action == "none" else "bad"

@@ -59,7 +59,7 @@ def whole_step(before: int, step: int, protected: Sequence[int]) -> int:
 
 
 def share(group: Group | None, row: Row) -> list[Row]:
-    """Everybody's row, by rank. Raises RuntimeError if a rank is lost meanwhile."""
+    """The row of every rank, by rank. Raises RuntimeError if a rank is lost meanwhile."""
     size, rank = (group.size, group.rank) if group is not None else (1, 0)
     words = torch.zeros(size, 4 + len(row.losses), dtype=torch.float64)
     losses = [_MISSING if loss is None else loss for loss in row.losses]
@@ -70,7 +70,7 @@ def share(group: Group | None, row: Row) -> list[Row]:
 
 
 def gather(group: Group | None, value: bytes, device: torch.device = _CPU) -> list[bytes]:
-    """Everybody's ``value`` by rank; of the same length on all. Raises RuntimeError if a rank is lost meanwhile."""
+    """The ``value`` of every rank; of the same length on all. Raises RuntimeError if a rank is lost meanwhile."""
     if group is None:
         return [value]
     words = torch.zeros(group.size, len(value), dtype=torch.uint8)
@@ -81,7 +81,7 @@ def gather(group: Group | None, value: bytes, device: torch.device = _CPU) -> li
 
 
 def gather_unequal(group: Group | None, value: bytes, device: torch.device = _CPU) -> list[bytes]:
-    """Everybody's ``value`` by rank, each of its own length. Raises RuntimeError if a rank is lost meanwhile."""
+    """The ``value`` of every rank, each of its own length. Raises RuntimeError if a rank is lost meanwhile."""
     sizes = [int.from_bytes(size, "big") for size in gather(group, len(value).to_bytes(8, "big"), device)]
     padded = gather(group, value.ljust(max(sizes), b"\0"), device)
     return [row[:size] for row, size in zip(padded, sizes, strict=True)]

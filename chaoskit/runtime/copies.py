@@ -49,7 +49,7 @@ class Copies:
         self._snapshotter: Snapshotter | None = None
 
     def reserve(self, state: ShardedState, world: int) -> None:
-        """Make room for one of ``world`` pieces of a state that is here as a whole, while nobody waits for it."""
+        """Make room for one of ``world`` pieces of a state that is here as a whole, while no rank waits for it."""
         _, size_bytes = lay_out(state.held())
         with contextlib.suppress(OSError, MemoryError):  # it is tried again when it is needed
             self._slots.reserve(int(size_bytes / world * _UNEVEN))
@@ -96,7 +96,7 @@ class Copies:
         """Have a copy of the last step, if there is none because others still read what it would have replaced.
 
         Args:
-            over: whether nobody wants it any more.
+            over: whether it is not wanted any more.
         """
         assert self._snapshotter is not None
         deadline_s = time.monotonic() + _LAST_WAIT_S

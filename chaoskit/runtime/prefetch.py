@@ -1,7 +1,7 @@
 """Batches that are fetched ahead: while a shard is computed, a thread fetches the one that will be asked for next.
 
-What is next is a guess: a rank that was lost changes who computes what. A batch is a function of its samples alone, so
-one that is not asked for is dropped, and the bits of the training are those without the thread.
+What is next is a guess: when a rank is lost, its shards go to other ranks. A batch is a function of its samples alone,
+so one that is not asked for is dropped, and the bits of the training are those without the thread.
 """
 
 from __future__ import annotations
