@@ -81,11 +81,25 @@ class Lab:
         say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
         return outcome
 
+    @property
+    def scratch(self) -> Path:
+        """A directory that lives as long as the journals."""
+        return self._harness.directory
+
     def watch(
-        self, watch: Watch, *, steps: int, size: str, twin: bool = True, **settings: Any
+        self,
+        watch: Watch,
+        *,
+        steps: int,
+        job: str = "gpt",
+        size: str = "",
+        options: dict[str, Any] | None = None,
+        twin: bool = True,
+        **settings: Any,
     ) -> tuple[RawRun, Outcome]:
-        """A run without planned faults, whose messages ``watch`` sees: the run itself, and what the judge says."""
-        experiment = plan_experiment("gpt", steps=steps, options={"size": size}, **settings)
+        """A run whose messages ``watch`` sees: the run itself, and what the judge says. For ``options`` see ``run``."""
+        given = {"size": size} if options is None else options
+        experiment = plan_experiment(job, steps=steps, options=given, **settings)
         reference = self._harness.twin(experiment) if twin else None
         number = next(n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists())
         directory = self._harness.directory / f"watched-{number}"
