@@ -98,12 +98,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
             slice in each of them. 0: never.
         audit_every: steps between two audits, in which a second rank computes a shard, and bits are compared. 0: never.
-        max_failures: workers that may be lost before the run is given up.
+        max_failures: workers that may be lost before the run is given up. Those that are given up on suspicion, as hung
+            or slow, do not count.
         strikes_max: losses of workers within a minute after which a node is given no more of them; 0: never.
         heartbeat_ms: interval within which agents report; they do so every 0.8 of it.
         lease_beats: missed reports after which a node is lost.
-        hang_steps: a phase is a hang when it is this many times longer than the recent step time.
-        hang_floor_ms: no phase is called a hang before this age.
+        hang_steps: no phase is suspected of a hang before it has lasted as long as this many recent steps.
+        hang_floor_ms: nor before it is so much longer than the longest one of its kind. Where recoveries take longer,
+            their duration counts.
         outside_limit_s: limit for the user's own code between two transactions.
         balance: give slow ranks fewer shards. Without more shards than ranks there is nothing to move.
         slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is

@@ -37,8 +37,9 @@ LOAD = "load"
 #: Phases in which a rank waits for others, so that it cannot be the one that hangs.
 WAITING_PHASES = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.START})
 
-#: Phases of one transaction, limited by a few step times. OUTSIDE has a limit of its own.
-TIMED_PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+#: Phases of one transaction whose durations are learned, in the order of ``Beat.longest_ms``. OUTSIDE has a limit of
+#: its own.
+TIMED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class Event(StrEnum):
@@ -88,6 +89,7 @@ class Event(StrEnum):
     RETURNED = "returned"  # nodes: they reach everybody again
     REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
     STRAGGLER = "straggler"  # worker and rank (of a network: none), kind: compute, input or network; score, detail
+    HANG_LIMITS = "hang_limits"  # one has moved: limits_ms, longest_ms by phase, allowance_ms, suspects until now
     ASKED = "asked"  # for another size: request, what, accepted, reason, nodes
     RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
     EVICTED = "evicted"  # a node has not left in time: node, detail
@@ -115,8 +117,17 @@ EXITED = "exited"
 #: A log rule of the user's asked for it: :mod:`chaoskit.control.rulings`.
 LOG_RULE = "log rule"
 
+#: Of a rank that held the others up for too long.
+HUNG = "hung"
+
+#: Of a rank that computed slower than the others for too long.
+SLOW = "slow"
+
+#: Causes of losses that are decided on suspicion: the rank may have been healthy.
+SUSPECTED_CAUSES = frozenset({HUNG, SLOW})
+
 #: Causes of the loss of a rank that does not go on: which one depends on which limit is reached first.
-HUNG_CAUSES = frozenset({"hung", LOG_RULE})
+HUNG_CAUSES = frozenset({HUNG, LOG_RULE})
 
 #: Causes of the loss of a rank whose code fails: whatever catches the exception may also end it, or hang.
 FAILED_CAUSES = HUNG_CAUSES | {EXITED, "raised"}

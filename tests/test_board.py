@@ -154,6 +154,36 @@ def test_another_process_sees_phase_place_and_progress() -> None:
         assert (board.phase, board.generation, board.rank, board.step) == (Phase.DONE, 7, 3, 20)
 
 
+def test_the_longest_phase_that_ended_by_itself_is_shown_for_each_kind() -> None:
+    """In order: forward, backward, optimizer. What a rank waits for is no phase of its own."""
+    board = Board.create()
+    with worker_of(board) as worker:
+        worker.act(Board.sign_on)
+        worker.act(Board.place, 1, 0)
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.OPTIMIZER):
+            worker.act(Board.enter, phase)
+        assert board.longest_ms == (0.0, 0.0, 0.0), "the first step of a generation has limits of its own"
+        worker.act(Board.progress, 1, 0.1)
+        for phase in (Phase.FORWARD, Phase.REDUCE):
+            worker.act(Board.enter, phase)
+        forward_ms, *others = board.longest_ms
+        assert forward_ms > 0
+        assert others[0] == 0
+        worker.act(Board.enter, Phase.BACKWARD)
+        began_ns = time.monotonic_ns()
+        wait_until(lambda: time.monotonic_ns() - began_ns > 50_000_000, "50 ms have passed")
+        worker.act(Board.enter, Phase.FORWARD)
+        assert board.longest_ms[1] >= 50
+        worker.act(Board.enter, Phase.BACKWARD)
+        worker.act(Board.enter, Phase.REDUCE)
+        assert board.longest_ms[1] >= 50, "a shorter one changes nothing"
+        before = board.longest_ms
+        worker.act(Board.place, 2, 0)
+        for phase in (Phase.BACKWARD, Phase.REDUCE):
+            worker.act(Board.enter, phase)
+        assert board.longest_ms == before, "the first step of generation 2 was not committed"
+
+
 def spend_for_ever(board: Board) -> None:
     """In bursts: a writer that never pauses loses its CPU in the middle of a write, time and again."""
     for number in itertools.count(1):

@@ -1,4 +1,4 @@
-"""Hangs: the guilty rank is found soon, and nobody else is ever blamed."""
+"""Hangs: the rank that hangs is found soon, and no other rank is ever blamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -14,27 +16,34 @@ from support.examples import examples
 
 from chaoskit.config import RunConfig
 from chaoskit.control.hang import Hang, HangDetector
+from chaoskit.control.phase_limits import CALM_STEPS, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.control.watch import Watch
 from chaoskit.job import JobSpec
 from chaoskit.messages import Beat, Endpoint, Member, Plan
-from chaoskit.vocabulary import Phase
+from chaoskit.vocabulary import TIMED_PHASES, Phase
 
 CONFIG = RunConfig(job=JobSpec("train.py"))
 POLL_S = CONFIG.heartbeat_ms / 1000
+LONGEST_MS = (100.0, 100.0, 100.0)
 PARTS = {Phase.OUTSIDE: 0.1, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.5, Phase.REDUCE: 0.0, Phase.OPTIMIZER: 0.1}
 
 
 def beat(worker: str, phase: Phase, age_s: float = 0.0, **changes: float) -> Beat:
-    """A beat of a worker in generation 1, step 10, with 10 commits."""
+    """A beat of a worker in generation 1, step 10, with 10 commits there, and phases of up to 0.1 s."""
     values = {"generation": 1, "rank": 0, "step": 10, "starved_ms": 0.0, "commits": 10, "loss": 0.0} | changes
+    values = {"trained_in": values["generation"] if values["commits"] else 0, "longest_ms": LONGEST_MS} | values
     return Beat(worker=worker, phase=phase, age_ms=age_s * 1000, **values)  # type: ignore[arg-type]
 
 
-def trained(step_s: float = 0.2, workers: str = "ab", steps: int = 10, generation: int = 1) -> HangDetector:
-    """A detector that saw ``steps`` steps; the last one at time 0."""
+def trained(step_s: float = 0.2, workers: str = "ab", steps: int = 10, commits: int = 100) -> HangDetector:
+    """A detector that saw the last ``steps`` of 10 steps, the last one at time 0; ``commits`` were made before it.
+
+    Phases took up to 0.1 s, so their limit is 0.1 s x 1.2 + 0.5 s = 0.62 s after 100 commits.
+    """
     detector = HangDetector(CONFIG)
     for step in range(steps + 1):
-        beats = [beat(w, Phase.FORWARD, step=step, commits=step, generation=generation) for w in workers]
+        numbers = {"step": 10 - steps + step, "commits": commits - steps + step}
+        beats = [beat(worker, Phase.FORWARD, **numbers) for worker in workers]
         assert detector.observe(beats, (step - steps) * step_s) == []
     return detector
 
@@ -49,7 +58,7 @@ def blamed(detector: HangDetector, *beats: Beat, now_s: float = 0.01) -> list[st
 def test_the_rank_that_others_wait_for_is_blamed() -> None:
     (hang,) = trained().observe([beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.6)], 0.01)
     assert hang == Hang("a", Phase.BACKWARD, age_s=0.7, limit_s=hang.limit_s)
-    assert hang.limit_s == pytest.approx(0.6)
+    assert hang.limit_s == pytest.approx(0.62)
 
 
 def test_nobody_is_blamed_while_nobody_waits() -> None:
@@ -71,8 +80,13 @@ def test_a_short_rehearsal_is_no_promise() -> None:
     assert blamed(fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting) == ["a"]
 
 
-def test_a_world_of_one_needs_nobody_who_waits() -> None:
-    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, 0.7)) == ["a"]
+def test_a_world_of_one_holds_no_rank_up() -> None:
+    """Its phases may last as long as a collective may; where that is not enough, as any other."""
+    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, CONFIG.collective_timeout_s - 1)) == []
+    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, CONFIG.collective_timeout_s + 1)) == ["a"]
+    slow = {"longest_ms": (1000 * CONFIG.collective_timeout_s,) * 3}
+    detector = HangDetector(CONFIG)
+    assert blamed(detector, beat("a", Phase.FORWARD, CONFIG.collective_timeout_s + 1, **slow)) == []
 
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.LONG, Phase.START, Phase.DONE])
@@ -124,7 +138,7 @@ def test_the_users_own_code_has_a_limit_of_its_own() -> None:
     assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s + 1), waiting) == ["a"]
 
 
-@pytest.mark.promise("a phase older than 3 recent step times, not counting time without a CPU")
+@pytest.mark.promise("not counting time without a CPU")
 def test_time_without_a_cpu_does_not_count() -> None:
     waiting = beat("b", Phase.REDUCE, 0.6)
     assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7, starved_ms=150), waiting) == []
@@ -134,33 +148,96 @@ def test_time_without_a_cpu_does_not_count() -> None:
 # -- the limit ----------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_follows_the_step_time_but_not_below_the_floor() -> None:
-    assert trained(step_s=0.2).limit_s == pytest.approx(0.6)
-    assert trained(step_s=2.0).limit_s == pytest.approx(6.0)
-    assert trained(step_s=0.01).limit_s == 0.5
+def limit_s(detector: HangDetector, phase: Phase = Phase.FORWARD, **changes: float) -> float:
+    """Of a phase that rank a is in, while rank b waits."""
+    waiting = beat("b", Phase.REDUCE, 1e9, **changes)
+    (hang,) = detector.observe([beat("a", phase, 1e9, **changes), waiting], 0.01)
+    return hang.limit_s
 
 
-def test_one_long_step_does_not_move_the_limit() -> None:
+@pytest.mark.promise("as a recovery took in this run, `hang_floor_ms` at least")
+def test_a_phase_may_last_longer_than_the_longest_one_by_what_a_recovery_takes() -> None:
+    detector = trained(commits=1_000_000)
+    assert limit_s(detector) == pytest.approx(0.1 + 0.5, rel=1e-3)
+    detector.limits.cured(1.5)
+    assert limit_s(detector) == pytest.approx(0.1 + 1.5, rel=1e-3)
+    detector.limits.cured(0.2)
+    assert limit_s(detector) == pytest.approx(0.1 + 0.5, rel=1e-3)
+
+
+def test_each_kind_of_phase_has_a_limit_of_its_own() -> None:
+    detector = trained(commits=1_000_000)
+    longest = {"longest_ms": (3000.0, 200.0, 50.0)}
+    found = [limit_s(detector, phase, **longest) for phase in TIMED_PHASES]  # type: ignore[arg-type]
+    assert found == pytest.approx([3.5, 0.7, 0.6], rel=1e-3), "the optimizer's longest of before was 0.1 s"
+
+
+@pytest.mark.promise("A pause whose like was seen before ends no rank")
+def test_what_one_rank_has_done_another_may_do() -> None:
+    """Also when the rank that showed it is gone."""
+    detector = trained(commits=1_000_000)
+    detector.observe([beat("c", Phase.FORWARD, longest_ms=(4000.0, 0.0, 0.0)), beat("b", Phase.REDUCE)], 0.01)  # type: ignore[arg-type]
+    waiting = beat("b", Phase.REDUCE, 9)
+    assert blamed(detector, beat("a", Phase.FORWARD, 4.4), waiting) == []
+    assert blamed(detector, beat("a", Phase.FORWARD, 4.6), waiting) == ["a"]
+
+
+def test_few_steps_show_few_durations() -> None:
+    assert limit_s(trained(commits=100)) == pytest.approx(0.1 * 1.2 + 0.5)
+    assert limit_s(trained(commits=20)) == pytest.approx(0.1 * 2 + 0.5)
+    assert limit_s(trained(steps=0, commits=4), commits=4) == pytest.approx(0.1 * 6 + 0.5)
+
+
+def test_a_phase_is_never_suspicious_before_hang_steps_steps() -> None:
+    assert limit_s(trained(step_s=2.0)) == pytest.approx(CONFIG.hang_steps * 2.0)
+
+
+@pytest.mark.promise("A suspect may have been healthy: the next phase of that kind has twice the time")
+def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
+    detector = trained(commits=1_000_000)
+    before_s = limit_s(detector)
+    detector.suspect(Hang("a", Phase.FORWARD, age_s=0.65, limit_s=before_s))
+    assert detector.limits.suspects == 1
+    assert detector.limits.longest_s(Phase.FORWARD) == 0.65
+    assert limit_s(detector) == pytest.approx(2 * before_s)
+    assert limit_s(detector, Phase.BACKWARD) == pytest.approx(before_s)
+
+
+@pytest.mark.promise("1,000 steps without a suspect halve it again")
+def test_calm_steps_halve_what_suspects_have_raised() -> None:
+    detector, hang = trained(commits=1_000_000), Hang("a", Phase.FORWARD, age_s=1.0, limit_s=8.0)
+    detector.suspect(hang)
+    steps = [CALM_STEPS + 9, CALM_STEPS + 10, 2 * CALM_STEPS + 10, 9 * CALM_STEPS + 10]
+    found = [limit_s(detector, step=step) for step in steps]
+    assert found == pytest.approx([16.0, 8.0, 4.0, 1.5], rel=1e-3), "the longest phase stays"
+    detector.suspect(hang)
+    assert limit_s(detector, step=10 * CALM_STEPS + 9) == pytest.approx(16.0), "the steps before it do not count"
+
+
+def test_a_suspect_in_code_of_its_own_moves_no_limit_of_a_phase() -> None:
     detector = trained()
-    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 50.0)
-    assert detector.limit_s == pytest.approx(0.6)
+    before_s = limit_s(detector)
+    detector.suspect(Hang("a", Phase.OUTSIDE, age_s=130.0, limit_s=120.0))
+    assert limit_s(detector) == before_s
 
 
-def test_neither_does_a_short_one() -> None:
+@pytest.mark.parametrize("commits_s", [50.0, 0.01], ids=["long", "short"])
+def test_one_odd_step_does_not_move_the_step_time(commits_s: float) -> None:
     detector = trained()
-    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 0.01)
-    assert detector.limit_s == pytest.approx(0.6)
+    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=101) for worker in "ab"], commits_s)
+    assert detector.step_s == pytest.approx(0.2)
 
 
 def test_the_time_for_which_a_node_is_cut_off_is_no_step_time() -> None:
-    watch, steps = Watch(CONFIG), 3
+    config = msgspec.structs.replace(CONFIG, hang_floor_ms=1)
+    watch, steps = Watch(config), 3
     plan = Plan(1, (Member(0, "a", "n", Endpoint("host", "", 0, 0, -1), (0,)),), abort=True)
-    limits = set()
+    limits = []
     for now_s, commits in [(0.2 * step, step) for step in range(steps)] + [(10.0, 20), (10.2, 21)]:
         watch.hear([beat("a", Phase.FORWARD, step=commits, commits=commits)], now_s)
-        assert watch.look(plan, ["a"], ["a"], now_s) == ({}, False)
-        limits.add(round(watch._hangs.limit_s, 3))
-    assert max(limits) == pytest.approx(0.6)
+        assert watch.look(plan, ["a"], ["a"], now_s) == ([], False)
+        limits.append(watch.step_s)
+    assert max(limits) == pytest.approx(0.2)
 
 
 def test_steps_shorter_than_a_beat_are_counted() -> None:
@@ -170,16 +247,19 @@ def test_steps_shorter_than_a_beat_are_counted() -> None:
     assert detector.step_s == pytest.approx(0.01)
 
 
-def test_nobody_is_blamed_before_the_step_time_is_known() -> None:
-    waiting = beat("b", Phase.REDUCE, 1e6)
-    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 0.99 * CONFIG.startup_s), waiting) == []
-    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 1.01 * CONFIG.startup_s), waiting) == ["a"]
-    assert blamed(trained(steps=1), beat("a", Phase.FORWARD, 9, commits=1), beat("b", Phase.REDUCE, 9, commits=1)) == []
-    assert blamed(trained(steps=0), beat("a", Phase.FORWARD, 9, commits=2), beat("b", Phase.REDUCE, 9, commits=2)) == []
-    assert blamed(trained(steps=2), beat("c", Phase.FORWARD, 9, commits=0), beat("b", Phase.REDUCE, 9, commits=2)) == []
-    assert blamed(trained(steps=3), beat("c", Phase.FORWARD, 9, commits=0), beat("b", Phase.REDUCE, 9, commits=3)) == [
-        "c"
-    ]
+def test_before_a_process_has_taken_three_steps_only_the_start_up_is_limited() -> None:
+    for commits in (0, 1, 2):
+        waiting = beat("b", Phase.REDUCE, 1e6, commits=commits)
+        for age_s, found in ((0.99 * CONFIG.startup_s, []), (1.01 * CONFIG.startup_s, ["a"])):
+            assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, age_s, commits=commits), waiting) == found
+    waiting = beat("b", Phase.REDUCE, 9, commits=KNOWN_STEPS)
+    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 9, commits=0), waiting) == ["a"]
+
+
+def test_steps_shorter_than_a_beat_are_known_at_once() -> None:
+    """One beat tells of all that a rank did before: a new coordinator knows as much as the one before."""
+    waiting = beat("b", Phase.REDUCE, 3, commits=400)
+    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 0.7, commits=400), waiting) == ["a"]
 
 
 def test_a_regroup_is_no_step() -> None:
@@ -203,11 +283,10 @@ def test_a_slower_generation_gets_its_own_limit_and_a_faster_one_too() -> None:
 def test_the_first_step_of_a_fresh_spare_may_be_slow() -> None:
     waiting = beat("b", Phase.REDUCE, 9, generation=2)
     fresh = {"generation": 2, "commits": 0}
-    assert blamed(trained(), beat("c", Phase.FORWARD, 2.3, **fresh), waiting) == []
-    assert blamed(trained(), beat("c", Phase.FORWARD, 2.5, **fresh), waiting) == ["c"]
-    detector = trained()
-    detector.observe([beat("c", Phase.FORWARD, **fresh), waiting], 1.0)
-    assert blamed(detector, beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting, now_s=2.0) == ["c"]
+    assert blamed(trained(), beat("c", Phase.FORWARD, 2.1, **fresh), waiting) == []
+    assert blamed(trained(), beat("c", Phase.FORWARD, 2.2, **fresh), waiting) == ["c"]
+    assert blamed(trained(), beat("a", Phase.FORWARD, 2.1, generation=2, trained_in=1), waiting) == []
+    assert blamed(trained(), beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting) == ["c"]
 
 
 def test_the_only_rank_is_blamed_while_a_fresh_one_waits_to_join() -> None:
@@ -246,9 +325,37 @@ def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() ->
     assert detector.stalled(0.01)
     assert not detector.stalled(0.01), "what is merely slow must come to its end"
     assert detector.stalled(2.5)
-    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=11) for worker in "ab"], 3.0)
+    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=101) for worker in "ab"], 3.0)
     detector.observe(waiting, 3.0)
     assert detector.stalled(3.0)
+
+
+# -- what a recovery takes ----------------------------------------------------------------------------------------
+
+
+def plan_of(generation: int, *, abort: bool = True) -> Plan:
+    members = tuple(Member(rank, name, "n", Endpoint("host", "", 0, 0, -1), (rank,)) for rank, name in enumerate("ab"))
+    return Plan(generation, members, abort=abort)
+
+
+def recover(watch: Watch, plan: Plan, begun_s: float, took_s: float) -> None:
+    """Both ranks are in the new generation, and have committed a step in it ``took_s`` after its plan."""
+    for now_s, trained_in in ((begun_s, plan.generation - 1), (begun_s + took_s, plan.generation)):
+        numbers = {"generation": plan.generation, "trained_in": trained_in, "commits": 1_000_000}
+        watch.hear([beat(worker, Phase.FORWARD, **numbers) for worker in "ab"], now_s)
+        watch.look(plan, ["a", "b"], ["a", "b"], now_s, worked=plan.generation)
+
+
+def test_a_recovery_is_measured_from_its_plan_to_the_first_step_after_it() -> None:
+    watch = Watch(CONFIG)
+    recover(watch, plan_of(1), 0.0, 0.8)
+    assert watch.limits.allowance_s == pytest.approx(0.8)
+    recover(watch, plan_of(2), 10.0, 3.0)
+    assert watch.limits.allowance_s == pytest.approx(3.0)
+    recover(watch, plan_of(3, abort=False), 20.0, 9.0)
+    assert watch.limits.allowance_s == pytest.approx(3.0), "a plan that waits for a step boundary interrupts none"
+    recover(watch, plan_of(4), 30.0, 0.1)
+    assert watch.limits.allowance_s == pytest.approx(0.5), "hang_floor_ms"
 
 
 # -- simulated jobs -----------------------------------------------------------------------------------------------
@@ -279,6 +386,15 @@ def timelines(work_s: Sequence[Sequence[float]], hang: tuple[int, int, Phase] | 
     return spans
 
 
+def longest_of(spans: list[Span], now_s: float) -> tuple[float, ...]:
+    """What the heartbeat page shows: phases that ended after the first step."""
+    longest_ms = dict.fromkeys(TIMED_PHASES, 0.0)
+    for span, after in pairwise(spans):
+        if span.step > 0 and span.phase in longest_ms and after.start_s <= now_s:
+            longest_ms[span.phase] = max(longest_ms[span.phase], 1000 * (after.start_s - span.start_s))
+    return tuple(longest_ms.values())
+
+
 def observations(
     spans: list[list[Span]], offsets_s: Sequence[float], end_s: float
 ) -> Iterator[tuple[float, list[Beat]]]:
@@ -292,15 +408,17 @@ def observations(
     for now_s, rank in sorted(polls):
         span = spans[rank][bisect_right([span.start_s for span in spans[rank]], now_s) - 1]
         age_s = now_s - span.start_s
-        beats[rank] = beat(str(rank), span.phase, age_s, rank=rank, step=span.step, commits=span.step)
+        longest_ms = longest_of(spans[rank], now_s)
+        numbers = {"rank": rank, "step": span.step, "commits": span.step, "longest_ms": longest_ms}
+        beats[rank] = beat(str(rank), span.phase, age_s, **numbers)  # type: ignore[arg-type]
         if len(beats) == len(spans):
             yield now_s, list(beats.values())
 
 
 @st.composite
-def jobs(draw: st.DrawFn, least_step_s: float) -> tuple[list[list[float]], list[float]]:
+def jobs(draw: st.DrawFn, least_step_s: float, least_world: int = 1) -> tuple[list[list[float]], list[float]]:
     """The work of every step and rank, each with a jitter of up to two, and the moments of the agents."""
-    world, step_s = draw(st.integers(1, 4)), draw(st.floats(least_step_s, 0.4))
+    world, step_s = draw(st.integers(least_world, 4)), draw(st.floats(least_step_s, 0.4))
     jitter = draw(st.sampled_from([st.just(1.0), st.floats(1.0, 2.0), st.sampled_from([1.0, 2.0])]))
     steps = draw(st.lists(st.lists(jitter, min_size=world, max_size=world), min_size=4, max_size=14))
     offsets_s = draw(st.lists(st.floats(0, POLL_S * 0.99), min_size=world, max_size=world))
@@ -318,16 +436,16 @@ def test_jitter_is_never_blamed(job: tuple[list[list[float]], list[float]]) -> N
 
 
 @settings(max_examples=examples(300), deadline=None, database=None)
-@given(jobs(least_step_s=0.1), st.data())
-def test_the_guilty_rank_is_found_within_four_steps(
-    job: tuple[list[list[float]], list[float]], data: st.DataObject
-) -> None:
+@given(jobs(least_step_s=0.1, least_world=2), st.data())
+def test_the_guilty_rank_is_found_soon(job: tuple[list[list[float]], list[float]], data: st.DataObject) -> None:
     work_s, offsets_s = job
     assume(len(work_s) >= 10)
     rank, step = data.draw(st.integers(0, len(offsets_s) - 1)), data.draw(st.integers(8, len(work_s) - 2))
     phase = data.draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]))
     step_s = max(max(works_s) for works_s in work_s)
-    limit_s = max(4 * step_s, CONFIG.hang_floor_ms / 1000 + step_s)  # nothing younger than the floor is a hang
+    longest_s = step_s * max(PARTS.values())
+    limit_s = max(CONFIG.hang_steps * step_s, longest_s * (1 + YOUNG_STEPS / step) + CONFIG.hang_floor_ms / 1000)
+    limit_s += step_s  # until another rank waits for it
     spans = timelines(work_s, (rank, step, phase))
     hung_s = spans[rank][-1].start_s
     detector = HangDetector(CONFIG)

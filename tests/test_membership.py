@@ -195,13 +195,13 @@ class Cluster:
                 self.failed_starts = 0
                 self.tell(WorkerReady(worker, process.node, endpoint(worker)))
 
-    def lose(self, *workers: str) -> list[Action]:
+    def lose(self, *workers: str, cause: str = "") -> list[Action]:
         """Report losses, one event each. Whether the processes still run is another matter."""
         actions = []
         for worker in workers:
             self.processes[worker].reported = True
             self.failed_starts += self.trained and not self.processes[worker].ready
-            actions += self.tell(WorkerLost(worker))
+            actions += self.tell(WorkerLost(worker, cause))
         return actions
 
     def readable(self) -> list[str]:
@@ -459,6 +459,29 @@ def test_the_failure_budget_counts_members_and_spares() -> None:
     cluster.become_ready()
     (finish,) = cluster.lose("a.2")
     assert isinstance(finish, Finish)
+    assert "budget" in finish.reason
+
+
+@pytest.mark.promise("`max_failures` does not count them")
+@pytest.mark.parametrize("cause", ["hung", "slow"])
+def test_ranks_that_are_given_up_on_suspicion_spend_no_budget(cause: str) -> None:
+    cluster = running(max_failures=1)
+    for number in range(4):
+        worker = cluster.members()[number % 2]
+        assert not any(isinstance(action, Finish) for action in cluster.lose(worker, cause=cause))
+        cluster.become_ready()
+    cluster.lose(cluster.members()[0])
+    (finish,) = cluster.lose(cluster.members()[0])
+    assert isinstance(finish, Finish)
+    assert "2 workers were lost" in finish.reason
+
+
+def test_workers_that_hang_before_the_job_has_trained_spend_the_budget() -> None:
+    """There is nothing yet that would tell a slow start from one that never ends."""
+    cluster = Cluster(config_of(nodes=2, spares=0, max_failures=1))
+    cluster.join("a", "b")
+    assert not any(isinstance(action, Finish) for action in cluster.lose("a.0", cause="hung"))
+    (finish,) = (action for action in cluster.lose("b.0", cause="hung") if isinstance(action, Finish))
     assert "budget" in finish.reason
 
 

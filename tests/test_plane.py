@@ -808,6 +808,45 @@ def test_a_silent_node_is_not_called_hung() -> None:
     assert [cause for _, _, cause, _ in told(heir.outputs)] == []
 
 
+def hang(bench: Bench, step: int, age_ms: float) -> tuple[list[Any], str]:
+    """Rank 1 stands still in ``step`` while rank 0 waits for it; returns what is sent, and which worker it was."""
+    form(bench)
+    bench.go_on(1.2, *NODES)
+    plan = bench.plane.membership.plan
+    assert plan is not None
+    waits, hangs = (member.worker for member in plan.members)
+    place = {"generation": plan.generation, "trained_in": plan.generation, "step": step, "commits": 100}
+    common = {"starved_ms": 0.0, "loss": 0.0, **place}
+    sent: list[Any] = []
+    found = [(hangs, 1, Phase.FORWARD, age_ms), (waits, 0, Phase.REDUCE, age_ms), (waits, 0, Phase.FORWARD, 1.0)]
+    for worker, rank, phase, since_ms in found:  # at last rank 0 has regrouped, and computes again
+        beat = messages.Beat(worker=worker, rank=rank, phase=phase, age_ms=since_ms, **common)  # type: ignore[arg-type]
+        sent += bench.hear(Heartbeat(worker.partition(".")[0], (beat,)))
+    return sent, hangs
+
+
+def form(bench: Bench) -> None:
+    """All members of the newest plan have built their group."""
+    plan = bench.plane.membership.plan
+    assert plan is not None
+    bench.hear(*(Formed(member.worker, plan.generation) for member in plan.members))
+
+
+def test_rank_after_rank_that_hangs_in_the_same_step_ends_the_job() -> None:
+    """No replacement helps there, and suspects spend no budget."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=0)).begin()
+    for age_ms in (1e4, 1e5, 1e6):  # what was seen once is allowed
+        sent, worker = hang(bench, 7, age_ms)
+        assert (worker, "hung") in [(order.worker, order.cause) for _, order in sent if isinstance(order, StopWorker)]
+        form(bench)
+        started = [order.worker for _, order in sent + bench.go_on(2.5, *NODES) if isinstance(order, StartWorker)]
+        bench.hear(*map(ready, started))
+        bench.go_on(0.3, *NODES)
+    sent, _ = hang(bench, 7, 1e7)
+    (reason,) = {order.reason for _, order in sent if isinstance(order, EndJob)}
+    assert reason.startswith("rank after rank hangs in the forward phase of step 7: forward for 10000000 ms, limit")
+
+
 def left_out(bench: Bench, node: str) -> None:
     """All wait, and ``node`` reaches nobody."""
     plan = bench.plane.membership.plan

@@ -11,6 +11,7 @@ from chaoskit.control.clocks import Clocks
 from chaoskit.control.contact import Contact
 from chaoskit.control.fitness import ITSELF, Fitness
 from chaoskit.control.generations import Generations
+from chaoskit.control.hang import Hang
 from chaoskit.control.limits import Limits
 from chaoskit.control.link_speed import LinkSpeeds
 from chaoskit.control.links import SUSPECT_S, Links
@@ -18,14 +19,16 @@ from chaoskit.control.newcomers import Newcomers
 from chaoskit.control.notes import note_of_event
 from chaoskit.control.outputs import Note, Output, Show
 from chaoskit.control.policies import Policies
+from chaoskit.control.repeats import Repeats
 from chaoskit.control.rulings import Excused, Hopeless, Rulings, reason_of
 from chaoskit.control.strikes import STRIKE_WINDOW_S
-from chaoskit.control.workload import SLOW, GiveUp, TryLinks, Workload, tell_links
+from chaoskit.control.workload import GiveUp, TryLinks, Workload, tell_links
 from chaoskit.health.finding import of_node
 from chaoskit.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
-from chaoskit.vocabulary import LOG_RULE, Event
+from chaoskit.vocabulary import HUNG, LOG_RULE, SLOW, Event
 
 _LINKS, _CLOCK = "links", "clock"  # looks at a node
+_SUSPECTS_LEAST = 3  # of a small world, before a job is given up in which rank after rank hangs in the same step
 
 
 class Attention(Generations):
@@ -39,6 +42,7 @@ class Attention(Generations):
         self._newcomers = Newcomers()
         self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
+        self._suspects = Repeats(limit=max(config.nodes, _SUSPECTS_LEAST))
         self._rulings = Rulings(config.nodes, STRIKE_WINDOW_S)
         self._contact = Contact(
             config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s, policies.may_give_up
@@ -96,12 +100,23 @@ class Attention(Generations):
             over=self._membership.is_gathering,
         )
         outputs: list[Output] = []
-        for worker, detail in guilty.items():
-            if self._contact.steady(self._hosts[worker], now_s):  # else it may do what it cannot say
-                outputs += self._stop_and_lose(worker, "hung", detail, now_s)
+        for hang in guilty:
+            if self._contact.steady(self._hosts[hang.worker], now_s):  # else it may do what it cannot say
+                outputs += self._give_up_suspect(hang, now_s)
+        if (limits := self._watch.moved_limits()) is not None:
+            outputs.append(Note(Event.HANG_LIMITS, limits))
         if stalled:
             outputs += self._stall(plan.generation, "every rank waits for the others", now_s)
         return outputs
+
+    def _give_up_suspect(self, hang: Hang, now_s: float) -> list[Output]:
+        """Go on without a rank that hangs, unless rank after rank hangs in the same step."""
+        self._watch.suspect(hang)
+        step = self._watch.committed
+        if self._suspects.note(hang.phase.label, step, hang.worker):
+            reason = f"rank after rank hangs in the {hang.phase.label} phase of step {step}: {hang.detail}"
+            return self._advance(events.JobFailed(reason), now_s)
+        return self._stop_and_lose(hang.worker, HUNG, hang.detail, now_s)
 
     def _dismiss_behind(self, now_s: float) -> list[Output]:
         """Have ranks leave that wait for a group, when all others are at the end of the job and will build none."""
@@ -200,5 +215,5 @@ class Attention(Generations):
             if not self._contact.steady(self._hosts[worker], now_s):
                 continue  # perhaps it is ready, and cannot say so
             detail = f"not ready within startup_s={startup_s:g}"
-            outputs += self._stop_and_lose(worker, "hung", detail, now_s)
+            outputs += self._stop_and_lose(worker, HUNG, detail, now_s)
         return outputs

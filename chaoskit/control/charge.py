@@ -73,6 +73,8 @@ class Charge:
             rehearsal_ms=board.rehearsal_ms,
             effort=_effort(board, starved),
             clock_ms=(board.apart_ns - apart_ns()) / 1e6 if board.apart_ns else 0.0,
+            longest_ms=board.longest_ms,
+            trained_in=board.trained_in,
         )
 
     def close(self) -> None:

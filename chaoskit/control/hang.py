@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from chaoskit.config import RunConfig
+from chaoskit.control.phase_limits import PhaseLimits
 from chaoskit.messages import Beat
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 
@@ -16,10 +17,9 @@ from chaoskit.vocabulary import TIMED_PHASES, Phase
 WINDOW_STEPS = 32
 #: Steps of a new generation after which the step time of the one before it is forgotten.
 CARRY_STEPS = 4
-#: Before its first commit in a generation a worker may take this many times longer, and at least this long.
-FIRST_STEP_FACTOR = 4.0
-FIRST_STEP_S = 2.0
-#: While no step time is known, a phase has at least this long: the rehearsal tells the time of a step only roughly.
+#: Before the phases of the job are known, one has so many times longer than the rehearsal suggests, and at least this
+#: long: the rehearsal tells the time of a step only roughly.
+REHEARSAL_FACTOR = 4.0
 UNKNOWN_STEP_S = 10.0
 #: A job in which everybody waits is stalled after this many limits, and at least this long.
 STALL_FACTOR = 5.0
@@ -30,12 +30,18 @@ _AWAITING = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.DONE})
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A rank that holds the others up. ``age_s`` leaves out the time for which it waited for a CPU."""
+    """A rank that holds the others up. ``age_s`` leaves out the time during which it waited for a CPU."""
 
     worker: str
     phase: Phase
     age_s: float
     limit_s: float
+
+    @property
+    def detail(self) -> str:
+        """For people."""
+        age_ms, limit_ms = self.age_s * 1000, self.limit_s * 1000
+        return f"{self.phase.label} for {age_ms:.0f} ms, limit {limit_ms:.0f} ms, while others wait"
 
 
 @dataclass(slots=True)
@@ -43,38 +49,31 @@ class _Pace:
     """Progress of one worker in one generation."""
 
     generation: int
-    first_commits: int
     commits: int
     committed_s: float | None = None  # the first commit seen has an unknown duration
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     median_s: float = 0.0
 
-    def advance(self, commits: int, now_s: float) -> int:
-        """Take in the number of commits; returns how many durations that added."""
-        fresh = commits - self.commits
-        if fresh <= 0:
-            return 0
-        added = self.committed_s is not None
+    def advance(self, commits: int, now_s: float) -> None:
+        """Take in a number of commits that has grown."""
         if self.committed_s is not None:
-            self.durations_s.append((now_s - self.committed_s) / fresh)
+            self.durations_s.append((now_s - self.committed_s) / (commits - self.commits))
             self.median_s = median(self.durations_s)
         self.commits, self.committed_s = commits, now_s
-        return int(added)
-
-    @property
-    def steps(self) -> int:
-        """Steps committed in this generation, as far as they were seen."""
-        return self.commits - self.first_commits
 
 
 class HangDetector:
-    """Learns the step time and blames the rank that exceeds a few of them."""
+    """Learns how long steps and their phases take, and blames the rank whose phase lasts too long.
+
+    Attributes:
+        limits: of the phases.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self.limits = PhaseLimits(config)
         self._paces: dict[str, _Pace] = {}
         self._generation = 0
-        self._durations_seen = 0
         self._carried_step_s = 0.0
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
@@ -93,11 +92,6 @@ class HangDetector:
             return max(self._carried_step_s, slowest.median_s if slowest else 0.0)
         return slowest.median_s
 
-    @property
-    def limit_s(self) -> float:
-        """Age at which a phase of a transaction is a hang."""
-        return max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
-
     def interrupt(self, worker: str) -> None:
         """``worker`` could not be heard: the time until its next commit is no step time."""
         if worker in self._paces:
@@ -109,7 +103,8 @@ class HangDetector:
         self._beats, self._observed_s = beats, now_s
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
-        alone = sum(beat.generation > 0 for beat in beats) == 1  # who was in no generation yet waits for it, at step 0
+        # a worker that was in no generation yet waits for it, at step 0
+        alone = sum(beat.generation > 0 for beat in beats) == 1
         newest = self._generation if reached >= 0 else 0  # whoever waits there waits for those of older ones, too
         # A rank that regroups waits for all of its generation, also for one that has taken a step more.
         left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
@@ -118,10 +113,16 @@ class HangDetector:
             for beat in beats
             if beat.step <= reached or alone or 0 < beat.generation < newest or 0 < beat.generation <= left
         )
-        hangs = (
-            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat, self.limit_s)) for beat in awaited
-        )
+        hangs = [Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat)) for beat in awaited]
+        if len(beats) == 1:  # a world of one: only the user waits for it
+            last_resort_s = self._config.collective_timeout_s
+            hangs = [replace(hang, limit_s=max(hang.limit_s, last_resort_s)) for hang in hangs]
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
+
+    def suspect(self, hang: Hang) -> None:
+        """It is given up. That may be an error, where its phase is one of a step."""
+        if hang.phase in TIMED_PHASES:
+            self.limits.suspect(hang.phase, hang.age_s, hang.limit_s)
 
     def stalled(self, now_s: float) -> bool:
         """Whether every member has been waiting for the others for so long that no end is to be expected.
@@ -129,7 +130,8 @@ class HangDetector:
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
         """
-        patience_s = max(STALL_S, STALL_FACTOR * self.limit_s) * 2.0**self._stalls
+        limit_s = max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
+        patience_s = max(STALL_S, STALL_FACTOR * limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
         # who has no generation yet waits for a step boundary of these, and who is done for the end of all
         placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
@@ -141,6 +143,7 @@ class HangDetector:
         return found
 
     def _learn(self, beats: Sequence[Beat], now_s: float) -> None:
+        self.limits.learn(beats)
         generation = max((beat.generation for beat in beats), default=self._generation)
         if generation > self._generation:
             self._generation, self._carried_step_s = generation, self.step_s
@@ -148,20 +151,17 @@ class HangDetector:
         for beat in beats:
             pace = self._paces.get(beat.worker)
             if pace is None or pace.generation != beat.generation:
-                pace = self._paces[beat.worker] = _Pace(beat.generation, beat.commits, beat.commits)
-            commits = pace.commits
-            self._durations_seen += pace.advance(beat.commits, now_s)
-            if pace.commits > commits:
+                pace = self._paces[beat.worker] = _Pace(beat.generation, beat.commits)
+            if beat.commits > pace.commits:
+                pace.advance(beat.commits, now_s)
                 self._stalls = 0
 
-    def _limit_s(self, beat: Beat, step_limit_s: float) -> float:
+    def _limit_s(self, beat: Beat) -> float:
         """Age at which the phase that ``beat`` reports is a hang; infinite where a rank cannot be blamed."""
-        steps = self._paces[beat.worker].steps
-        judged = self.step_s > 0 and (steps >= 2 or self._durations_seen >= 3)
-        if judged and beat.phase == Phase.OUTSIDE:
+        if self.limits.are_known and beat.phase == Phase.OUTSIDE:
             return self._config.outside_limit_s
-        if judged and beat.phase in TIMED_PHASES:
-            return step_limit_s if steps else max(FIRST_STEP_FACTOR * step_limit_s, FIRST_STEP_S)
+        if self.limits.are_known and beat.phase in TIMED_PHASES:
+            return self.limits.limit_s(Phase(beat.phase), self.step_s, first=beat.trained_in != beat.generation)
         if beat.phase == Phase.RESTORE:
             return self._config.startup_s  # a state may be large
         if beat.phase == Phase.OUTSIDE:  # a sharded job builds its model here, in every generation
@@ -173,7 +173,7 @@ class HangDetector:
         if not beat.rehearsal_ms:
             return self._config.startup_s
         rehearsed_s = self._config.hang_steps * beat.rehearsal_ms / 1000
-        return min(self._config.startup_s, max(UNKNOWN_STEP_S, FIRST_STEP_FACTOR * rehearsed_s))
+        return min(self._config.startup_s, max(UNKNOWN_STEP_S, REHEARSAL_FACTOR * rehearsed_s))
 
 
 def _age_s(beat: Beat) -> float:

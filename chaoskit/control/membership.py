@@ -49,6 +49,7 @@ from chaoskit.control.events import (
     WorkerReady,
 )
 from chaoskit.control.renewal import Renewal
+from chaoskit.vocabulary import SLOW
 
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
@@ -158,10 +159,10 @@ class Membership(Renewal):
         match event:
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._note_trained(event.trained_in)
-                self._count_loss(worker, now_s)
+                self._count_loss(worker, cause, now_s)
                 if self._config.job.sharded:
                     self._doubt([worker])
-                if event.aside or cause == "slow":
+                if event.aside or cause == SLOW:
                     self._strikes.condemn(self._hosts[worker])
                 return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
             case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from chaoskit.control.events import Action, SetAside, StartWorker, StopWorker
 from chaoskit.control.roll import Roll
+from chaoskit.vocabulary import SUSPECTED_CAUSES
 
 #: Pause before a worker is started again when two or more in a row did not become ready; doubled each time.
 PAUSE_S = 0.25
@@ -118,9 +119,9 @@ class Staffing(Roll):
         ordered = (worker for worker in self._staff(nodes) if self._begun_s.get(worker, -math.inf) < now_s)
         return sum(self._costs(worker) for worker in ordered)
 
-    def _count_loss(self, worker: str, now_s: float) -> None:
+    def _count_loss(self, worker: str, cause: str, now_s: float) -> None:
         if self._costs(worker):
-            self._losses += 1
+            self._losses += not (self._trained and cause in SUSPECTED_CAUSES)
             return
         self._failed_starts += 1
         if self._failed_starts > 1:

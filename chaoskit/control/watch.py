@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from chaoskit.config import RunConfig
-from chaoskit.control.hang import HangDetector
+from chaoskit.control.hang import Hang, HangDetector
 from chaoskit.control.muster import Muster
+from chaoskit.control.phase_limits import PhaseLimits
 from chaoskit.messages import Beat, Plan
 from chaoskit.vocabulary import Phase
 
@@ -27,6 +29,26 @@ class Watch:
         self._beats: dict[str, Beat] = {}
         self._heard_s: dict[str, float] = {}
         self._worked, self._worked_s = 0, 0.0
+        self._plan_generation = 0
+        self._planned_s: float | None = None  # when the newest plan came; None once it has led to a step
+
+    @property
+    def step_s(self) -> float:
+        """The recent step time; 0 while it is not known."""
+        return self._hangs.step_s
+
+    @property
+    def limits(self) -> PhaseLimits:
+        """How long phases may last."""
+        return self._hangs.limits
+
+    def moved_limits(self) -> dict[str, Any] | None:
+        """Return the fields of a record ``hang_limits``, if a limit has moved notably since they were last returned."""
+        return self.limits.news(self.step_s)
+
+    def suspect(self, hang: Hang) -> None:
+        """It is given up on suspicion."""
+        self._hangs.suspect(hang)
 
     @property
     def committed(self) -> int:
@@ -66,8 +88,8 @@ class Watch:
         *,
         worked: int = 0,
         over: bool = False,
-    ) -> tuple[dict[str, str], bool]:
-        """Who of the ``members`` hangs, with details for people; and whether all wait for each other, instead.
+    ) -> tuple[list[Hang], bool]:
+        """Return the ``members`` that hang, and whether all wait for each other instead.
 
         Args:
             plan: of the last generation.
@@ -77,6 +99,7 @@ class Watch:
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
+        self._measure_recovery(plan, beats, now_s)
         late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, worked=worked)
         hangs = {hang.worker: hang for hang in late}
         hanging = self._hangs.observe(beats, now_s)
@@ -89,9 +112,12 @@ class Watch:
         else:
             gathered = all(self._heard_s[beat.worker] > self._worked_s + _BELATED_S for beat in beats)
         stalled = not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s)
-        details = {
-            hang.worker: f"{Phase(hang.phase).label} for {hang.age_s * 1000:.0f} ms, "
-            f"limit {hang.limit_s * 1000:.0f} ms, while others wait"
-            for hang in hangs.values()
-        }
-        return details, stalled
+        return list(hangs.values()), stalled
+
+    def _measure_recovery(self, plan: Plan, beats: Sequence[Beat], now_s: float) -> None:
+        """From a plan that interrupts a step to the first commit of its generation."""
+        if plan.generation != self._plan_generation:
+            self._plan_generation, self._planned_s = plan.generation, now_s if plan.abort else None
+        if self._planned_s is not None and any(beat.trained_in == plan.generation for beat in beats):
+            self._hangs.limits.cured(now_s - self._planned_s)
+            self._planned_s = None

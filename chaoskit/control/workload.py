@@ -17,9 +17,6 @@ from chaoskit.control.stragglers import SlowRanks, Straggler, Stragglers
 from chaoskit.messages import Beat
 from chaoskit.vocabulary import Event
 
-#: The cause for which a slow rank is given up.
-SLOW = "slow"
-
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:

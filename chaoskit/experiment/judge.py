@@ -47,6 +47,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         checks.append(_weights(digests, twin, reduction))
     checks += summary(check_properties(Trace(run, history, recoveries), checks))
     verdict = Verdict.worst([check.verdict for check in checks])
+    limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(
         name=run.experiment.name,
         job=f"{run.experiment.job} {config.job.options or ''}".strip(),
@@ -75,6 +76,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         directory=str(run.directory),
         settings=_settings(run.experiment),
         account=_account(run, alarms),
+        hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
+        suspects=limits[-1]["suspects"] if limits else 0,
     )
 
 

@@ -186,6 +186,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     claimed: bool = True
     session: str = ""  # empty outside of pytest
     account: TimeAccount | None = None
+    hang_limits_ms: dict[str, int] = {}  # by phase, at the end; empty where none were known
+    suspects: int = 0  # ranks that were given up because a phase lasted longer
     test: TestResult | None = None  # None outside of pytest, and until the test is over
 
     @property

@@ -6,7 +6,7 @@ not for judging, and a faster machine takes less.
 
 from __future__ import annotations
 
-from chaoskit.vocabulary import EXITED, LOG_RULE
+from chaoskit.vocabulary import EXITED, HUNG, LOG_RULE
 
 _NOTICE_S = {"stopped": 0.0003, "raised": 0.0003, EXITED: 0.0003}
 _ABORT_S = 0.0015  # shutting down a gloo group's sockets until every rank is out
@@ -18,7 +18,7 @@ def detected(cause: str, step_s: float) -> tuple[float, str]:
     """From fault to notice."""
     if cause in _NOTICE_S:
         return _NOTICE_S[cause], "the kernel wakes a waiting futex or parent"
-    if cause == "hung":
+    if cause == HUNG:
         return step_s, "only a missed step tells a hang from a slow step"
     if cause == LOG_RULE:
         return 0.0, "a rule may fire at once, and needs as long as it was given"

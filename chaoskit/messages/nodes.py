@@ -66,6 +66,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known. ``effort``:
     None where it cannot be read, or is not measured. ``clock_ms``: how far its wall clock is ahead of its agent's.
+    ``longest_ms``: of the phases that ended by themselves, by the kinds of ``TIMED_PHASES``. ``trained_in``: the
+    generation in which it last committed a step.
     """
 
     worker: str
@@ -80,6 +82,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rehearsal_ms: float = 0.0
     effort: Effort | None = None
     clock_ms: float = 0.0
+    longest_ms: tuple[float, ...] = ()
+    trained_in: int = 0
 
 
 class ClockOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ _LEFT_OUT = UNHEARD - {
     Event.RECORD_LOST,
     Event.EVICTED,
     Event.RULE_FIRED,
+    Event.HANG_LIMITS,
 }
 
 
@@ -71,6 +72,7 @@ class Follower:
         stored: tier -> its newest copy.
         losses: step and loss of the newest commits.
         notes: what happened, the newest last.
+        hang_limits: the newest record of them; None while they are not known.
         last_ns: time of the newest record.
     """
 
@@ -92,6 +94,7 @@ class Follower:
         self.stored: dict[str, Stored] = {}
         self.losses: deque[tuple[int, float | None]] = deque(maxlen=_LOSSES_KEPT)
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+        self.hang_limits: Record | None = None
         self.end: Record | None = None
         self.last_ns = 0
 
@@ -169,6 +172,8 @@ class Follower:
                 self.away |= dict.fromkeys(record["nodes"], "cut off")
             case Event.RETURNED:
                 self.away = {node: why for node, why in self.away.items() if node not in record["nodes"]}
+            case Event.HANG_LIMITS:
+                self.hang_limits = record
             case Event.JOB_ENDED:
                 self.end = record
 

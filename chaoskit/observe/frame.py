@@ -46,7 +46,11 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """``state``: starting, training, recovering, resizing, completed, failed, or gone (its launcher is no more)."""
+    """``state``: starting, training, recovering, resizing, completed, failed, or gone (its launcher is no more).
+
+    ``hang_limits_ms``: how long a phase of a step may last, by its name; empty while it is not known. ``suspects``:
+    ranks that were given up because one lasted longer.
+    """
 
     directory: str
     name: str
@@ -67,6 +71,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     recovering_s: float | None
     nodes: list[NodeRow]
     tiers: list[TierRow]
+    hang_limits_ms: dict[str, int]
+    suspects: int
     notes: list[Note]
     account: TimeAccount
     recently: Recently
@@ -105,6 +111,8 @@ def frame_of(follower: Follower, live: LiveState, directory: str, window_s: floa
             TierRow(tier=tier, step=stored.step, age_s=(now_ns - stored.t_ns) / 1e9)
             for tier, stored in sorted(follower.stored.items())
         ],
+        hang_limits_ms=follower.hang_limits["limits_ms"] if follower.hang_limits else {},
+        suspects=follower.hang_limits["suspects"] if follower.hang_limits else 0,
         notes=list(follower.notes)[-_NOTES_SHOWN:],
         account=follower.account(),
         recently=follower.recently(window_s),

@@ -50,7 +50,7 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
     Args:
         height: lines that there are; None for as many as are wanted.
     """
-    rooms = None if height is None else max(height - _OTHER_LINES - len(frame.tiers), _NOTES_LEAST + _NODES_LEAST)
+    rooms = None if height is None else max(height - _OTHER_LINES - len(_tail(frame)), _NOTES_LEAST + _NODES_LEAST)
     nodes = _nodes(frame.nodes, None if rooms is None else rooms - _NOTES_LEAST)
     shown = 10 if rooms is None else max(_NOTES_LEAST, rooms - len(nodes))
     return Group(
@@ -59,7 +59,7 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
         Text(),
         *nodes,
         Text(),
-        *_tiers(frame),
+        *_tail(frame),
         *_time(frame),
         Text(),
         *(_note(note, frame.started_ns) for note in frame.notes[-shown:]),
@@ -122,6 +122,21 @@ def _tiers(frame: Frame) -> list[Text]:
         Text.assemble((f"{tier.tier:<{width}}  ", "dim"), f"step {tier.step}", (f", {clock(tier.age_s)} ago", "dim"))
         for tier in frame.tiers
     ]
+
+
+def _tail(frame: Frame) -> list[Text]:
+    """What is below the nodes, apart from the account of the time and the notes."""
+    return [*_tiers(frame), *_hang_limits(frame)]
+
+
+def _hang_limits(frame: Frame) -> list[Text]:
+    if not frame.hang_limits_ms:
+        return []
+    limits = ", ".join(f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in frame.hang_limits_ms.items())
+    line = Text.assemble(("hang limits  ", "dim"), limits, no_wrap=True, overflow="ellipsis")
+    if frame.suspects:
+        line.append(f"   {plural(frame.suspects, 'rank')} ended on suspicion", "yellow")
+    return [line]
 
 
 def _time(frame: Frame) -> list[Text]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from chaoskit.vocabulary import Phase
+from chaoskit.vocabulary import TIMED_PHASES, Phase
 
 _PAGE_BYTES = 4096
 _LATCH_OFFSET = 2048
@@ -48,6 +48,8 @@ _PTHREAD_MUTEX_STALLED, _PTHREAD_MUTEX_ROBUST = 0, 1
     _EFFORT,  # even while the slots behind it belong together
 ) = range(19)
 _SPENT = slice(_EFFORT + 1, _EFFORT + 7)  # in the order of Spent
+_LONGEST = slice(_SPENT.stop, _SPENT.stop + len(TIMED_PHASES))
+_LONGEST_OF = {int(phase): slot for slot, phase in enumerate(TIMED_PHASES, _LONGEST.start)}
 _MOMENT_NS = 1_000_000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -116,9 +118,18 @@ class Board:
         self.enter(Phase.START)
 
     def enter(self, phase: Phase) -> None:
-        """Show that the main thread entered ``phase`` now."""
-        self._slots[_PHASE] = phase
-        self._slots[_SINCE] = time.monotonic_ns()
+        """Show that the main thread entered ``phase`` now, and how long the one before it took at most."""
+        slots, now_ns = self._slots, time.monotonic_ns()
+        longest = _LONGEST_OF.get(slots[_PHASE])
+        if longest is not None and self._is_warm:
+            slots[longest] = max(slots[longest], now_ns - slots[_SINCE])
+        slots[_PHASE] = phase
+        slots[_SINCE] = now_ns
+
+    @property
+    def _is_warm(self) -> bool:
+        """Whether a step was committed in this generation: rehearsals and first steps have limits of their own."""
+        return 0 < self._slots[_TRAINED_IN] == self._slots[_GENERATION]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -257,6 +268,14 @@ class Board:
     def apart_ns(self) -> int:
         """Wall clock less CLOCK_MONOTONIC, as the worker had them at its last step; 0 before the first."""
         return self._slots[_APART]
+
+    @property
+    def longest_ms(self) -> tuple[float, ...]:
+        """The longest phase of each of :data:`TIMED_PHASES` that ended by itself, after the first step of a generation.
+
+        A phase that another one interrupts counts in pieces, as its age does.
+        """
+        return tuple(longest_ns / 1e6 for longest_ns in self._slots[_LONGEST])
 
     @property
     def rehearsal_ms(self) -> float:

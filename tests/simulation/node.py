@@ -268,4 +268,16 @@ class Agent(Process):
     def _read_board(self, worker: Worker) -> Beat:
         board = worker.board
         age_ms = (self.engine.now_s - board.since_s) * 1000
-        return Beat(worker.name, board.generation, board.rank, board.step, board.phase, age_ms, 0.0, board.commits, 0.0)
+        return Beat(
+            worker=worker.name,
+            generation=board.generation,
+            rank=board.rank,
+            step=board.step,
+            phase=board.phase,
+            age_ms=age_ms,
+            starved_ms=0.0,
+            commits=board.commits,
+            loss=0.0,
+            longest_ms=tuple(longest_s * 1000 for longest_s in board.longest_s.values()),
+            trained_in=board.trained_in,
+        )

@@ -14,7 +14,7 @@ from chaoskit import messages
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
 from chaoskit.runtime.generations import FirstMove, healing_limit_s, may_appeal
 from chaoskit.runtime.restore import sources
-from chaoskit.vocabulary import Phase
+from chaoskit.vocabulary import TIMED_PHASES, Phase
 from simulation.engine import Process, Strand, Wish, Work, until
 from simulation.mesh import Contribution
 from simulation.regroup import Broken, Formation, LeaseOver, Regrouper, Superseded
@@ -51,11 +51,17 @@ class PeerLost(Exception):
 class Board:
     """``runtime/board.py``."""
 
-    __slots__ = ("commits", "generation", "phase", "rank", "since_s", "step", "trained_in")
+    __slots__ = ("commits", "generation", "longest_s", "phase", "rank", "since_s", "step", "trained_in")
 
     def __init__(self, now_s: float) -> None:
         self.generation, self.rank, self.step, self.commits, self.trained_in = 0, -1, 0, 0, 0
         self.phase, self.since_s = int(Phase.START), now_s
+        self.longest_s: dict[int, float] = dict.fromkeys(map(int, TIMED_PHASES), 0.0)
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        if self.phase in self.longest_s and 0 < self.trained_in == self.generation:
+            self.longest_s[self.phase] = max(self.longest_s[self.phase], now_s - self.since_s)
+        self.phase, self.since_s = int(phase), now_s
 
 
 class Worker(Process):
@@ -144,7 +150,7 @@ class Worker(Process):
 
     def enter(self, phase: Phase) -> None:
         """Show the phase; a fault may wait for it."""
-        self.board.phase, self.board.since_s = int(phase), self.engine.now_s
+        self.board.enter(phase, self.engine.now_s)
         if self.world.watched_phase == phase:
             self.world.reached(self)
 

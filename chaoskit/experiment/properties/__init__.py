@@ -39,7 +39,7 @@ PROPERTIES: tuple[Property, ...] = (
         "the progress lease triggers",
         "A rank that makes no progress is given up, however alive its process and its other threads are.",
         progress.lease,
-        bound=f"hang_steps times the usual step (hang_floor_ms at least), 2 s to follow a plan, and {_SLACK}",
+        bound=f"the longest step and recovery, twice that for each suspect before, 2 s to follow a plan, and {_SLACK}",
     ),
     Property(
         3,

@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import Literal
 
 from chaoskit.config import RunConfig
+from chaoskit.control.phase_limits import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import HUNG, Event
 
 Kind = Literal["safety", "liveness"]
 
@@ -85,16 +86,40 @@ class Trace:
         return [one.fault.kind for one, target in hit if worker in target.claims]
 
     @cached_property
-    def usual_step_s(self) -> float:
-        """Nine of ten steps that no recovery fell into took no longer: one that waited for minutes is not usual."""
+    def _quiet_s(self) -> list[float]:
+        """Durations of the steps that no recovery fell into, the shortest first."""
         points = self.history.points(self.run.started_ns)
-        quiet = sorted(later.seconds for earlier, later in pairwise(points) if earlier.generation == later.generation)
-        return quiet[len(quiet) * 9 // 10] if quiet else 0.0
+        return sorted(later.seconds for earlier, later in pairwise(points) if earlier.generation == later.generation)
 
     @property
-    def hang_limit_s(self) -> float:
-        """How long a phase may last before its rank is called hung."""
-        return max(self.config.hang_floor_ms / 1000, self.config.hang_steps * self.usual_step_s)
+    def usual_step_s(self) -> float:
+        """Nine of ten quiet steps took no longer: one that waited for minutes is not usual."""
+        quiet_s = self._quiet_s
+        return quiet_s[len(quiet_s) * 9 // 10] if quiet_s else 0.0
+
+    @cached_property
+    def slowest_recovery_s(self) -> float:
+        """The longest time from a plan that interrupts a step to the first commit of its generation."""
+        first_ns: dict[int, int] = {}
+        for record in self.of(Event.COMMIT):
+            first_ns.setdefault(record["generation"], record.t_ns)
+        plans = [plan for plan in self.of(Event.PLAN) if plan["abort"] and plan["generation"] in first_ns]
+        return max(((first_ns[plan["generation"]] - plan.t_ns) / 1e9 for plan in plans), default=0.0)
+
+    def steps_before(self, t_ns: int) -> int:
+        """How many steps were committed before this moment."""
+        return len({record["step"] for record in self.of(Event.COMMIT) if record.t_ns < t_ns})
+
+    def hang_limit_s(self, t_ns: int) -> float:
+        """How long a phase may last at this moment before its rank is suspected, whatever kind of phase it is.
+
+        No phase is longer than its step, and suspects before this moment may each have doubled the limit.
+        """
+        suspects = sum(record["cause"] == HUNG and record.t_ns < t_ns for record in self.of(Event.DETECTED))
+        young = 1 + YOUNG_STEPS / max(KNOWN_STEPS, self.steps_before(t_ns))
+        allowance_s = max(self.config.hang_floor_ms / 1000, self.slowest_recovery_s)
+        learned_s = max(self._quiet_s, default=0.0) * young + FIRST_STEP_ALLOWANCES * allowance_s
+        return float(max(self.config.hang_steps * self.usual_step_s, learned_s) * 2**suspects)
 
 
 #: What violates a property, in words; None: it says nothing about this run.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S
 from chaoskit.control.strikes import STRIKE_WINDOW_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import SUSPECTED_CAUSES, Event
 
 
 def convicts(trace: Trace) -> Finding:
@@ -76,7 +76,9 @@ def strikes(trace: Trace) -> Finding:
 def budget(trace: Trace) -> Finding:
     """A job that has lost more workers than it may is not called a success."""
     ready = {record.source for record in trace.of(Event.READY)}
-    lost = [worker for worker, t_ns in trace.lost_ns.items() if worker in ready and t_ns < trace.end_ns]
+    suspected = {record["worker"] for record in trace.of(Event.DETECTED) if record["cause"] in SUSPECTED_CAUSES}
+    losses = {worker: t_ns for worker, t_ns in trace.lost_ns.items() if worker in ready - suspected}
+    lost = [worker for worker, t_ns in losses.items() if t_ns < trace.end_ns]
     ended = trace.first(Event.JOB_ENDED)
     if ended is None or not lost:
         return None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 
-from chaoskit.control.hang import UNKNOWN_STEP_S
 from chaoskit.control.limits import LIMITS
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.nodes import REATTACH_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
 from chaoskit.experiment.strike import Strike
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import HUNG, SLOW, Event
 from faults.base import Target
 
-_SETTLED_STEPS = 5  # before so many steps no step time is known, and a hang is found by the start-up limit only
-_SETTLED_BEATS = 5  # nor is it before so many heartbeats, however many steps they tell of
+_SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
 
 
@@ -52,21 +50,13 @@ def lease(trace: Trace) -> Finding:
     for strike in hung:
         target = _target(strike)
         starved_s = target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0  # no time of its phase
-        limit_s = trace.hang_limit_s + FOLLOW_S + SLACK_S + starved_s
-        if target.step < _SETTLED_STEPS:
+        limit_s = trace.hang_limit_s(target.injected_ns) + FOLLOW_S + SLACK_S + starved_s
+        if trace.steps_before(target.injected_ns) < _SETTLED_STEPS:
             limit_s += trace.config.startup_s
-        elif _beats_before(trace, target) < _SETTLED_BEATS:
-            limit_s += UNKNOWN_STEP_S
         lost_ns = trace.lost_ns.get(target.worker)
         if (trace.end_ns if lost_ns is None else lost_ns) - target.injected_ns > limit_s * 1e9:
             found.append(f"{target.worker} did not move, and was not given up within {limit_s:.1f} s")
     return found
-
-
-def _beats_before(trace: Trace, target: Target) -> float:
-    """Heartbeats from the first commit of the run to the moment at which the target was struck."""
-    begun_ns = min((record.t_ns for record in trace.of(Event.COMMIT)), default=target.injected_ns)
-    return (target.injected_ns - begun_ns) / 1e6 / trace.config.heartbeat_ms
 
 
 def slow_ranks(trace: Trace) -> Finding:
@@ -77,7 +67,7 @@ def slow_ranks(trace: Trace) -> Finding:
         for strike in trace.confirmed("Straggle", "DataStall")
         if max(getattr(strike.fault, "delay_ms", 0.0), getattr(strike.fault, "stall_ms", 0.0)) < floor_ms / 2
     ]
-    return _kept(trace, slow, ("hung",) if trace.config.slow_limit else ("hung", "slow"))
+    return _kept(trace, slow, (HUNG,) if trace.config.slow_limit else (HUNG, SLOW))
 
 
 def wall_clock(trace: Trace) -> Finding:
@@ -152,7 +142,7 @@ def blind(trace: Trace) -> Finding:
     if not killed or len(trace.members) > 1:
         return None  # who loses a rank must wait for a coordinator
     found = []
-    limit_ns = int((trace.hang_limit_s + SLACK_S) * 1e9)
+    limit_ns = int((trace.config.hang_steps * trace.usual_step_s + SLACK_S) * 1e9)
     times_ns = sorted(record.t_ns for record in trace.of(Event.COMMIT, Event.FINISHED))
     for strike in killed:
         acted_ns = _killed_ns(strike)
@@ -167,7 +157,7 @@ def recovery_limit_s(trace: Trace) -> float:
     config = trace.config
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
     restore_s = LIMITS.healing_s + LIMITS.recall_s + LIMITS.gather_s
-    return trace.hang_limit_s + lease_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
+    return trace.hang_limit_s(trace.end_ns) + lease_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
 
 
 def cost(trace: Trace) -> Finding:
