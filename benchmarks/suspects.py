@@ -165,7 +165,7 @@ def measure(minutes: dict[str, float], load: str, seed: int, journals: Path | No
 
 def _train(lab: Lab, job: str, minutes: float) -> Suspects:
     flag = lab.scratch / f"{job}-over"
-    hang = Hang(rank=1, after_s=minutes * 60 * PLANTED_AT, how="spin")
+    hang = Hang(rank=1, after_s=minutes * 60 * PLANTED_AT, how="gil")
     run, outcome = lab.watch(
         Clock(job, minutes, flag),
         job=f"{JOBS_FILE}:{job}",
