@@ -97,8 +97,12 @@ class HangDetector:
         if worker in self._paces:
             self._paces[worker].committed_s = None
 
-    def observe(self, beats: Sequence[Beat], now_s: float) -> list[Hang]:
-        """The members that hang, given the latest beat of every current member."""
+    def observe(self, beats: Sequence[Beat], now_s: float, *, planned: int = 0) -> list[Hang]:
+        """Return the members that hang, given the latest beat of every current member.
+
+        Args:
+            planned: the newest generation. A member of an older one is waited for.
+        """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
@@ -114,7 +118,7 @@ class HangDetector:
             if beat.step <= reached or alone or 0 < beat.generation < newest or 0 < beat.generation <= left
         )
         hangs = [Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat)) for beat in awaited]
-        if len(beats) == 1:  # a world of one: only the user waits for it
+        if len(beats) == 1 and beats[0].generation >= planned:  # a world of one: only the user waits for it
             last_resort_s = self._config.collective_timeout_s
             hangs = [replace(hang, limit_s=max(hang.limit_s, last_resort_s)) for hang in hangs]
         return [hang for hang in hangs if hang.age_s > hang.limit_s]

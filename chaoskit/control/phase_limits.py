@@ -16,7 +16,7 @@ from chaoskit.messages import Beat
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 
 #: Steps of one process after which the phases of the job count as known.
-KNOWN_STEPS = 3
+KNOWN_STEPS = 2
 #: After ``n`` steps a phase may last ``1 + YOUNG_STEPS / n`` times the longest one seen: few steps show few durations.
 YOUNG_STEPS = 20
 #: The first step of a process in a generation may take so many times the allowance of a later one.
