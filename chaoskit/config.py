@@ -101,7 +101,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         max_failures: workers that may be lost before the run is given up.
         strikes_max: losses of workers within a minute after which a node is given no more of them; 0: never.
         heartbeat_ms: interval within which agents report; they do so every 0.8 of it.
-        lease_beats: missed reports after which a node is lost.
+        lease_beats: missed reports after which a node is lost; one that is only slow, as its kernel acknowledges what
+            it is sent, has a second at least.
         hang_steps: a phase is a hang when it is this many times longer than the recent step time.
         hang_floor_ms: no phase is called a hang before this age.
         outside_limit_s: limit for the user's own code between two transactions.
