@@ -467,7 +467,7 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     counts_names_anew: "was started twice",
     forgets_losses_too_early: "was started twice|not over|every replica",
     goes_on_after_the_end: "after the end|ended twice|not over",
-    has_leases_without_end: "is well and was given up|goes on unseen",
+    has_leases_without_end: "is well and was given up|the state is there|goes on unseen",
     waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
     lets_no_node_in_twice: "is well and was given up|not over|given up at|the state is there",
