@@ -102,7 +102,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             or slow, do not count.
         strikes_max: losses of workers within a minute after which a node is given no more of them; 0: never.
         heartbeat_ms: interval within which agents report; they do so every 0.8 of it.
-        lease_beats: missed reports after which a node is lost.
+        lease_beats: missed reports after which a node is lost; one that is only slow, as its kernel acknowledges what
+            it is sent, has a second at least.
         hang_steps: no phase is suspected of a hang before it has lasted as long as this many recent steps.
         hang_floor_ms: nor before it is so much longer than the longest one of its kind. Where recoveries take longer,
             their duration counts.

@@ -127,28 +127,29 @@ class Preempt(NodeFault):
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeNode(NodeFault):
-    """Have every process of a node stand still, longer than its lease, and go on later: zombies come back.
+    """Have every process of a node stand still, until it is given up, and go on later: zombies come back.
+
+    Its kernel goes on to acknowledge what the node is sent, so the node is given up after a second, or its lease where
+    that is longer, and not within three heartbeats as one that is cut off.
 
     Args:
         how: ``signal``: each process is stopped by SIGSTOP, as a debugger does. ``cgroup``: the kernel's freezer
             (cgroup v1 or v2) stops all of them together, and whatever they were about to start; no process can see it.
-        thaw_after_s: when they go on. The others have long regrouped if this is more than
+        thaw_after_s: when they go on. The others have long regrouped if this is more than a second, and more than
             ``heartbeat_ms * lease_beats``.
     """
 
     how: str = "signal"
-    thaw_after_s: float = 1.0
+    thaw_after_s: float = 2.0
 
     family: ClassVar[str] = "node"
-    effect: ClassVar[str] = "one node stands still without a word, and returns when nobody counts on it any more"
+    effect: ClassVar[str] = "one node stands still without a word, and returns when it is no part of the world any more"
     evidence: ClassVar[str] = (
         "the kernel reports every process of the node stopped, all at the same time; or its freezer says so"
     )
     stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
     counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR,)
-    impact: ClassVar[str] = (
-        "the lease of the node ends, and its workers are given up; nobody listens to them when they return"
-    )
+    impact: ClassVar[str] = "the node is given up with its workers, and nothing that they say when they return counts"
     undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit cleanup`"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)
 

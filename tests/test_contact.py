@@ -7,7 +7,7 @@ from collections.abc import Collection
 from chaoskit.control.contact import RETURN_S, Contact
 from chaoskit.control.lease import Leases
 
-INTERVAL_S, BEATS, FENCE_S = 0.05, 3, 10.0
+INTERVAL_S, BEATS, FENCE_S, SLOW_S = 0.05, 3, 10.0, 1.0
 LEASE_S = Leases(INTERVAL_S, BEATS).lease_s
 FOUR = ("node0", "node1", "node2", "node3")
 
@@ -17,22 +17,27 @@ class Clock:
 
     def __init__(self, nodes: Collection[str] = FOUR) -> None:
         self.now_s = 100.0
-        self.contact = Contact(INTERVAL_S, BEATS, FENCE_S)
+        self.contact = Contact(INTERVAL_S, BEATS, FENCE_S, SLOW_S)
         self.contact.listen((), self.now_s)
         for node in nodes:
             self.contact.beat(node, self.now_s)
 
     def run(
-        self, seconds: float, heard: Collection[str], keepers: Collection[str], beat_ms: int = 50
+        self,
+        seconds: float,
+        heard: Collection[str],
+        keepers: Collection[str],
+        beat_ms: int = 50,
+        slow: Collection[str] = (),
     ) -> list[tuple[str, str]]:
-        """Until somebody is given up, or the time has passed."""
+        """Until a node is given up, or the time has passed. The kernels of nodes that are ``slow`` acknowledge."""
         began_s, until_s = self.now_s, self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += 0.01
             if round((self.now_s - began_s) * 1000) % beat_ms == 0:
                 for node in heard:
                     self.contact.beat(node, self.now_s)
-            self.contact.listen(keepers, self.now_s)
+            self.contact.listen(keepers, self.now_s, [node for node in self.contact.ask(self.now_s) if node in slow])
             if lost := self.contact.lost(keepers, self.now_s):
                 return lost
         return []
@@ -43,6 +48,43 @@ def test_a_silent_node_is_given_up_when_its_lease_has_run_out() -> None:
     began_s = clock.now_s
     assert clock.run(1.0, heard=FOUR[:3], keepers=FOUR) == [("node3", "silent for 3 beats")]
     assert LEASE_S <= clock.now_s - began_s <= LEASE_S + 0.05
+
+
+def test_a_slow_node_is_given_up_later_and_says_why() -> None:
+    """Its kernel acknowledges what it is sent, so its ranks train; nothing can be told to them, so not for ever."""
+    clock = Clock()
+    began_s = clock.now_s
+    lost = clock.run(3.0, heard=FOUR[:3], keepers=FOUR, slow=FOUR[3:])
+    assert lost == [("node3", "no report for 1 s, although the kernel of the node acknowledges")]
+    assert SLOW_S <= clock.now_s - began_s <= SLOW_S + 0.05
+
+
+def test_slow_nodes_are_no_sign_that_we_are_cut_off() -> None:
+    """The one that is silent is given up as soon as a node that has the state is heard."""
+    clock = Clock(nodes=FOUR[:2])
+    assert clock.run(0.5, heard=(), keepers=FOUR[:2], slow=("node0",)) == []
+    began_s = clock.now_s
+    assert clock.run(1.0, heard=("node0",), keepers=FOUR[:2]) == [("node1", "silent for 3 beats")]
+    assert clock.now_s - began_s <= 2 * INTERVAL_S
+
+
+def test_a_slow_node_is_not_steady() -> None:
+    """What was last heard of its ranks is old; once it is heard again it may have more to say."""
+    clock = Clock()
+    clock.run(2.0, heard=FOUR, keepers=FOUR)
+    assert clock.contact.steady("node3", clock.now_s)
+    clock.run(0.5, heard=FOUR[:3], keepers=FOUR, slow=FOUR[3:])
+    assert not clock.contact.steady("node3", clock.now_s)
+    clock.run(RETURN_S - 0.1, heard=FOUR, keepers=FOUR)
+    assert not clock.contact.steady("node3", clock.now_s)
+    clock.run(0.3, heard=FOUR, keepers=FOUR)
+    assert clock.contact.steady("node3", clock.now_s)
+
+
+def test_a_slow_node_that_alone_has_the_state_is_waited_for_as_long_as_a_silent_one() -> None:
+    clock = Clock(nodes=("node0", "node1"))
+    assert clock.run(FENCE_S - 1, heard=("node1",), keepers=("node0",), slow=("node0",)) == []
+    assert clock.run(3.0, heard=("node1",), keepers=("node0",)) != []
 
 
 def test_reports_that_come_late_on_a_starved_machine_keep_no_silent_node() -> None:

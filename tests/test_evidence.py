@@ -576,6 +576,35 @@ def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
     assert [record.event for record in run.records] == [Event.DETECTED, Event.NODE_LOST, Event.NODE_LOST]
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, replaced: bool) -> None:
+    """A node that is set aside is started no worker on, until it is lost: what bears its name then may be another."""
+    coordinator, agent, other = (Journal(tmp_path / "journal", name) for name in ("coordinator", "node1", "node2"))
+    for number in range(2):
+        lost = {"worker": f"node1.{number}", "rank": 1, "cause": "exited", "detail": ""}
+        coordinator.write(Event.DETECTED, t_ns=LOST_NS + number, **lost)
+    coordinator.write(Event.SET_ASIDE, t_ns=LOST_NS + 2, node="node1", strikes=2)
+    if replaced:
+        coordinator.write(Event.NODE_LOST, t_ns=LOST_NS + 3, node="node1", detail="")
+    other.write(Event.WORKER_STARTED, t_ns=LOST_NS + 4, worker="node2.1", pid=2)
+    agent.write(Event.WORKER_STARTED, t_ns=LOST_NS + int(100e9), worker="node1.2", pid=1)
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, LOST_NS + int(200e9), None, False, [])
+    found = strikes(trace_of(run))
+    assert found == ([] if replaced else ["node1.2 was started on node1, which is set aside"])
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_strikes_of_two_machines_are_not_added(tmp_path: Path, replaced: bool) -> None:
+    journal = Journal(tmp_path / "journal", "coordinator")
+    lost = {"rank": 1, "cause": "exited", "detail": ""}
+    journal.write(Event.DETECTED, t_ns=LOST_NS, worker="node1.0", **lost)
+    if replaced:
+        journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")
+    journal.write(Event.DETECTED, t_ns=LOST_NS + 2, worker="node1.1", **lost)
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False, [])
+    assert strikes(trace_of(run)) == (None if replaced else ["node1 has 2 strikes, and is not set aside"])
+
+
 STALL, POISON = DataStall(rank=1, at_step=8, stall_ms=5.0), NaN(rank=1, at_step=8, parameter="w")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
@@ -39,13 +41,13 @@ def test_as_many_reports_are_missing_as_a_lease_has_beats() -> None:
 
 def test_it_is_known_when_the_next_lease_runs_out() -> None:
     leases = Leases(INTERVAL_S, BEATS)
-    assert leases.first_expiry_s() == math.inf
+    assert leases.next_look_s() == math.inf
     leases.beat("a", 1.0)
     leases.beat("b", 1.01)
-    first_s = leases.first_expiry_s()
+    first_s = leases.next_look_s()
     assert leases.expired(first_s - 1e-6) == []
     assert leases.expired(first_s + 1e-6) == ["a"]
-    assert leases.first_expiry_s() > first_s
+    assert leases.next_look_s() > first_s
 
 
 def test_a_silent_node_is_lost_and_the_others_are_not() -> None:
@@ -139,6 +141,119 @@ def test_a_node_can_be_given_more_time() -> None:
     leases.extend("a", 5)
     lost = run(leases, {}, [*every(TICK_S, 10, 11), *every(TICK_S, 12, 20)])
     assert lost["a"] > 15 + LEASE_S - 1e-6
+
+
+# -- nodes whose kernels acknowledge what they are sent -----------------------------------------------------------
+
+SLOW_S = 1.0
+ANSWER_S = 0.042  # a delayed acknowledgement
+
+
+class Kernels:
+    """Acknowledge what their nodes are sent, up to a time; the agents say nothing."""
+
+    def __init__(self, leases: Leases, live_until_s: float = math.inf) -> None:
+        self.lost: dict[str, float] = {}
+        self.asked_s: list[float] = []
+        self._leases, self._live_until_s = leases, live_until_s
+        self._owed: list[tuple[float, str]] = []
+
+    def run(self, ticks: list[float]) -> Kernels:
+        for at_s in ticks:
+            answered = [one for one in self._owed if one[0] <= at_s]
+            self._owed = [one for one in self._owed if one not in answered]
+            self._leases.acknowledge([node for answer_s, node in answered if answer_s <= self._live_until_s])
+            self.lost |= dict.fromkeys(self._leases.expired(at_s), at_s)
+            asked = self._leases.ask(at_s)
+            self._owed += [(at_s + ANSWER_S, node) for node in asked]
+            self.asked_s += [at_s] * len(asked)
+        return self
+
+
+def slow_leases(node: str = "a", heard_s: float = 0.0) -> Leases:
+    leases = Leases(INTERVAL_S, BEATS, SLOW_S)
+    leases.beat(node, heard_s)
+    return leases
+
+
+def test_a_node_whose_kernel_acknowledges_is_kept_for_longer() -> None:
+    """It is lost when nothing came from its agent for the longer limit; the first question is asked when it is late."""
+    found = Kernels(slow_leases()).run(every(TICK_S, 0, 2))
+    assert SLOW_S < found.lost["a"] <= SLOW_S + 2 * TICK_S
+    asked_s = found.asked_s
+    assert INTERVAL_S <= asked_s[0] <= INTERVAL_S + TICK_S
+    assert all(later - sooner >= INTERVAL_S - 1e-9 for sooner, later in itertools.pairwise(asked_s))
+    assert asked_s[-1] <= found.lost["a"]
+
+
+def test_a_node_whose_kernel_is_silent_is_lost_as_fast_as_without_a_question() -> None:
+    found = Kernels(slow_leases(), live_until_s=0.0).run(every(TICK_S, 0, 2))
+    assert found.asked_s
+    assert found.lost == run(Leases(INTERVAL_S, BEATS), {"a": [0.0]}, every(TICK_S, 0, 2))
+
+
+def test_a_slow_node_that_is_cut_off_is_lost_in_one_lease() -> None:
+    """What its kernel acknowledged counts from when it was asked."""
+    found = Kernels(slow_leases(), live_until_s=0.5).run(every(TICK_S, 0, 2))
+    assert 0.5 < found.lost["a"] < 0.5 + LEASE_S + TICK_S
+
+
+def test_slow_nodes_are_told_from_others() -> None:
+    """A node is slow from the end of its lease to its next report."""
+    leases = slow_leases()
+    kernels = Kernels(leases).run(every(TICK_S, 0, LEASE_S))
+    assert leases.slow == frozenset()
+    kernels.run(every(TICK_S, LEASE_S, 0.8))
+    assert leases.slow == {"a"}
+    leases.beat("a", 0.8)
+    assert leases.slow == frozenset()
+
+
+@pytest.mark.parametrize("live_until_s", [math.inf, 0.6])
+def test_a_node_that_is_lost_was_slow_if_its_kernel_still_acknowledged(live_until_s: float) -> None:
+    leases = slow_leases()
+    kernels = Kernels(leases, live_until_s)
+    for at_s in every(TICK_S, 0, 2):
+        if kernels.run([at_s]).lost:
+            break
+    assert leases.slow == ({"a"} if live_until_s > SLOW_S else set())
+
+
+def test_an_old_answer_keeps_no_node() -> None:
+    """What was acknowledged before a report says nothing of the silence after it; nor does an unknown node's kernel."""
+    leases = slow_leases()
+    assert leases.ask(0.06) == ["a"]
+    leases.beat("a", 0.07)
+    leases.acknowledge(["a", "never heard"])
+    assert leases.expired(0.07 + LEASE_S + 0.001) == ["a"]
+
+
+def test_the_longer_limit_is_no_shorter_than_the_lease() -> None:
+    """Where a lease is longer no kernel is asked: its answer would change nothing."""
+    leases = Leases(1.0, 4, SLOW_S)
+    assert leases.slow_s == leases.lease_s
+    leases.beat("a", 0.0)
+    found = Kernels(leases).run(every(0.1, 0, 5))
+    assert found.asked_s == []
+    assert leases.lease_s < found.lost["a"] < leases.lease_s + 0.2
+
+
+def test_deafness_of_the_coordinator_costs_no_slow_node_its_time() -> None:
+    """What was asked and acknowledged before the deafness is as old after it as it was."""
+    found = Kernels(slow_leases()).run([*every(TICK_S, 0, 0.4), *every(TICK_S, 5.4, 8)])
+    assert 5.9 < found.lost["a"] < 6.1
+
+
+def test_it_is_known_when_the_next_question_is_due() -> None:
+    leases = slow_leases(heard_s=1.0)
+    due_s = leases.next_look_s()
+    assert due_s == 1.0 + INTERVAL_S
+    assert leases.ask(due_s - 1e-6) == []
+    assert leases.ask(due_s) == ["a"]
+    again_s = leases.next_look_s()
+    assert again_s == due_s + INTERVAL_S
+    assert leases.ask(again_s) == ["a"]
+    assert leases.next_look_s() == 1.0 + leases.lease_s
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)

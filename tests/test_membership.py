@@ -46,6 +46,7 @@ from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Plan, Snapshot
 
 LAST_STEP = 6
+MACHINE = "boot1/pid:[1]/net:[1]"
 
 
 def config_of(nodes: int = 4, spares: int = 1, **changes: Any) -> RunConfig:
@@ -181,11 +182,11 @@ class Cluster:
     def ranks(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         return {member.worker: (member.rank, member.shards) for member in self.plans[-1].members}
 
-    def join(self, *nodes: str) -> None:
+    def join(self, *nodes: str, incarnation: str = f"{MACHINE}/7") -> None:
         for node in nodes:
             if node not in self.nodes:
                 self.nodes.append(node)
-                self.tell(NodeJoined(node))
+                self.tell(NodeJoined(node, incarnation))
 
     def become_ready(self, *workers: str) -> None:
         for worker in workers or self.live(self.processes):
@@ -769,6 +770,28 @@ def test_a_bad_node_is_given_no_more_workers() -> None:
     actions = cluster.lose("b.1")
     assert SetAside("b") in actions
     assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "stays_aside"),
+    [
+        pytest.param(f"{MACHINE}/8", True, id="another agent"),
+        pytest.param("boot1/pid:[2]/net:[1]/1", True, id="a container that was started again"),
+        pytest.param("boot1/pid:[2]/net:[2]/1", False, id="another pod"),
+        pytest.param("boot2/pid:[1]/net:[1]/7", False, id="another boot"),
+    ],
+)
+def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(incarnation: str, stays_aside: bool) -> None:
+    """A machine that replaces it has its name, and has lost no worker. An agent that is started again is no repair."""
+    cluster = running(nodes=2, spares=0, strikes_max=2)
+    cluster.lose("b.0")
+    cluster.become_ready()
+    assert SetAside("b") in cluster.lose("b.1")
+    cluster.become_ready()
+    cluster.lose_node("b")
+    cluster.join("b", incarnation=incarnation)
+    actions = cluster.lose("a.0")
+    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a" if stays_aside else "b"]
 
 
 def test_a_node_that_is_not_fit_is_given_no_workers_until_another_agent_comes() -> None:

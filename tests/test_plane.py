@@ -40,6 +40,7 @@ from chaoskit.messages import (
     Heartbeat,
     Loss,
     Plan,
+    Probe,
     Recall,
     RuleFired,
     Sealed,
@@ -85,7 +86,7 @@ class Bench:
         self.outputs += outputs
         self.record += [output for output in outputs if isinstance(output, Remember)]
         sent = [(output.node, output.message) for output in outputs if isinstance(output, Send)]
-        return [(node, message) for node, message in sent if not isinstance(message, Heard)]
+        return [(node, message) for node, message in sent if not isinstance(message, Heard | Probe)]
 
     def attach(self, *hellos: AgentHello) -> list[Any]:
         return [sent for one in hellos for sent in self.do(self.plane.attach(one, self.now_s))]
@@ -845,6 +846,26 @@ def test_rank_after_rank_that_hangs_in_the_same_step_ends_the_job() -> None:
     sent, _ = hang(bench, 7, 1e7)
     (reason,) = {order.reason for _, order in sent if isinstance(order, EndJob)}
     assert reason.startswith("rank after rank hangs in the forward phase of step 7: forward for 10000000 ms, limit")
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledges: bool) -> None:
+    """While its kernel does, the node is lost after a second; else after three missed reports."""
+    bench = Bench().begin()
+    bench.go_on(0.5, "a", "b")
+    bench.outputs, began_s = [], bench.now_s - 0.05  # of the last report
+    limit_s = 1.0 if acknowledges else 0.14
+    while "b" in bench.plane.membership.nodes:
+        assert bench.now_s < began_s + limit_s + 0.04
+        bench.hear(messages.Heartbeat("a", ()))
+        bench.now_s += 0.02
+        bench.do(bench.plane.tick(bench.now_s, {}, {"b"} if acknowledges else ()))
+    assert bench.now_s >= began_s + limit_s
+    (lost_node,) = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.NODE_LOST]
+    assert ("kernel" in lost_node["detail"]) == acknowledges
+    probed = [output.node for output in bench.outputs if isinstance(output, Send) and isinstance(output.message, Probe)]
+    assert set(probed) == {"b"}
+    assert len(probed) <= limit_s / 0.05
 
 
 def left_out(bench: Bench, node: str) -> None:

@@ -242,6 +242,16 @@ def is_impatient() -> Seams:
     return Seams(coordinator=settings(lease_beats=1))
 
 
+def gives_up_a_slow_agent_at_once() -> Seams:
+    """A node whose agent says nothing is lost after a lease, though its kernel acknowledges and its ranks train."""
+    return Seams(limits=Limits(slow_agent_s=0.0))
+
+
+def trusts_a_kernel_for_ever() -> Seams:
+    """A node is kept as long as its kernel acknowledges, though its agent is stopped for good."""
+    return Seams(limits=Limits(slow_agent_s=math.inf))
+
+
 def takes_joiners_for_holders() -> Seams:
     """A worker that is in a group is said to have the state, before it has taken it over."""
 
@@ -450,12 +460,14 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     takes_any_agent_for_the_same: "was started twice",
     never_ends_a_lease: "not over",
     is_impatient: "is well and was given up",
+    gives_up_a_slow_agent_at_once: "is well and was given up",
+    trusts_a_kernel_for_ever: "not over",
     takes_joiners_for_holders: "goes back to step|every replica",
     keeps_the_batch: "generation",
     counts_names_anew: "was started twice",
     forgets_losses_too_early: "was started twice|not over|every replica",
     goes_on_after_the_end: "after the end|ended twice|not over",
-    has_leases_without_end: "is well and was given up|goes on unseen",
+    has_leases_without_end: "is well and was given up|the state is there|goes on unseen",
     waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
     lets_no_node_in_twice: "is well and was given up|not over|given up at|the state is there",

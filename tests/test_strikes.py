@@ -25,6 +25,20 @@ def test_old_strikes_do_not_count() -> None:
     assert struck(strikes, 21.0) == [True]
 
 
+def test_a_machine_has_no_part_in_the_strikes_of_the_one_that_had_its_name_before() -> None:
+    strikes = Strikes(limit=2, window_s=10.0)
+    strikes.meet("bad", "host1")
+    assert struck(strikes, 0.0, 1.0) == [False, True]
+    strikes.meet("bad", "host1")
+    assert strikes.trusted(["good", "bad"]) == ["good"]
+    strikes.meet("bad", "host2")
+    assert strikes.trusted(["good", "bad"]) == ["good", "bad"]
+    assert struck(strikes, 2.0) == [False]
+    strikes.condemn("bad")
+    strikes.meet("bad", "host3")
+    assert struck(strikes, 3.0, 4.0) == [False, True]
+
+
 def test_each_node_has_strikes_of_its_own() -> None:
     strikes = Strikes(limit=2, window_s=10.0)
     assert not strikes.strike("a", 0.0)

@@ -14,7 +14,7 @@ from chaoskit import wire
 from chaoskit.config import RunConfig
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.job import JobSpec
-from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Recall, Welcome
+from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Probe, Recall, Welcome
 
 TOKEN = "token"
 BEAT_S = 0.02
@@ -159,6 +159,27 @@ def test_only_the_answer_to_a_newer_heartbeat_extends_the_lease() -> None:
             server.lines[0].write(wire.encode(Heard(sent_ns)) + wire.encode(Recall()))
             assert await agent.next() == Recall()
             assert agent.uplink.lease_until_ns == sent_ns + OUTAGE_S * 10**9 > before_ns
+
+    asyncio.run(main())
+
+
+def test_a_probe_is_for_the_kernel_and_no_answer() -> None:
+    """It extends no lease, and a coordinator that sends nothing else is silent."""
+
+    async def main() -> None:
+        async with attached() as (server, agent):
+            server.answers = False
+            before_ns = agent.uplink.lease_until_ns
+            for _ in range(SILENT_BEATS // 2):
+                agent.beat()
+                server.lines[0].write(wire.encode(Probe()))
+                assert await agent.next() == Probe()
+            assert agent.uplink.lease_until_ns == before_ns
+            agent.beat()
+            agent.beat()
+            await server.until(lines=2)
+            server.lines[1].write(wire.encode(EndJob(True, "")))
+            assert await agent.next() == EndJob(True, "")
 
     asyncio.run(main())
 

@@ -45,7 +45,11 @@ class Attention(Generations):
         self._suspects = Repeats(limit=max(config.nodes, _SUSPECTS_LEAST))
         self._rulings = Rulings(config.nodes, STRIKE_WINDOW_S)
         self._contact = Contact(
-            config.heartbeat_ms / 1000, config.lease_beats, config.coordinator_outage_s, policies.may_give_up
+            config.heartbeat_ms / 1000,
+            config.lease_beats,
+            config.coordinator_outage_s,
+            limits.slow_agent_s,
+            policies.may_give_up,
         )
         self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
 

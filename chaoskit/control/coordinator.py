@@ -24,6 +24,7 @@ import msgspec
 
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig
+from chaoskit.control.acknowledgement import Acknowledgements
 from chaoskit.control.nodes import REATTACH_S
 from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
 from chaoskit.control.plane import ControlPlane
@@ -31,7 +32,7 @@ from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.journal import Journal
-from chaoskit.messages import AgentHello, EndJob, Heard, ObserverHello, RendezvousHello, Trigger, Welcome
+from chaoskit.messages import AgentHello, EndJob, Heard, ObserverHello, Probe, RendezvousHello, Trigger, Welcome
 from chaoskit.osprocess import Starvation, die_with_parent, is_ending, kernel_id, raise_priority, set_name
 from chaoskit.vocabulary import Event
 
@@ -63,6 +64,7 @@ class Coordinator:
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
+        self._acknowledgements = Acknowledgements()
         self._observers: set[asyncio.StreamWriter] = set()
         self._clients: dict[int, asyncio.StreamWriter] = {}
         self._numbers = itertools.count()
@@ -206,7 +208,7 @@ class Coordinator:
                 self._hold(self._record.check)
                 if time.monotonic() > self._alone_until_s:
                     self._say_resumed()  # no node has come that could know better
-                self._carry_out(self._plane.tick(time.monotonic(), self._starvation()))
+                self._carry_out(self._plane.tick(time.monotonic(), self._starvation(), self._acknowledgements.take()))
         except Exception:  # noqa: BLE001 - as in _greet
             self._fail()
 
@@ -228,7 +230,10 @@ class Coordinator:
                 case Send(node, message):
                     if isinstance(message, Heard):  # here, where there are clocks
                         message = msgspec.structs.replace(message, wall_ns=time.time_ns())
-                    self._write(self._agents.get(node), message)
+                    writer = self._agents.get(node)
+                    if isinstance(message, Probe) and writer is not None:
+                        self._acknowledgements.ask(node, writer.get_extra_info("socket"))
+                    self._write(writer, message)
                 case Show(message):
                     self._show(message)
                 case Reply(client, message):
@@ -262,6 +267,7 @@ class Coordinator:
         writer = self._agents.pop(node, None)
         if writer is not None:
             writer.close()
+        self._acknowledgements.forget(node)
         if node in self._starved:
             self._starved.pop(node)[0].close()
 

@@ -28,6 +28,15 @@ class NodeJoined(Event, frozen=True):
     started: int = 0
     proves: bool = False
 
+    @property
+    def machine(self) -> str:
+        """One boot of one kernel and one network: the same for each agent that is started there, and each container.
+
+        A container that is started again has another list of pids, and a pod that replaces one has another network.
+        """
+        boot, *others = self.incarnation.split("/")
+        return "/".join((boot, *others[-2:-1]))
+
 
 class NodeLost(Event, frozen=True):
     """A node and all its workers are gone.

@@ -27,6 +27,10 @@ class Limits:
         reach_s: attempts that fail for longer than this make older copies better.
         healing_s: once no worker is left that holds the state, a member that is taking it over has this long to say
             that it does.
+        slow_agent_s: an agent may say nothing for this long while the kernel of its node acknowledges what it is sent:
+            the ranks there train on without it, and a disk, a debugger or a burst of page faults holds a process up
+            for some tenths of a second. Meanwhile no rank there can be ended or told of a new plan, so it is not more;
+            a longer lease is the limit instead.
         farewell_s: a rank that goes and is well has this long for what its script wants to do before, where no elastic
             policy says how long.
     """
@@ -40,6 +44,7 @@ class Limits:
     retry_max_s: float = 15.0
     reach_s: float = 5.0
     healing_s: float = 2.0
+    slow_agent_s: float = 1.0
     farewell_s: float = 30.0
 
     def farewell_of(self, config: RunConfig) -> float:

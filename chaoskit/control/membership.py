@@ -112,6 +112,7 @@ class Membership(Renewal):
         match event:
             case NodeJoined(node, _, started, proves) if node not in self._nodes:
                 self._nodes.append(node)
+                self._strikes.meet(node, event.machine)
                 if proves:
                     self._unfit.add(node)
                     self._on_probation.add(node)

@@ -11,7 +11,7 @@ comes and goes), ``inheritance.py`` (what outlives a coordinator), ``hearing.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from chaoskit import messages
@@ -79,21 +79,23 @@ class ControlPlane(Hearing):
         self._board.forget(client)
 
     def next_tick_s(self) -> float:
-        """When the next node is given up, if nothing is heard until then."""
+        """When the next node is given up, or asked for a sign, if nothing is heard until then."""
         return self._contact.next_look_s()
 
-    def tick(self, now_s: float, starved_s: Mapping[str, float]) -> list[Output]:
+    def tick(self, now_s: float, starved_s: Mapping[str, float], acknowledged: Collection[str] = ()) -> list[Output]:
         """To be called every few milliseconds, when all input was read.
 
         Args:
             starved_s: node -> time since the last call in which its agent waited for a CPU: no silence of its own.
+            acknowledged: nodes whose kernels have acknowledged the :class:`~chaoskit.messages.Probe` sent to them.
         """
         if self._end is not None:
             return [] if self._may_be_asked(now_s) else [End()]
         for node, by_s in starved_s.items():
             self._contact.extend(node, by_s)
         outputs: list[Output] = []
-        self._contact.listen(self._membership.keepers, now_s)
+        self._contact.listen(self._membership.keepers, now_s, acknowledged)
+        outputs += [Send(node, messages.Probe()) for node in self._contact.ask(now_s)]
         outputs += self._give_up_silent(now_s)
         outputs += self._look_at_links(now_s)
         outputs += self._admit(self._attendance.due(now_s), now_s)

@@ -9,7 +9,7 @@ STRIKE_WINDOW_S = 60.0
 
 
 class Strikes:
-    """A node with ``limit`` strikes within ``window_s`` seconds is set aside for the rest of the run.
+    """A node with ``limit`` strikes within ``window_s`` seconds is set aside, as long as it is the same machine.
 
     Args:
         limit: strikes that set a node aside; 0: none ever.
@@ -20,6 +20,14 @@ class Strikes:
         self._limit, self._window_s = limit, window_s
         self._struck_s: dict[str, deque[float]] = {}
         self._aside: set[str] = set()
+        self._machines: dict[str, str] = {}
+
+    def meet(self, node: str, machine: str) -> None:
+        """``machine`` bears the name of ``node`` from now on: what another one did under that name does not count."""
+        if self._machines.get(node, machine) != machine:
+            self._struck_s.pop(node, None)
+            self._aside.discard(node)
+        self._machines[node] = machine
 
     def strike(self, node: str, now_s: float) -> bool:
         """A worker of ``node`` was lost. True if the node is set aside because of this one."""

@@ -38,6 +38,7 @@ from chaoskit.messages.nodes import (
     Heard,
     Heartbeat,
     ObserverHello,
+    Probe,
     Welcome,
 )
 from chaoskit.messages.rendezvous import (
@@ -95,6 +96,7 @@ AnyMessage = (
     | Welcome
     | Heartbeat
     | Heard
+    | Probe
     | TestLinks
     | LinksTested
     | HealthReport
@@ -186,6 +188,7 @@ __all__ = [
     "Ping",
     "Plan",
     "Pong",
+    "Probe",
     "Proof",
     "PullNode",
     "Put",

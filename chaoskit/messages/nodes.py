@@ -112,6 +112,10 @@ class Heard(Message, frozen=True):
     wall_ns: int = 0
 
 
+class Probe(Message, frozen=True):
+    """Something to acknowledge for the kernel of a node that misses a report. Its agent has nothing to do."""
+
+
 class EndJob(Message, frozen=True):
     ok: bool
     reason: str

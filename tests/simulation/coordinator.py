@@ -15,7 +15,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import Refused
-from chaoskit.messages import AgentHello
+from chaoskit.messages import AgentHello, Probe
 from simulation.engine import Process
 from simulation.network import SERVER, Line
 
@@ -171,7 +171,8 @@ class Coordinator(Process):
     def _tick(self) -> None:
         if not self._holds():
             return
-        self._do("tick", self.plane.tick(self.engine.now_s, {}))
+        acknowledged = [node for node, line in self._agents.items() if line.take_acknowledged()]
+        self._do("tick", self.plane.tick(self.engine.now_s, {}, acknowledged))
         self.after(TICK_S, self._tick)
 
     def _holds(self) -> bool:
@@ -202,11 +203,13 @@ class Coordinator(Process):
         for output in outputs:
             kind = type(output)
             if kind is Send:
-                if self._dies_here():
+                if not isinstance(output.message, Probe) and self._dies_here():
                     return
                 laws.sent(self, output.node, output.message)
                 line = self._agents.get(output.node)
-                if line is not None:
+                if line is not None and isinstance(output.message, Probe):
+                    line.probe()
+                elif line is not None:
                     line.send(SERVER, output.message)
             elif kind is Reply:
                 if self._dies_here():

@@ -57,11 +57,15 @@ class Engine:
 
 
 class Process:
-    """Can be killed, and frozen: then whatever would happen to it waits, in order."""
+    """Can be killed, and frozen: then whatever would happen to it waits, in order.
+
+    Attributes:
+        paused: whether its machine stands still, and the kernel there with it.
+    """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine, self.name = engine, name
-        self.alive, self.frozen = True, False
+        self.alive, self.frozen, self.paused = True, False, False
         self.ends: list[Callable[[], None]] = []  # what the kernel does when it ends
         self._parked: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._waiting: list[tuple[Strand, Callable[[], bool]]] = []

@@ -314,6 +314,8 @@ class Faults:
 
     def _sever(self, ways: set[tuple[str, str]], for_s: float) -> None:
         self._world.sever(ways)
+        if any(COORDINATOR in way for way in ways):  # a slow node's lease ends before those of the others
+            self._world.laws.excused_nodes |= {node for node, one in self._world.agents.items() if one.frozen}
         self._world.laws.parted |= {site for way in ways if COORDINATOR not in way for site in way}
         self._at_now(for_s, self._heal, ways)
 

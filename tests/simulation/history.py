@@ -11,6 +11,7 @@ from simulation.laws import Violation
 from simulation.resizes import Resizes
 from simulation.seams import SOUND, Seams
 from simulation.size_law import SETTLING_S
+from simulation.stalls import Stalls
 from simulation.world import World
 
 #: Every so many histories trains until its world can have settled.
@@ -57,6 +58,7 @@ def run(seed: int, *, trace: bool = False, sharded: bool = False, seams: Seams =
     faults = Faults(world)
     faults.schedule()
     Resizes(world, seed, faults).schedule()
+    Stalls(world, seed, faults).schedule()
     if world.config.elastic is not None and seed % LONG == 1:
         world.steps, world.patience_s = ENDLESS, world.patience_s + SETTLING_S
         world.laws.size.watch(faults)

@@ -8,6 +8,8 @@ from typing import Any
 from simulation.engine import Engine, Process
 
 CLIENT, SERVER = 0, 1
+#: A kernel that has nothing to send acknowledges so much later.
+_DELAYED_S = 0.04
 #: The site of the coordinator; the others bear the names of nodes.
 COORDINATOR = "coordinator"
 
@@ -36,6 +38,7 @@ class Line:
         self._arrival_s = [0.0, 0.0]  # of the last message to each end
         self._broken = False
         self._closed = [False, False]
+        self._acknowledged = False
         for side, process in enumerate(self._ends):
             process.ends.append(lambda side=side: self._die(side))
 
@@ -81,6 +84,27 @@ class Line:
                 held.clear()
                 for act, arguments in waiting:
                     self._post(to, act, *arguments)
+
+    def probe(self) -> None:
+        """The server sends something that only the kernel at the other end sees. Draws nothing: the seed's own draws
+        stay what they were."""
+        self._cross(CLIENT, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        if not self._ends[CLIENT].paused:
+            self._engine.after(_DELAYED_S, self._cross, SERVER, self._note_acknowledged)
+
+    def _note_acknowledged(self) -> None:
+        self._acknowledged = True
+
+    def _cross(self, to: int, act: Callable[[], None]) -> None:
+        if not (self._broken or self._severed(to)):  # else it is sent again when nobody waits for it any more
+            self._engine.after(self.latency_s[1], act)
+
+    def take_acknowledged(self) -> bool:
+        """Whether an acknowledgement has come since this was last asked."""
+        found, self._acknowledged = self._acknowledged, False
+        return found
 
     def client_alive(self) -> bool:
         """What the kernel knows of the other process, on one host."""

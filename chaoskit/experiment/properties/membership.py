@@ -46,31 +46,36 @@ def terms(trace: Trace) -> Finding:
 
 
 def strikes(trace: Trace) -> Finding:
-    """A node with too many strikes within the window is set aside, and started no worker on from then on."""
+    """A node with too many strikes within the window is set aside, and started no worker on until it is lost."""
     limit, window_ns = trace.config.strikes_max, STRIKE_WINDOW_S * 1e9
-    struck: dict[str, list[int]] = defaultdict(list)
+    struck: dict[tuple[str, int], list[int]] = defaultdict(list)
     for record in trace.of(Event.DETECTED):
         # the loss of a node is one strike, however many workers were on it
         if record["cause"] != "node lost" and record.t_ns < trace.end_ns:
-            struck[record["worker"].rpartition(".")[0]].append(record.t_ns)
-    aside = {record["node"]: record.t_ns for record in trace.of(Event.SET_ASIDE)}
+            struck[_life(trace, record["worker"].rpartition(".")[0], record.t_ns)].append(record.t_ns)
+    aside = {_life(trace, record["node"], record.t_ns): record.t_ns for record in trace.of(Event.SET_ASIDE)}
     due = {
-        node: times[limit - 1]
-        for node, times in struck.items()
+        life: times[limit - 1]
+        for life, times in struck.items()
         if limit and len(times) >= limit and times[limit - 1] - times[0] <= window_ns
     }
     if not due and not aside:
         return None
-    found = [f"{node} has {limit} strikes, and is not set aside" for node in due if node not in aside]
+    found = [f"{life[0]} has {limit} strikes, and is not set aside" for life in due if life not in aside]
     lost = {
         record["worker"].rpartition(".")[0] for record in trace.of(Event.DETECTED) if record["cause"] == "node lost"
     }
-    others = {started.source for started in trace.of(Event.WORKER_STARTED)} - set(aside) - lost
+    others = {started.source for started in trace.of(Event.WORKER_STARTED)} - {node for node, _ in aside} - lost
     for record in trace.of(Event.WORKER_STARTED):
-        after_ns = aside.get(record.source)
+        after_ns = aside.get(_life(trace, record.source, record.t_ns))
         if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and others:
             found.append(f"{record['worker']} was started on {record.source}, which is set aside")
     return found
+
+
+def _life(trace: Trace, node: str, t_ns: int) -> tuple[str, int]:
+    """What bears the name ``node`` at a time: the name, and how often the node was lost before. It may be replaced."""
+    return node, sum(record["node"] == node and record.t_ns < t_ns for record in trace.of(Event.NODE_LOST))
 
 
 def budget(trace: Trace) -> Finding:

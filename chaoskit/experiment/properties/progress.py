@@ -157,7 +157,8 @@ def recovery_limit_s(trace: Trace) -> float:
     config = trace.config
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
     restore_s = LIMITS.healing_s + LIMITS.recall_s + LIMITS.gather_s
-    return trace.hang_limit_s(trace.end_ns) + lease_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
+    silence_s = max(lease_s, LIMITS.slow_agent_s)
+    return trace.hang_limit_s(trace.end_ns) + silence_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
 
 
 def cost(trace: Trace) -> Finding:

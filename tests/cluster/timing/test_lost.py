@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.goals import Flag
 from support.stopwatch import Stopwatch
 
+from chaoskit import osprocess
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record
+from chaoskit.messages import Heartbeat, Plan, WorkerLost
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.suites.recovery.expect import STEADY
 from faults import Cut, Delay, Fault, FreezeNode, Hang, Kill, Scale
 
 AT = 8
-LEASE_BEATS = 10  # 490 ms: a freeze within it can be told from one beyond it on any machine
 
 
 def run(chaos: Chaos, *faults: Fault, nodes: int = 3, spares: int = 1, steps: int = 24, **plan: Any) -> Outcome:
@@ -78,8 +86,8 @@ def test_a_process_that_is_stopped_is_found_at_once(chaos: Chaos, stopwatch: Sto
 
 
 def test_a_node_that_is_suspended_and_resumed_is_kept(chaos: Chaos) -> None:
-    """All its processes are stopped, and go on together within the lease: none is given up as stopped."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.15), lease_beats=LEASE_BEATS)
+    """All its processes are stopped, and go on together after twice its lease: none is given up as stopped."""
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.3))
     assert_left_alone(outcome)
 
 
@@ -89,27 +97,120 @@ def test_a_node_that_is_suspended_and_resumed_is_kept(chaos: Chaos) -> None:
 FREEZER = "signal" if unavailable("freezer") else "cgroup"
 
 
-def test_a_silent_node_is_lost_when_its_lease_ends(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """Within as many beats as a lease has: 150 ms."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=1.0, how=FREEZER))
+SILENT = "silent for 3 beats"
+SLOW = "no report for 1 s, although the kernel of the node acknowledges"
+
+
+@pytest.mark.chaos(substrate="netns")
+def test_a_node_that_is_cut_off_is_lost_when_its_lease_ends(chaos: Chaos, stopwatch: Stopwatch) -> None:
+    """Within as many beats as a lease has, 150 ms: its kernel acknowledges nothing."""
+    outcome = run(chaos, Cut(rank=1, at_step=AT))
     assert lost(outcome)["cause"] == "node lost"
     (node,) = outcome.records("node_lost")
-    assert node["detail"] == "silent for 3 beats"
+    assert node["detail"] == SILENT
     stopwatch.within(0.2, struck(outcome), lost(outcome))
 
 
-def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """With ten beats a node may be silent for 490 ms: the lease is what decides, and not the silence."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=2.0, how=FREEZER), lease_beats=LEASE_BEATS)
+def test_a_node_that_stands_still_is_lost_in_a_second(chaos: Chaos, stopwatch: Stopwatch) -> None:
+    """Its kernel acknowledges what it is sent, whatever its processes do: it may be merely slow, for so long."""
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0, how=FREEZER))
     assert lost(outcome)["cause"] == "node lost"
-    stopwatch.within(0.6, struck(outcome), lost(outcome))
-    assert lost(outcome).t_ns - struck(outcome).t_ns > 0.4e9
+    (node,) = outcome.records("node_lost")
+    assert node["detail"] == SLOW
+    assert lost(outcome).t_ns - struck(outcome).t_ns > 0.9e9
+    stopwatch.within(1.2, struck(outcome), lost(outcome))
 
 
-def test_a_node_that_is_silent_within_its_lease_is_kept(chaos: Chaos) -> None:
-    """The freeze is a third of the lease: the node goes on, and no membership changes."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.15, how=FREEZER), lease_beats=LEASE_BEATS)
+def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
+    """With thirty beats a node may be silent for 1490 ms: the lease is what decides, and not the silence."""
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=4.0, how=FREEZER), lease_beats=30)
+    assert lost(outcome)["cause"] == "node lost"
+    stopwatch.within(1.7, struck(outcome), lost(outcome))
+    assert lost(outcome).t_ns - struck(outcome).t_ns > 1.4e9
+
+
+def test_a_node_that_stands_still_for_a_moment_is_kept(chaos: Chaos) -> None:
+    """For twice its lease: the node goes on, and no membership changes."""
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.3, how=FREEZER))
     assert_left_alone(outcome)
+
+
+# -- an agent that does not run ------------------------------------------------------------------------------------
+
+
+class AgentStop:
+    """Stops the agent of node1, and no other process there, once its rank is in step ``AT``.
+
+    To be called with every message of the run; true once the run has shown what came of it.
+
+    Args:
+        for_s: how long it stands still; None: to the end of the run.
+    """
+
+    def __init__(self, for_s: float | None) -> None:
+        self._for_s, self._pid = for_s, 0
+        self.stopped_ns = self.continued_ns = 0
+
+    def __call__(self, message: Any) -> bool:
+        match message:
+            case Plan(generation=1):
+                (member,) = [member for member in message.members if member.node == "node1"]
+                self._pid = osprocess.parent(osprocess.parent(member.endpoint.pid) or 0) or 0
+            case Heartbeat("node1", beats, sent_ns):
+                if not self.stopped_ns and any(beat.step >= AT for beat in beats):
+                    self._stop()
+                return 0 < self.continued_ns < sent_ns
+            case WorkerLost(node="node1"):
+                return self._for_s is None
+        return False
+
+    def _stop(self) -> None:
+        self.stopped_ns = time.monotonic_ns()
+        os.kill(self._pid, signal.SIGSTOP)
+        if self._for_s is not None:
+            threading.Timer(self._for_s, self.go_on).start()
+
+    def go_on(self) -> None:
+        """It runs again, if it is there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGCONT)
+        self.continued_ns = time.monotonic_ns()
+
+    @property
+    def record(self) -> Record:
+        """As if it had been injected."""
+        return Record(self.stopped_ns, "test", "injected", {"rank": 1})
+
+
+@pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=pytest.mark.chaos(substrate="netns"))])
+@pytest.mark.parametrize("for_s", [0.3, 0.5])
+def test_an_agent_that_is_slow_costs_its_node_nothing(
+    chaos: Chaos, tmp_path: Path, substrate: str, for_s: float
+) -> None:
+    """Its node's kernel acknowledges what the coordinator sends: the ranks there train on, whatever the agent does."""
+    stop = AgentStop(for_s)
+    flag = Flag(tmp_path / "heard again", stop)
+    outcome = run(chaos, until=flag.until, watch=flag)
+    assert flag.is_up
+    assert outcome.substrate == substrate
+    assert stop.continued_ns - stop.stopped_ns > for_s * 1e9
+    assert_left_alone(outcome)
+
+
+def test_an_agent_that_is_stopped_for_good_is_missed(chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path) -> None:
+    """However well its node's kernel acknowledges: a rank that nobody can end, or tell of a new plan, is no member."""
+    stop = AgentStop(None)
+    flag = Flag(tmp_path / "lost", stop)
+    try:
+        outcome = run(chaos, until=flag.until, watch=flag, check=False)
+    finally:
+        stop.go_on()
+    (found,) = outcome.records("detected")
+    assert (found["rank"], found["cause"]) == (1, "node lost")
+    (node,) = outcome.records("node_lost")
+    assert node["detail"] == SLOW
+    assert found.t_ns - stop.stopped_ns > 0.9e9
+    stopwatch.within(1.2, stop.record, found)
 
 
 # -- link ---------------------------------------------------------------------------------------------------------
