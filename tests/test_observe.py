@@ -265,6 +265,8 @@ def check_end(directory: Path, steps: int) -> None:
     assert (frame["state"], frame["step"], frame["recoveries"]) == ("completed", steps, 1)
     saved = [record["step"] for record in read_journals(directory / "run" / "journal") if record.event == Event.SAVED]
     assert [tier["step"] for tier in frame["tiers"] if tier["tier"] == "disk"] == [max(saved)]
+    assert frame["copies"]["steps"] >= 1
+    assert "again if every rank ends in one update" in shown.stdout
     notes = [note["text"] for note in frame["notes"]]
     assert any(text.startswith("the job ended") for text in notes[-2:])  # and then its last step is stored
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.experiment.account import Recently, TimeAccount
+from chaoskit.experiment.outcome import CopyInterval
 from chaoskit.observe.follow import Follower, Place
 from chaoskit.observe.live import LiveState
 from chaoskit.observe.notes import Note
@@ -67,6 +68,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     recovering_s: float | None
     nodes: list[NodeRow]
     tiers: list[TierRow]
+    copies: CopyInterval | None
     notes: list[Note]
     account: TimeAccount
     recently: Recently
@@ -105,6 +107,7 @@ def frame_of(follower: Follower, live: LiveState, directory: str, window_s: floa
             TierRow(tier=tier, step=stored.step, age_s=(now_ns - stored.t_ns) / 1e9)
             for tier, stored in sorted(follower.stored.items())
         ],
+        copies=follower.copies,
         notes=list(follower.notes)[-_NOTES_SHOWN:],
         account=follower.account(),
         recently=follower.recently(window_s),

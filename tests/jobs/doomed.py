@@ -121,13 +121,21 @@ def train(
     marker: str = "",
     ahead: int | None = None,
     copied: list[int] | None = None,
+    frozen_mb: int = 0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """See :class:`Doom`. ``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
+    """See :class:`Doom`.
+
+    Args:
+        frozen_mb: weights that are not trained, so that a copy of the state costs as much as many steps may take.
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+    if frozen_mb:
+        model.register_parameter("frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False))
     doom = Doom(trainer, fatal, where, marker, ahead, copied)
-    optimizer = DoomedAdam(model.parameters(), doom)
+    optimizer = DoomedAdam([one for one in model.parameters() if one.requires_grad], doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
     goal = Goal(trainer, steps, until)
