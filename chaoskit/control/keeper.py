@@ -74,7 +74,7 @@ class Keeper(NodeKeeper):
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
         self._budget = CopyBudget(every_step=self._config.copies == "every_step")
-        self._told_every = 0  # the interval between copies that the journal knows of this membership
+        self._told_interval = 0, 0  # between copies, as the journal knows it: generation and commits
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
         self._saved = (-1, -1)  # the age of the state of which it was last copied
         self._begun = 0  # the newest generation of which a state was seen
@@ -116,7 +116,7 @@ class Keeper(NodeKeeper):
         self._source = source if source in self._kept else ""
         self._stored_from = first if first in self._kept and self._archive.saver is not None else ""
         self._budget.begin(alone=len({member.node for member in plan.members}) == 1)
-        self._told_every = 0
+        self._told_interval = 0, 0
         chosen = {self._source, self._stored_from} - {""}
         for worker in before - chosen:
             if worker in self._kept:
@@ -200,8 +200,7 @@ class Keeper(NodeKeeper):
             self._budget.copied(step, None)
         elif not self._try_to_copy(kept.view, step):
             return
-        if self._budget.every != self._told_every:
-            self._tell_interval(step)
+        self._tell_interval(step, kept.view.generation)
 
     def _has(self, step: int) -> bool:
         return self._copied_of == self._source and any(copy.seal.step == step for copy in self._tier.copies())
@@ -220,15 +219,17 @@ class Keeper(NodeKeeper):
         self._budget.copied(sealed.step, time.thread_time() - began_s)
         return True
 
-    def _tell_interval(self, step: int) -> None:
-        budget, plan = self._budget, self._plan
-        assert plan is not None
-        self._told_every = budget.every
+    def _tell_interval(self, step: int, generation: int) -> None:
+        """Write down how often is copied while that generation trains; not again while that stays so."""
+        budget = self._budget
+        if (generation, budget.every) == self._told_interval:
+            return
+        self._told_interval = generation, budget.every
         self._journal.write(
             Event.COPY_INTERVAL,
             worker=self._source,
             step=step,
-            generation=plan.generation,
+            generation=generation,
             every=budget.every,
             step_ms=round(1e3 * budget.step_s, 3),
             cost_ms=round(1e3 * budget.cost_s, 3),

@@ -27,7 +27,8 @@ class Doom:
         marker: path of files that tell which ranks have ended already.
         ahead: a rank that begins the next step before these end.
         copied: ranks that wait for a copy of their state before they end; None for the first ones that have copies,
-            which wait before each step.
+            which wait before each step if ranks are to be torn.
+        paced: these wait in any case.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Doom:
         marker: str,
         ahead: int | None = None,
         copied: list[int] | None = None,
+        paced: bool = False,
     ) -> None:
         self._trainer, self._fatal, self._where, self._marker = trainer, fatal, where, marker
-        self._ahead, self._copied = ahead, copied
+        self._ahead, self._copied, self._paced = ahead, copied, paced
 
     def begin(self) -> None:
         """Tell the others that this rank, which is to be ahead, begins a step."""
@@ -70,7 +72,8 @@ class Doom:
         Training itself waits 20 ms at most.
         """
         trainer = self._trainer
-        copies = trainer.config.memory_copies if self._where == "torn" and self._fatal else 0
+        awaits = self._fatal and (self._where == "torn" or self._paced)
+        copies = trainer.config.memory_copies if awaits else 0
         waiting: Container[int] = range(min(copies, self._copies_awaited()))
         if self._copied is not None:
             waiting = self._copied if str(trainer.step) in self._fatal and not self._file(trainer.rank).exists() else ()
@@ -134,7 +137,7 @@ def train(
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     if frozen_mb:
         model.register_parameter("frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False))
-    doom = Doom(trainer, fatal, where, marker, ahead, copied)
+    doom = Doom(trainer, fatal, where, marker, ahead, copied, paced=frozen_mb > 0)
     optimizer = DoomedAdam([one for one in model.parameters() if one.requires_grad], doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
