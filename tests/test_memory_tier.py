@@ -355,7 +355,7 @@ def test_a_world_of_one_rank_is_copied_in_each_step(chaos: Chaos, tmp_path: Path
 @pytest.mark.promise("Where one did not, or its node is lost and nothing is known of it, no step may be lost")
 def test_steps_that_a_whole_state_would_have_saved_count_as_lost(chaos: Chaos, tmp_path: Path) -> None:
     """Ranks 1 and 2 end in their update. Rank 0 has left it, and is lost with its node: no copy excuses that."""
-    options = {"fatal": {"5": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0} | HEAVY | {"frozen_mb": 96}
+    options = {"fatal": {"5": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0} | HEAVY
     plan = {
         "nodes": 3,
         "spares": 0,

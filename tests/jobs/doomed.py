@@ -72,7 +72,9 @@ class Doom:
         Training itself waits 20 ms at most.
         """
         trainer = self._trainer
-        awaits = self._fatal and (self._where == "torn" or self._paced)
+        awaits = (
+            self._fatal and (self._where == "torn" or self._paced) and not (self._ahead is not None and self._struck())
+        )
         copies = trainer.config.memory_copies if awaits else 0
         waiting: Container[int] = range(min(copies, self._copies_awaited()))
         if self._copied is not None:
@@ -83,6 +85,11 @@ class Doom:
             deadline_s = time.monotonic() + PATIENCE_S
             while trainer._worker.board._slots[_COPIED] < trainer.step and time.monotonic() < deadline_s:
                 time.sleep(0.001)
+
+    def _struck(self) -> bool:
+        """Whether some rank has ended: then others may be copied, as two ranks may be on one node."""
+        marker = Path(self._marker)
+        return any(marker.parent.glob(f"{marker.name}.[0-9]*"))
 
     def _copies_awaited(self) -> int:
         return 1 if self._ahead is None else 2  # the first one may be that of the rank that is ahead
