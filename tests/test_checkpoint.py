@@ -428,6 +428,18 @@ def test_copies_that_can_be_afforded_are_as_old_as_the_journal_says_at_most(tmp_
     assert not written(tmp_path, Event.COPY_FAILED)
 
 
+def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_path: Path) -> None:
+    """A state that was let go is not owed: the newest copy that is there is struck."""
+    writer = Writer(tmp_path, copies=1, nodes=2, halt="between two updates", last=400)
+    writer.train_until(400)
+    wait_until(lambda: not writer.keeper.owes("node0.0", 400), "the keeper has seen the newest state")
+    assert writer.keeper.owes("node0.0", 401)
+    assert not writer.keeper.owes("node1.0", 401), "another node copies that one"
+    (copy,) = writer.keeper.kept("node0.0")
+    assert 400 - written(tmp_path, Event.COPY_INTERVAL)[-1]["every"] < copy.seal.step <= 400
+    writer.end()
+
+
 @pytest.mark.parametrize(("halt", "torn"), [("in an update", [50]), ("between two updates", [])])
 def test_a_worker_that_ended_in_its_update_is_written_down(tmp_path: Path, halt: str, torn: list[int]) -> None:
     """With its step and generation: so the judge knows that what it left is of no use."""
