@@ -122,6 +122,17 @@ def test_what_is_let_go_is_known_ahead() -> None:
         assert copied == (job.step > let_go)
 
 
+@pytest.mark.parametrize(("settings", "due"), [({}, 18), ({"every_step": True}, 0), ({"alone": True}, 0)])
+def test_training_waits_longer_for_a_copy_that_is_made_now_and_then(settings: dict[str, bool], due: int) -> None:
+    """Where each commit is copied, one that was overtaken is not missed."""
+    job = Job(**settings)
+    for _ in range(2):
+        job.commit(0.15)
+    assert job.budget.due == due
+    job.commit(0.15, fails=True)
+    assert job.budget.due == due
+
+
 Steps = st.lists(
     st.tuples(
         st.floats(min_value=1e-4, max_value=60.0),
@@ -152,7 +163,7 @@ def test_between_two_copies_lie_no_more_steps_than_said_and_no_more_seconds_than
             continue
         assert job.step + 1 - newest <= every
         at_risk_s = job.now_s - job.at_s[newest]
-        assert at_risk_s + job.budget.step_s <= RISK_S or job.step == newest
+        assert at_risk_s + job.budget.step_s <= RISK_S + 1e-6 or job.step == newest
         if every_step or alone:
             assert newest == job.step
 
@@ -164,7 +175,7 @@ def test_copies_take_no_more_than_their_share(step_s: float, cost_s: float) -> N
     job = Job(cost_s=cost_s)
     for _ in range(4):
         job.commit(step_s)
-    every = job.budget.every
+    every, step_s = job.budget.every, job.budget.step_s  # as it was measured: differences of times are rounded
     most = max(1, math.floor(RISK_S / step_s))
     assert every <= most
     assert cost_s <= COST_SHARE * every * step_s * (1 + 1e-9) or every == most
