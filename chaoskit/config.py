@@ -19,6 +19,7 @@ from chaoskit.nodename import require_node_name
 Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
 NonFinitePolicy = Literal["skip", "stop", "retry"]
+Copies = Literal["affordable", "every_step"]
 
 #: Limits for machines that are shared with other work, such as a test run in several processes: a node or a rank that
 #: waits seconds for a CPU is not lost. Fields of :class:`RunConfig`; ``production`` changes nothing.
@@ -117,7 +118,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         collective_timeout_s: gloo's and NCCL's own last resort; longer than ``outside_limit_s``, or the ranks that wait
             give up at the moment at which the one that holds them up is found.
         transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
-        memory_copies: nodes that copy each committed state into their agents' memory; 0 leaves only what workers leave.
+        memory_copies: nodes that copy committed states into their agents' memory; 0 leaves only what workers leave.
+        copies: which states of a replicated job are copied: ``affordable``, as many as take 1 % of the training time,
+            with 30 s of work between two of them at most, or ``every_step``.
         entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
         replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
             have other last bits.
@@ -164,6 +167,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     collective_timeout_s: float = 180.0
     transport: Literal["auto", "tcp"] = "auto"
     memory_copies: int = 1
+    copies: Copies = "affordable"
     entries_max: int = 8
     replacement_s: float = 30.0
     rack_nodes: int = 0

@@ -73,6 +73,10 @@ class Event(StrEnum):
     PROTECTED = "protected"  # a piece has all its copies, first in a generation or again: worker, step, piece, nodes
     EXPOSED = "exposed"  # a piece has lost copies in the middle of a generation: worker, step, piece, nodes
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
+    COPY_INTERVAL = (
+        "copy_interval"  # one of so many commits is copied: every, worker, step, generation, step_ms, cost_ms
+    )
+    TORN = "torn"  # a worker ended inside its update, and half of it is written: worker, step, generation
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
     SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
     RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line

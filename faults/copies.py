@@ -26,8 +26,10 @@ _SHARDED = 'chaos.run("fsdp", nodes=4, steps=40, options={{"size": "tiny"}}, fau
 class CopyFault(Fault):
     """Base of the faults that strike copies of a rank's state where they lie.
 
-    While the rank stands at its hook nobody commits. The fault waits there until the newest committed state has all its
-    copies, and the rank goes on when they were struck: a ``Kill`` of it that comes later in the list finds just this.
+    While the rank stands at its hook no rank commits. The fault waits there until the newest committed state has all
+    its copies, and the rank goes on when they were struck: a ``Kill`` of it that comes later in the list finds just
+    this. A replicated state is copied now and then (``copies``): if no copy of the newest one is due, the newest that
+    is there is struck.
     """
 
     family: ClassVar[str] = "checkpoint"

@@ -28,7 +28,8 @@ class TornWrite(NodeFault):
     """Kill whoever copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is done.
 
     From ``at_step`` on, the thread of the rank's node that first reaches the boundary stands there until all of the
-    node is killed. In a sharded job the worker copies its piece itself: at those of the memory tier only that dies.
+    node is killed. In a sharded job the worker copies its piece itself: at those of the memory tier only that dies. A
+    replicated state is copied now and then (``copies="affordable"``): these boundaries are reached with the next copy.
 
     Args:
         boundary: of the memory tier: ``begun``, ``chunk``, ``copied``, ``sealed``; of a copy on another node, at its

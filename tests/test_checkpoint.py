@@ -25,11 +25,11 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.checkpoint.arena import Arena, ArenaView
 from chaoskit.checkpoint.memory import MemoryTier
 from chaoskit.checkpoint.seal import CHUNK_BYTES, Torn, checksum, seal
-from chaoskit.config import CheckpointTier, RunConfig
+from chaoskit.config import CheckpointTier, Copies, RunConfig
 from chaoskit.control.keeper import Keeper, keepers
 from chaoskit.control.keeping import NodeContext
 from chaoskit.job import JobSpec
-from chaoskit.journal import Journal, read_journals
+from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import Endpoint, Member, Message, Plan, Sealed, Snapshot
 from chaoskit.osprocess import host_id
 from chaoskit.runtime.board import Board
@@ -290,6 +290,7 @@ with arena.writing():
 print(arena.fd, flush=True)
 sys.stdin.readline()
 arena.stand_in(1)
+board.place(1, 0)
 board.announce()
 step = 0
 while True:
@@ -308,8 +309,8 @@ while True:
 """
 
 
-def config_of(copies: int, rack_nodes: int = 0) -> RunConfig:
-    return RunConfig(job=JobSpec("job.py"), memory_copies=copies, rack_nodes=rack_nodes)
+def config_of(copies: int, rack_nodes: int = 0, rule: Copies = "affordable") -> RunConfig:
+    return RunConfig(job=JobSpec("job.py"), memory_copies=copies, rack_nodes=rack_nodes, copies=rule)
 
 
 class Writer:
@@ -317,9 +318,20 @@ class Writer:
 
     Args:
         halt: where it stands still after ``last`` steps, "between two updates" or "in an update"; "" for nowhere.
+        nodes: of the membership; the keepers of the others are not there.
+        rule: which states are copied.
     """
 
-    def __init__(self, directory: Path, copies: int, count: int = 200_000, halt: str = "", last: int = -1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        copies: int,
+        count: int = 200_000,
+        halt: str = "",
+        last: int = -1,
+        nodes: int = 1,
+        rule: Copies = "affordable",
+    ) -> None:
         self.board = Board.create()
         fds = (self.board.fd, self.board.bell)
         command = [sys.executable, "-c", WRITER, *map(str, fds), str(count), halt, str(last)]
@@ -330,10 +342,10 @@ class Writer:
         self.told: list[Sealed] = []
         self.failures: list[BaseException] = []
         self.answered = threading.Event()
-        place = ("node0", "127.0.0.1", "token", config_of(copies), self.journal)
+        place = ("node0", "127.0.0.1", "token", config_of(copies, rule=rule), self.journal)
         self.keeper = Keeper(NodeContext(*place, self._hear, self.failures.append))
         self.keeper.adopt("node0.0", self.endpoint, self.board)
-        self.keeper.follow(plan_of(("node0.0", "node0")))
+        self.keeper.follow(plan_of(*((f"node{number}.0", f"node{number}") for number in range(nodes))))
         self.keeper.recall()  # answered when all orders before it are carried out
         assert self.answered.wait(LIMIT_S)
         self.answered.clear()
@@ -379,14 +391,66 @@ def check_snapshots(snapshots: tuple[Snapshot, ...]) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 9, 15])
-def test_a_killed_writer_leaves_its_last_step_or_the_one_before(tmp_path: Path, step: int) -> None:
-    """With copies, a writer that is killed at any moment leaves a state that is one step old at most."""
-    writer = Writer(tmp_path, copies=1)
+@pytest.mark.parametrize("plan", [{"nodes": 2, "rule": "every_step"}, {"nodes": 1, "rule": "affordable"}], ids=str)
+def test_a_killed_writer_leaves_its_last_step_or_the_one_before(
+    tmp_path: Path, step: int, plan: dict[str, Any]
+) -> None:
+    """Where each commit is copied, a killed writer leaves a state that is one step old at most, whatever it does."""
+    writer = Writer(tmp_path, copies=1, **plan)
     writer.train_until(step)
     snapshots = writer.end()
     newest = max(snapshots, key=lambda snapshot: snapshot.age)
     assert newest.step >= writer.board.step - 1
     check_snapshots(snapshots)
+
+
+def in_its_update(writer: Writer, step: int) -> None:
+    """Wait until the writer stands still in the middle of the update after so many steps."""
+    writer.train_until(step)
+    arena = ArenaView.open(f"/proc/{writer.process.pid}/fd/{writer.endpoint.arena_fd}")
+    wait_until(lambda: arena.step == step and arena.sequence % 2, "an update that has begun")
+
+
+def written(directory: Path, event: Event) -> list[Record]:
+    return [record for record in read_journals(directory) if record.event == event]
+
+
+def test_copies_that_can_be_afforded_are_as_old_as_the_journal_says_at_most(tmp_path: Path) -> None:
+    """A writer at full speed waits for each copy that is due, and is killed in an update."""
+    writer = Writer(tmp_path, copies=1, nodes=2, halt="in an update", last=700)
+    in_its_update(writer, 700)
+    (snapshot,) = writer.end()
+    check_snapshots((snapshot,))
+    told = written(tmp_path, Event.COPY_INTERVAL)
+    assert told[0]["every"] == 1, "no step was measured before the first copy"
+    assert snapshot.step > 700 - told[-1]["every"]
+    assert max(record["every"] for record in told) > 10, "each of these steps takes less than a hundred copies"
+    assert not written(tmp_path, Event.COPY_FAILED)
+
+
+def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_path: Path) -> None:
+    """A state that was let go is not owed: the newest copy that is there is struck."""
+    writer = Writer(tmp_path, copies=1, nodes=2, halt="between two updates", last=400)
+    writer.train_until(400)
+    wait_until(lambda: not writer.keeper.owes("node0.0", 400), "the keeper has seen the newest state")
+    assert writer.keeper.owes("node0.0", 401)
+    assert not writer.keeper.owes("node1.0", 401), "another node copies that one"
+    (copy,) = writer.keeper.kept("node0.0")
+    assert 400 - written(tmp_path, Event.COPY_INTERVAL)[-1]["every"] < copy.seal.step <= 400
+    writer.end()
+
+
+@pytest.mark.parametrize(("halt", "torn"), [("in an update", [50]), ("between two updates", [])])
+def test_a_worker_that_ended_in_its_update_is_written_down(tmp_path: Path, halt: str, torn: list[int]) -> None:
+    """With its step and generation: so the judge knows that what it left is of no use."""
+    writer = Writer(tmp_path, copies=1, nodes=2, halt=halt, last=50)
+    if torn:
+        in_its_update(writer, 50)
+    else:
+        writer.train_until(50)
+    writer.end()
+    found = [(record["worker"], record["step"], record["generation"]) for record in written(tmp_path, Event.TORN)]
+    assert found == [("node0.0", step, 1) for step in torn]
 
 
 def test_without_copies_the_state_that_was_left_is_offered(tmp_path: Path) -> None:
@@ -401,9 +465,7 @@ def test_without_copies_the_state_that_was_left_is_offered(tmp_path: Path) -> No
 def test_without_copies_a_torn_state_is_not_offered(tmp_path: Path) -> None:
     """A writer that is killed in the middle of an update leaves nothing."""
     writer = Writer(tmp_path, copies=0, halt="in an update", last=50)
-    writer.train_until(50)
-    arena = ArenaView.open(f"/proc/{writer.process.pid}/fd/{writer.endpoint.arena_fd}")
-    wait_until(lambda: arena.step == 50 and arena.sequence % 2, "an update that has begun")
+    in_its_update(writer, 50)
     assert writer.end() == ()
 
 

@@ -268,6 +268,8 @@ def check_end(directory: Path, steps: int) -> None:
     assert "hang limits  forward " in shown.stdout
     assert list(frame["hang_limits_ms"]) == ["forward", "backward", "optimizer"]
     assert frame["suspects"] == 0
+    assert frame["copies"]["steps"] >= 1
+    assert "again if every rank ends in one update" in shown.stdout
     notes = [note["text"] for note in frame["notes"]]
     assert any(text.startswith("the job ended") for text in notes[-2:])  # and then its last step is stored
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import (
     Check,
+    CopyInterval,
     Evidence,
     FaultRecord,
     Ledger,
@@ -247,6 +248,16 @@ def terminal(outcomes: list[Outcome], *, encoding: str = "utf-8", width: int = 8
     with console.capture() as capture:
         console.print(render_summary(outcomes))
     return capture.get()
+
+
+def test_what_copies_leave_at_risk_is_told(tmp_path: Path) -> None:
+    """In steps and in seconds, where a replicated state was copied."""
+    told = msgspec.structs.replace(passed(), copies=CopyInterval(steps=17, seconds=2.55))
+    words = "at most 17 steps (2.55 s) again if every rank ends in one update"
+    assert words in " ".join(terminal([told], width=120).split())
+    assert "in one update" not in terminal([passed()], width=120)
+    write_html([told], tmp_path / "report.html")
+    assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:

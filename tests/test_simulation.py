@@ -26,9 +26,11 @@ from simulation import known
 from simulation.history import History, run
 from simulation.seams import Seams
 from simulation.tally import Tally
+from simulation.world import Kind
 
 from chaoskit.config import RunConfig
 from chaoskit.control import events
+from chaoskit.control.copy_budget import CopyBudget
 from chaoskit.control.facts import Facts
 from chaoskit.control.limits import Limits
 from chaoskit.control.next_world import Candidates
@@ -37,6 +39,8 @@ from chaoskit.control.plane import ControlPlane
 from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.elastic import events as happenings
 from chaoskit.errors import Refused
+from chaoskit.experiment.torn import TornWorld
+from chaoskit.journal import Record
 from chaoskit.messages import (
     AgentHello,
     Formed,
@@ -57,6 +61,8 @@ NIGHT_SEEDS = int(os.environ.get("CHAOSKIT_NIGHT_SEEDS", "5000"))
 SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
 #: Sharded histories for each replicated one: what the two kinds share is tried by the replicated ones.
 SHARDED_SHARE = 0.08
+#: The same for replicated jobs whose states are kept on their nodes.
+KEPT_SHARE = 0.05
 #: Histories of one test: 8 s of one core, so that several workers of pytest share them.
 ITEM = 500
 #: Seeds of one night. A night with more would run into those of the next one.
@@ -73,23 +79,26 @@ def described(history: History) -> str:
     return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults])
 
 
-def check_noticed(mistake: Callable[[], Seams], law: str, *, sharded: bool = False) -> None:
+def check_noticed(mistake: Callable[[], Seams], law: str, kind: Kind = "replicated") -> None:
     """Run histories with a mistake until one breaks a law, which must be the one expected.
 
     Raises:
         AssertionError: if none of the first histories breaks a law, or the first that does breaks another one.
     """
-    kind = "sharded" if sharded else "replicated"
-    seeds = [*known.seeds(kind), *TELLING[kind], *range(PATIENCE)]
-    histories = (run(seed, sharded=sharded, seams=mistake()) for seed in seeds)
+    seeds = [*known.seeds(kind), *TELLING.get(kind, ()), *range(PATIENCE)]
+    histories = (run(seed, kind, seams=mistake()) for seed in seeds)
     broken = next((history for history in histories if history.broken), None)
     assert broken is not None, f"{PATIENCE} histories went well"
     assert re.search(law, broken.broken), described(broken)
 
 
 def items(replicated: int) -> list[Any]:
-    """Return the histories of both kinds in parts, each as its kind and the range of its seeds."""
-    counts = {"replicated": replicated, "sharded": round(SHARDED_SHARE * replicated)}
+    """Return the histories of all kinds in parts, each as its kind and the range of its seeds."""
+    counts: dict[Kind, int] = {
+        "replicated": replicated,
+        "sharded": round(SHARDED_SHARE * replicated),
+        "kept": round(KEPT_SHARE * replicated),
+    }
     return [
         pytest.param(kind, range(first, min(first + ITEM, count)), id=f"{kind}-{first}")
         for kind, count in counts.items()
@@ -97,7 +106,7 @@ def items(replicated: int) -> list[Any]:
     ]
 
 
-def run_all(kind: str, seeds: Iterable[int]) -> Tally:
+def run_all(kind: Kind, seeds: Iterable[int]) -> Tally:
     """Run the histories of ``seeds``.
 
     Raises:
@@ -105,7 +114,7 @@ def run_all(kind: str, seeds: Iterable[int]) -> Tally:
     """
     tally = Tally(kind)
     for seed in seeds:
-        tally.add(run(seed, sharded=kind == "sharded"))
+        tally.add(run(seed, kind))
     assert not tally.broken, tally.report()
     return tally
 
@@ -114,7 +123,7 @@ def run_all(kind: str, seeds: Iterable[int]) -> Tally:
 
 
 @pytest.mark.parametrize(("kind", "seeds"), items(HISTORIES))
-def test_histories(kind: str, seeds: range) -> None:
+def test_histories(kind: Kind, seeds: range) -> None:
     """No history breaks a law, and the histories are neither all alike nor all harmless."""
     tally = run_all(kind, seeds)
     if len(seeds) >= 200:
@@ -124,7 +133,7 @@ def test_histories(kind: str, seeds: range) -> None:
 @pytest.mark.parametrize("entry", known.known(), ids=lambda entry: f"{entry.kind}-{entry.seed}")
 def test_known_histories(entry: known.Known) -> None:
     """A history that once broke a law does not break one again."""
-    history = run(entry.seed, sharded=entry.sharded)
+    history = run(entry.seed, entry.kind)
     assert not history.broken, described(history)
     assert history.settled or not entry.settled, "its world has no time any more to come to its size"
     assert history.followed or not entry.followed, "its batch does not follow the world any more"
@@ -132,18 +141,18 @@ def test_known_histories(entry: known.Known) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seeds"), items(NIGHT_SEEDS))
-def test_new_seeds(kind: str, seeds: range) -> None:
+def test_new_seeds(kind: Kind, seeds: range) -> None:
     """No history of seeds that are drawn from the date breaks a law."""
     first = dt.datetime.now(dt.UTC).date().toordinal() * NIGHT
     run_all(kind, range(first + seeds.start, first + seeds.stop))
 
 
-@pytest.mark.parametrize("kind", ["replicated", "sharded"])
-def test_one_seed(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["replicated", "sharded", "kept"])
+def test_one_seed(kind: Kind) -> None:
     """A seed is one history: a second run of it has the same trace."""
-    history = run(SEED, trace=True, sharded=kind == "sharded")
+    history = run(SEED, kind, trace=True)
     print("\n".join(history.trace))
-    assert history == run(SEED, trace=True, sharded=kind == "sharded")
+    assert history == run(SEED, kind, trace=True)
     assert history.trace
     assert not history.broken, described(history)
 
@@ -596,4 +605,46 @@ SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
 @pytest.mark.parametrize("mistake", SHARDED_MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_with_pieces_is_noticed(mistake: Callable[[], Seams]) -> None:
     """The same, of a sharded job."""
-    check_noticed(mistake, SHARDED_MISTAKES[mistake], sharded=True)
+    check_noticed(mistake, SHARDED_MISTAKES[mistake], "sharded")
+
+
+# -- replicas whose states are kept, with a mistake ---------------------------------------------------------------
+
+
+def copies_too_rarely() -> Seams:
+    """A keeper lets more commits go between two copies than it says."""
+
+    class Lazy(CopyBudget):
+        def copied(self, step: int, cost_s: float | None) -> None:
+            super().copied(step, cost_s)
+            self.let_go = step + 2 * self.every
+
+    return Seams(budget=lambda: Lazy(every_step=False))
+
+
+def counts_untorn_losses() -> Seams:
+    """The judge excuses the steps that a torn rank has lost, whatever became of the other ranks of its world."""
+
+    def of_any(records: Sequence[Record]) -> list[TornWorld]:
+        torn = {(one["generation"], one["step"]) for one in records if one.event == Event.TORN}
+        return [TornWorld(generation, step, every=1000) for generation, step in sorted(torn)]
+
+    return Seams(torn_worlds=of_any)
+
+
+def forgets_torn_ranks() -> Seams:
+    """The judge knows of no rank that ended in its update: it blames the runtime for what it may do."""
+    return Seams(torn_worlds=lambda records: [])
+
+
+KEPT_MISTAKES: dict[Callable[[], Seams], str] = {
+    copies_too_rarely: "more than k=",
+    counts_untorn_losses: "the judge counts",
+    forgets_torn_ranks: "the judge counts",
+}
+
+
+@pytest.mark.parametrize("mistake", KEPT_MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_with_copies_is_noticed(mistake: Callable[[], Seams]) -> None:
+    """The same, of a replicated job whose states are kept on their nodes."""
+    check_noticed(mistake, KEPT_MISTAKES[mistake], "kept")

@@ -105,7 +105,7 @@ def test_a_mistake_of_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def notice(first: int, law: str, kind: str) -> None:
     """Search for a history that breaks ``law``, and no other one before it."""
     for seed in [first, *known.seeds(kind), *range(PATIENCE)]:
-        history = run(seed, sharded=kind == "sharded")
+        history = run(seed, kind)
         if history.broken:
             assert re.search(law, history.broken), f"seed {seed}: {history.broken}"
             return

@@ -2,9 +2,9 @@
 
 Their keeper maps the arena of each of them. When a worker ends outside an update, its arena holds the last
 committed state, at no cost while training. In case that all workers end in the middle of an update, a few nodes also
-copy each committed state. Copies are made, and seals computed, on a thread of low priority. Nothing is offered until
-the coordinator asks, which it does when no live worker has the state: while there is one, what the dead have left is
-not even read.
+copy committed states, as often as :class:`~chaoskit.control.copy_budget.CopyBudget` says. Copies are made, and seals
+computed, on a thread of low priority. Nothing is offered until the coordinator asks, which it does when no live worker
+has the state: while there is one, what the dead have left is not even read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from chaoskit.checkpoint.memory import Copy, MemoryTier
 from chaoskit.checkpoint.portion import Portion, copy_shared
 from chaoskit.checkpoint.seal import Torn, seal
 from chaoskit.config import RunConfig
+from chaoskit.control.copy_budget import CopyBudget
 from chaoskit.control.keeping import NodeContext, NodeKeeper
 from chaoskit.control.kept import KeptCopy
 from chaoskit.control.saving import Saver
@@ -33,7 +35,6 @@ from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
 _NICENESS = 10  # of this thread: below training, which is below everything on the way of a recovery
-_SKIPS_MAX = 64  # commits without a copy after copies kept failing
 
 
 def keepers(plan: Plan, config: RunConfig) -> dict[str, str]:
@@ -72,8 +73,8 @@ class Keeper(NodeKeeper):
         self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
-        self._failures = 0  # copies in a row that were not made
-        self._skips = 0  # commits that are let go until the next attempt
+        self._budget = CopyBudget(every_step=self._config.copies == "every_step")
+        self._told_interval = 0, 0  # between copies, as the journal knows it: generation and commits
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
         self._saved = (-1, -1)  # the age of the state of which it was last copied
         self._begun = 0  # the newest generation of which a state was seen
@@ -114,7 +115,8 @@ class Keeper(NodeKeeper):
         before = {self._source, self._stored_from}
         self._source = source if source in self._kept else ""
         self._stored_from = first if first in self._kept and self._archive.saver is not None else ""
-        self._failures = self._skips = 0
+        self._budget.begin(alone=len({member.node for member in plan.members}) == 1)
+        self._told_interval = 0, 0
         chosen = {self._source, self._stored_from} - {""}
         for worker in before - chosen:
             if worker in self._kept:
@@ -125,8 +127,8 @@ class Keeper(NodeKeeper):
         for worker in chosen:
             kept = self._kept[worker]
             kept.board.copying(True)
-            if worker == self._stored_from and self._archive.saver is not None:
-                kept.board.due(self._archive.saver.due.after(kept.view.step))
+            saver = self._archive.saver if worker == self._stored_from else None
+            kept.board.due(saver.due.after(kept.view.step) if saver is not None else 0)
             if kept.view.generation == plan.generation:  # it rang before anybody listened
                 self._committed(worker)
 
@@ -134,14 +136,17 @@ class Keeper(NodeKeeper):
         """A worker has committed a state: copy what is wanted of it, and let it go on."""
         kept = self._kept[worker]
         step, until = kept.view.step, math.inf
+        dues: list[int] = []  # steps for whose copies it may be waited for longer
         if worker == self._source:
             self._copy(kept)
-            until = step + 1 if self._skips else step
+            until = self._budget.let_go
+            if self._budget.due:
+                dues.append(self._budget.due)
         if worker == self._stored_from and self._archive.saver is not None:
             self._save(kept, self._archive.saver)
-            due = self._archive.saver.due.after(step)
-            kept.board.due(due)
-            until = min(until, due - 1)
+            dues.append(self._archive.saver.due.after(step))
+            until = min(until, dues[-1] - 1)
+        kept.board.due(min(dues, default=0))
         kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
 
     def _save(self, kept: _Kept, saver: Saver) -> None:
@@ -187,27 +192,48 @@ class Keeper(NodeKeeper):
         return (view.step, view.generation) > self._saved and saver.due.at(view.step)
 
     def _copy(self, kept: _Kept) -> None:
-        """Copy the state that was just committed. Training never waits long for it, and never ends because of it."""
+        """Copy the state that was just committed, if its turn has come. Training never waits long for it."""
         step = kept.view.step
-        if self._has(step):
-            pass  # a new generation of the same state
-        elif self._skips:
-            self._skips -= 1
-        else:
-            self._try_to_copy(kept.view, step)
+        if not self._budget.wants(step, time.monotonic()):
+            return
+        if self._has(step):  # a new generation of the same state
+            self._budget.copied(step, None)
+        elif not self._try_to_copy(kept.view, step):
+            return
+        self._tell_interval(step, kept.view.generation)
 
     def _has(self, step: int) -> bool:
         return self._copied_of == self._source and any(copy.seal.step == step for copy in self._tier.copies())
 
-    def _try_to_copy(self, view: ArenaView, step: int) -> None:
+    def _try_to_copy(self, view: ArenaView, step: int) -> bool:
+        """Whether a copy was made. Training never ends because of it."""
+        began_s = time.thread_time()  # not wall time: while this thread waits for a CPU, it takes nothing from training
         try:
-            self._tier.save(view)
-            self._copied_of, self._failures = self._source, 0
+            sealed = self._tier.save(view)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
-            self._failures += 1
-            self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
+            self._budget.failed(step)
             reason = f"{type(error).__name__}: {error}"
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
+            return False
+        self._copied_of = self._source
+        self._budget.copied(sealed.step, time.thread_time() - began_s)
+        return True
+
+    def _tell_interval(self, step: int, generation: int) -> None:
+        """Write down how often is copied while that generation trains; not again while that stays so."""
+        budget = self._budget
+        if (generation, budget.every) == self._told_interval:
+            return
+        self._told_interval = generation, budget.every
+        self._journal.write(
+            Event.COPY_INTERVAL,
+            worker=self._source,
+            step=step,
+            generation=generation,
+            every=budget.every,
+            step_ms=round(1e3 * budget.step_s, 3),
+            cost_ms=round(1e3 * budget.cost_s, 3),
+        )
 
     # -- what faults do to copies ---------------------------------------------------------------------------------
 
@@ -218,7 +244,7 @@ class Keeper(NodeKeeper):
 
     def owes(self, worker: str, step: int) -> bool:
         """See there."""
-        return worker == self._source and not self._skips and not self._has(step)
+        return worker == self._source and self._budget.seen < step
 
     def lose(self, copies: list[KeptCopy]) -> None:
         """See there."""
@@ -234,10 +260,19 @@ class Keeper(NodeKeeper):
         if kept is None:
             return
         os.close(kept.board.bell)
-        if not kept.view.generation or kept.view.sequence % 2:
-            return  # it never had the state of the training, or tore it
+        if not kept.view.generation:
+            return  # it never had the state of the training
+        if kept.view.sequence % 2:
+            self._note_torn(worker, kept)
+            return
         if self._left is None or _age(self._left[1]) <= _age(kept.view):
             self._left = worker, kept.view
+
+    def _note_torn(self, worker: str, kept: _Kept) -> None:
+        """A worker has ended while its state was written: in an update, unless it took over a newer generation's."""
+        if kept.view.generation == kept.board.generation:
+            step, generation = kept.board.step, kept.view.generation
+            self._journal.write(Event.TORN, worker=worker, step=step, generation=generation)
 
     def _forget_older(self, step: int) -> None:
         if self._left is not None and self._left[1].step < step:

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chaoskit.config import RunConfig
 from chaoskit.experiment.outcome import Ledger, StepPoint
@@ -41,6 +42,14 @@ class Step:
     def finishers(self) -> list[Record]:
         """Records of the ranks that finished the step in that generation."""
         return [*self.commits.get(self.generation, ()), *self.skips.get(self.generation, ())]
+
+
+class Repeated(NamedTuple):
+    """A step whose result in a generation does not live on: it was committed there ``before``, and in one ``after``."""
+
+    step: int
+    before: int
+    after: int
 
 
 class History:
@@ -125,17 +134,27 @@ class History:
         gone = {source for source in alone if self._last_generation.get(source, 0) < last.generation}
         return [end for end in self._ends if end.source not in gone]
 
-    def repeated_steps(self) -> int:
-        """Steps that were committed, and that were computed again all the same.
+    def repeated(self) -> list[Repeated]:
+        """Steps that were committed, and that were committed again in a later generation."""
+        return [
+            Repeated(number, old, step.generation) for number, step in self.steps.items() if (old := _thrown_away(step))
+        ]
 
-        Of the steps that only ranks now lost had committed, the last one of a generation was still in flight for
-        everybody else. Older ones were not: whoever takes over a copy of an older state repeats them.
+    def lost(self) -> list[Repeated]:
+        """Those of them that were not in flight.
+
+        Of the steps that only ranks now lost had committed, the last one of a generation was still in flight for all
+        other ranks. Older ones were not: a rank that takes over a copy of an older state repeats them.
         """
-        repeated = {number: old for number, step in self.steps.items() if (old := _thrown_away(step))}
-        in_flight = {old: number for number, old in repeated.items()}  # the last one of each generation
-        return sum(
-            in_flight[old] != number or self._has_survivors(self.steps[number]) for number, old in repeated.items()
-        )
+        repeated = self.repeated()
+        in_flight = {one.before: one.step for one in repeated}  # the last one of each generation
+        return [
+            one for one in repeated if in_flight[one.before] != one.step or self._has_survivors(self.steps[one.step])
+        ]
+
+    def repeated_steps(self) -> int:
+        """Steps that were committed, and that were computed again all the same."""
+        return len(self.lost())
 
     def repeated_beside_survivors(self) -> list[int]:
         """Steps that were computed again although somebody who had committed them was still there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from chaoskit.experiment.redundancy import exposures
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
+from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds, widest_interval
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
@@ -37,7 +39,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         _completed(run, history),
         *(fault_check(strike) for strike in run.strikes),
         _recovered(run, incidents, recoveries),
-        _lost_steps(history, run.experiment.max_lost_steps),
+        _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
         _samples(ledger, history, twin),
         _false_alarms([alarm_in_words(alarm) for alarm in alarms]),
@@ -65,6 +67,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         faults=[_fault_record(run, strike, incidents, timeline) for strike in run.strikes],
         recoveries=recoveries,
         exposures=exposures(timeline.windows, run.strikes, run.started_ns),
+        copies=widest_interval(run.records),
         checks=checks,
         ledger=ledger,
         lost_steps=history.repeated_steps(),
@@ -168,10 +171,11 @@ def _recovered(run: RawRun, incidents: list[Incident], recoveries: list[Recovery
     return check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
 
 
-def _lost_steps(history: History, most: int) -> Check:
-    lost = history.repeated_steps()
+def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Check:
+    lost, spared = lost_without_reason(history, worlds), history.repeated_steps()
     problems = [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"] if lost > most else []
-    return check("committed steps kept", problems, f"{lost} lost, beside the step in flight")
+    torn = f"; {spared - lost} in an update in which every rank ended" if spared > lost else ""
+    return check("committed steps kept", problems, f"{lost} lost, beside the step in flight{torn}")
 
 
 def _one_history(history: History, digests: set[str], reduction: str) -> Check:

@@ -80,6 +80,16 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[int]  # that lacked copies, as far as is known: what had none yet has no number
 
 
+class CopyInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """The most work of a replicated job that lay between two copies of its state in memory.
+
+    If every rank ends inside one update, at most so many steps are computed again; no other loss costs one.
+    """
+
+    steps: int
+    seconds: float
+
+
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One committed step. ``seconds`` is the time since the step before it was committed.
 
@@ -173,6 +183,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     faults: list[FaultRecord] = []
     recoveries: list[Recovery] = []
     exposures: list[Exposure] = []
+    copies: CopyInterval | None = None  # None where no replicated state was copied
     rules_fired: list[RuleRecord] = []
     checks: list[Check] = []
     ledger: Ledger | None

@@ -11,7 +11,9 @@ from pathlib import Path
 from chaoskit.errors import BadInput
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.accounting import UNHEARD, Accountant
+from chaoskit.experiment.outcome import CopyInterval
 from chaoskit.experiment.setback import Setback
+from chaoskit.experiment.torn import interval_of
 from chaoskit.journal import JournalTail, Record
 from chaoskit.observe.notes import Note, note_of, note_of_return
 from chaoskit.osprocess import start_ticks
@@ -29,6 +31,7 @@ _LEFT_OUT = UNHEARD - {
     Event.SAVED,
     Event.SAVE_FAILED,
     Event.SEALED,
+    Event.COPY_INTERVAL,
     Event.SET_ASIDE,
     Event.LEFT_OUT,
     Event.RETURNED,
@@ -70,6 +73,7 @@ class Follower:
         started: the first record of the harness; None in a run of an older version.
         workers: by name; of those that ended, the ones that had a rank last.
         stored: tier -> its newest copy.
+        copies: how much work lies between two copies of a replicated state; None before the first.
         losses: step and loss of the newest commits.
         notes: what happened, the newest last.
         hang_limits: the newest record of them; None while they are not known.
@@ -92,6 +96,7 @@ class Follower:
         self.nodes: set[str] = set()
         self.away: dict[str, str] = {}  # node -> why it takes no part
         self.stored: dict[str, Stored] = {}
+        self.copies: CopyInterval | None = None
         self.losses: deque[tuple[int, float | None]] = deque(maxlen=_LOSSES_KEPT)
         self.notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
         self.hang_limits: Record | None = None
@@ -166,6 +171,8 @@ class Follower:
                 self._store(record["tier"], record["step"], record.t_ns)
             case Event.PROTECTED | Event.SEALED:
                 self._store("peer" if record.event == Event.PROTECTED else "memory", record["step"], record.t_ns)
+            case Event.COPY_INTERVAL:
+                self.copies = interval_of(record)
             case Event.NODE_LOST | Event.SET_ASIDE:
                 self.away[record["node"]] = "lost" if record.event == Event.NODE_LOST else "set aside"
             case Event.LEFT_OUT:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.experiment.account import Recently, TimeAccount
+from chaoskit.experiment.outcome import CopyInterval
 from chaoskit.observe.follow import Follower, Place
 from chaoskit.observe.live import LiveState
 from chaoskit.observe.notes import Note
@@ -73,6 +74,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierRow]
     hang_limits_ms: dict[str, int]
     suspects: int
+    copies: CopyInterval | None
     notes: list[Note]
     account: TimeAccount
     recently: Recently
@@ -113,6 +115,7 @@ def frame_of(follower: Follower, live: LiveState, directory: str, window_s: floa
         ],
         hang_limits_ms=follower.hang_limits["limits_ms"] if follower.hang_limits else {},
         suspects=follower.hang_limits["suspects"] if follower.hang_limits else 0,
+        copies=follower.copies,
         notes=list(follower.notes)[-_NOTES_SHOWN:],
         account=follower.account(),
         recently=follower.recently(window_s),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from chaoskit.observe.frame import Frame, NodeRow
 from chaoskit.observe.notes import Note
-from chaoskit.report.summary import account_sentence, duration, number, plural
+from chaoskit.report.summary import account_sentence, copies_sentence, duration, number, plural
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SLOW_PHASE_S = 1.0
@@ -23,7 +23,7 @@ _PHASE_STYLES = {
     "restore": "yellow", "lost": "bold red", "training": "green",
 }  # fmt: skip
 _NOTE_STYLES = {"info": "", "bad": "red", "good": "green"}
-_OTHER_LINES = 14  # beside nodes and events
+_OTHER_LINES = 15  # beside nodes and events
 _NOTES_LEAST, _NODES_LEAST = 5, 4
 
 
@@ -118,10 +118,14 @@ def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
 
 def _tiers(frame: Frame) -> list[Text]:
     width = max((len(tier.tier) for tier in frame.tiers), default=0)
-    return [
+    lines = [
         Text.assemble((f"{tier.tier:<{width}}  ", "dim"), f"step {tier.step}", (f", {clock(tier.age_s)} ago", "dim"))
         for tier in frame.tiers
     ]
+    copies = [] if frame.copies is None else [Text.assemble(("copies  ", "dim"), copies_sentence(frame.copies))]
+    for line in copies:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return [*lines, *copies]
 
 
 def _tail(frame: Frame) -> list[Text]:

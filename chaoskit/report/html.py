@@ -124,6 +124,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "session": outcome.session,
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
+        "copies in memory": summary.copies_sentence(outcome.copies) if outcome.copies is not None else "",
     }
     facts = {name: value for name, value in facts.items() if value not in ("", None)}
     if ours:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
-from chaoskit.experiment.outcome import Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.experiment.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.plaintext import printable
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
@@ -186,6 +186,12 @@ def account_sentence(account: TimeAccount | Recently) -> str:
     )
 
 
+def copies_sentence(copies: CopyInterval) -> str:
+    """What copies in memory leave at risk: ``at most 17 steps (2.55 s) again if every rank ends in one update``."""
+    seconds = f" ({duration(copies.seconds)})" if copies.seconds else ""
+    return f"at most {plural(copies.steps, 'step')}{seconds} again if every rank ends in one update"
+
+
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
     """How many outcomes have each verdict, zeros included."""
     verdicts = [outcome.result for outcome in outcomes]
@@ -288,6 +294,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         return []
     if outcome.account is not None:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
+    if outcome.copies is not None:
+        blocks.append(_indented(Text(f"copies in memory: {copies_sentence(outcome.copies)}", "dim"), 2))
     name = printable(outcome.name)
     heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
     return [Text(), heading, *blocks]

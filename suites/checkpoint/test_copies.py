@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chaoskit import Chaos, Outcome
@@ -85,16 +87,20 @@ def test_no_good_copy_at_all(chaos: Chaos) -> None:
     assert len(outcome.steps) == AT
 
 
-@pytest.mark.promise("A copy that fails its checksum is journalled and never taken again.", how="bit", job="gpt")
+@pytest.mark.promise(
+    "A copy that fails its checksum is journalled and never taken again.", how="bit", job="gpt", copies="every_step"
+)
 @pytest.mark.parametrize("job", ["gpt", "resnet"])
 @pytest.mark.parametrize("how", ["bit", "index"])
-def test_a_damaged_replica(chaos: Chaos, job: str, how: str) -> None:
-    """Every worker is lost in the middle of an update, so only what the agents have copied is whole."""
+@pytest.mark.parametrize("copies", ["every_step", "affordable"])
+def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> None:
+    """Every worker is lost when one of the copies that the agents have made is damaged: none reads it."""
     faults = [
         CorruptReplica(rank=0, at_step=AT, how=how),
         *(Kill(rank=rank, at_step=AT, phase="reduce") for rank in range(4)),
     ]
-    outcome = chaos.run(job, nodes=4, spares=0, steps=20, memory_copies=2, options={"size": "tiny"}, faults=faults)
+    plan: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 20, "memory_copies": 2, "copies": copies}
+    outcome = chaos.run(job, options={"size": "tiny"}, faults=faults, **plan)
     outcome.assert_same_losses_as_twin()
     no_damaged_copy_was_taken(outcome)
 
@@ -166,7 +172,8 @@ def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, s
 def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
     """Others have the state, so no step is lost; its own node keeps no copy of it."""
     fault = PoisonSnapshot(rank=rank, at_step=AT, parameter="head.weight")
-    outcome = chaos.run("gpt", nodes=4, spares=1, steps=20, memory_copies=2, options={"size": "tiny"}, faults=[fault])
+    plan: dict[str, Any] = {"nodes": 4, "spares": 1, "steps": 20, "memory_copies": 2, "copies": "every_step"}
+    outcome = chaos.run("gpt", options={"size": "tiny"}, faults=[fault], **plan)
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps == 0
     assert any("Poisoned" in record["reason"] for record in outcome.records("copy_failed"))

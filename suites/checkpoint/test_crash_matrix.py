@@ -44,6 +44,7 @@ def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: str = "e
     goal = uploaded_after(chaos, after)
     plan |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
     settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": DROPPED * LOST[job]}
+    settings["copies"] = "every_step"  # so that the boundaries of a copy are reached in each step
     settings["lease_beats"] = 20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
     outcome.assert_same_losses_as_twin()

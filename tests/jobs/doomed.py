@@ -27,7 +27,8 @@ class Doom:
         marker: path of files that tell which ranks have ended already.
         ahead: a rank that begins the next step before these end.
         copied: ranks that wait for a copy of their state before they end; None for the first ones that have copies,
-            which wait before each step.
+            which wait before each step if ranks are to be torn.
+        paced: these wait in any case.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Doom:
         marker: str,
         ahead: int | None = None,
         copied: list[int] | None = None,
+        paced: bool = False,
     ) -> None:
         self._trainer, self._fatal, self._where, self._marker = trainer, fatal, where, marker
-        self._ahead, self._copied = ahead, copied
+        self._ahead, self._copied, self._paced = ahead, copied, paced
 
     def begin(self) -> None:
         """Tell the others that this rank, which is to be ahead, begins a step."""
@@ -70,7 +72,10 @@ class Doom:
         Training itself waits 20 ms at most.
         """
         trainer = self._trainer
-        copies = trainer.config.memory_copies if self._where == "torn" and self._fatal else 0
+        awaits = (
+            self._fatal and (self._where == "torn" or self._paced) and not (self._ahead is not None and self._struck())
+        )
+        copies = trainer.config.memory_copies if awaits else 0
         waiting: Container[int] = range(min(copies, self._copies_awaited()))
         if self._copied is not None:
             waiting = self._copied if str(trainer.step) in self._fatal and not self._file(trainer.rank).exists() else ()
@@ -80,6 +85,11 @@ class Doom:
             deadline_s = time.monotonic() + PATIENCE_S
             while trainer._worker.board._slots[_COPIED] < trainer.step and time.monotonic() < deadline_s:
                 time.sleep(0.001)
+
+    def _struck(self) -> bool:
+        """Whether some rank has ended: then others may be copied, as two ranks may be on one node."""
+        marker = Path(self._marker)
+        return any(marker.parent.glob(f"{marker.name}.[0-9]*"))
 
     def _copies_awaited(self) -> int:
         return 1 if self._ahead is None else 2  # the first one may be that of the rank that is ahead
@@ -121,13 +131,21 @@ def train(
     marker: str = "",
     ahead: int | None = None,
     copied: list[int] | None = None,
+    frozen_mb: int = 0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """See :class:`Doom`. ``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
+    """See :class:`Doom`.
+
+    Args:
+        frozen_mb: weights that are not trained, so that a copy of the state costs as much as many steps may take.
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
-    doom = Doom(trainer, fatal, where, marker, ahead, copied)
-    optimizer = DoomedAdam(model.parameters(), doom)
+    if frozen_mb:
+        model.register_parameter("frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False))
+    doom = Doom(trainer, fatal, where, marker, ahead, copied, paced=frozen_mb > 0)
+    optimizer = DoomedAdam([one for one in model.parameters() if one.requires_grad], doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
     goal = Goal(trainer, steps, until)

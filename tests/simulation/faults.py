@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from chaoskit.vocabulary import Phase
 from simulation.network import COORDINATOR
 from simulation.node import Agent
+from simulation.replicas import Doom
 
 if TYPE_CHECKING:
     from simulation.worker import Worker
@@ -55,16 +56,20 @@ class Faults:
             (self._fail_starts, 2),
             (self._curse, 1),
         ]
-        if world.sharded:
+        if world.kind == "sharded":
             self._kinds += [(self._corrupt, 4), (self._differ, 1)]
-        else:
+        elif world.kind == "replicated":
             self._kinds += [(self._rebalance, 6)]
+        else:  # a node that is lost takes copies with it: of these, only a doom tells
+            lossless = (self._kill, self._kill_several, self._hang, self._stop, self._raise, self._kill_coordinator)
+            self._kinds = [(act, 3 if act in lossless[:3] else 1) for act in lossless] + [(self._doom, 8)]
 
     def schedule(self) -> None:
         """Draw the faults of this history."""
         world, random = self._world, self._random
         world.reached, world.healing = self._reached, self._healing  # type: ignore[method-assign]
-        if random.random() < 0.08:
+        world.carry_out = self._carry_out  # type: ignore[method-assign]
+        if random.random() < 0.08 or world.kind == "kept":
             world.haven = ""
         if random.random() < 0.03:
             self._at(random.uniform(0.0, _WINDOW_S), self._stop_run)
@@ -77,7 +82,9 @@ class Faults:
                 self._at(random.uniform(0.0, _WINDOW_S), self._watch, random.choice(_PHASES), act)
             else:
                 self._on_heal.append(lambda worker, healer, act=act: self._strike_healer(healer, act))
-        if not world.haven and random.random() < 0.5:
+        if world.kind == "kept":
+            self._at(random.uniform(0.6, _WINDOW_S), self._doom)
+        elif not world.haven and random.random() < 0.5:
             self._at(random.uniform(0.5, _WINDOW_S), self._kill_everybody)
 
     def _at(self, time_s: float, act: Callable[..., None], *arguments: object) -> None:
@@ -151,6 +158,22 @@ class Faults:
         if worker.alive:
             self._note(f"kill {worker.name}")
             worker.kill()
+
+    def _doom(self) -> None:
+        """All ranks of a world end in the next update; or all but one, which is lost with its node."""
+        if self._world.doom is None or self._world.doom.over:
+            self._world.doom = Doom(spared=int(self._random.random() < 0.3))
+
+    def _carry_out(self, doom: Doom) -> None:
+        world = self._world
+        self._note(f"{len(doom.victims)} ranks end in the update of step {doom.step}, {doom.spared} outside")
+        for name in doom.others:
+            agent = world.workers[name].agent
+            world.laws.bereft = True
+            world.laws.excused_nodes.add(agent.node)
+            agent.kill()
+        for name in doom.victims:
+            world.workers[name].kill()
 
     def _kill(self) -> None:
         worker = self._victim()

@@ -12,7 +12,7 @@ from simulation.resizes import Resizes
 from simulation.seams import SOUND, Seams
 from simulation.size_law import SETTLING_S
 from simulation.stalls import Stalls
-from simulation.world import World
+from simulation.world import Kind, World
 
 #: Every so many histories trains until its world can have settled.
 LONG = 40
@@ -47,12 +47,12 @@ class History:
     trace: tuple[str, ...] = ()
 
 
-def run(seed: int, *, trace: bool = False, sharded: bool = False, seams: Seams = SOUND) -> History:
-    """The history of ``seed``; with a ``trace`` of all that happened, a line each; of a ``sharded`` job.
+def run(seed: int, kind: Kind = "replicated", *, trace: bool = False, seams: Seams = SOUND) -> History:
+    """The history of ``seed``, of a job of that kind; with a ``trace`` of all that happened, a line each.
 
     ``seams``: where it is made wrong.
     """
-    world = World(seed, sharded=sharded, seams=seams)
+    world = World(seed, kind, seams=seams)
     if trace:
         world.engine.trace = []
     faults = Faults(world)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from simulation.world import Kind
+
 _FILE = Path(__file__).with_name("known.toml")
 
 
@@ -13,24 +15,19 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``known.toml``.
 
     Attributes:
-        kind: ``replicated`` or ``sharded``.
+        kind: ``replicated``, ``sharded`` or ``kept``.
         law: what was broken.
         repaired: what was changed since then.
         settled: the history must come to the size that was asked for; otherwise the seed shows nothing any more.
         followed: the batch of the history must follow the world, for the same reason.
     """
 
-    kind: str
+    kind: Kind
     seed: int
     law: str
     repaired: str
     settled: bool = False
     followed: bool = False
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the history is of a sharded job."""
-        return self.kind == "sharded"
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,7 +24,6 @@ from chaoskit.messages import (
 )
 from simulation.engine import Process
 from simulation.network import CLIENT, Line
-from simulation.pieces import PieceKeeper
 
 if TYPE_CHECKING:
     from simulation.worker import Worker
@@ -57,7 +56,9 @@ class Agent(Process):
         self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
         self.facts = world.seams.facts()
         self.charges: dict[str, Charge] = {}
-        self.kept = PieceKeeper(self)  # in a sharded job
+        self.kept: Any = world.new_keeper(
+            self
+        )  # in a replicated job, nothing outlives its worker unless it is modelled
         self.generation = 0
         self.term = 0
         self.over = False  # the job has ended here
@@ -181,7 +182,7 @@ class Agent(Process):
                 self.generation = max(self.generation, generation)
                 for worker in (*(member.worker for member in message.members), *message.leavers):
                     self._pass_on(worker, message)
-                if self.world.sharded:
+                if self.world.kind != "replicated":
                     self.kept.follow(message)
             case TestLinks(number, targets):
                 self.after(self.engine.uniform(0.001, 0.5), self._test_links, number, [node for node, _, _ in targets])
@@ -190,7 +191,7 @@ class Agent(Process):
                     names = self.world.names  # stand for the logs that workers leave on their node
                     names[self.node] = max(names.get(self.node, 0), int(worker.rpartition(".")[2]) + 1)
                     self.charges[worker] = Charge(self.world.new_worker(self, worker))
-            case Recall():  # in a replicated job nothing outlives its worker: that memory tier is not modelled
+            case Recall():
                 self.kept.recall(message)
             case StopWorker(worker):
                 if worker in self.charges:

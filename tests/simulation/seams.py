@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.config import RunConfig
+from chaoskit.control.copy_budget import CopyBudget
 from chaoskit.control.facts import Facts
 from chaoskit.control.limits import LIMITS, Limits
 from chaoskit.control.outputs import Output
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.policies import POLICIES, Policies
+from chaoskit.experiment.torn import TornWorld, torn_worlds
+from chaoskit.journal import Record
 
 
 def _as_said(plane: ControlPlane, message: Any) -> Iterable[Any]:
@@ -26,6 +29,10 @@ def _as_set(config: RunConfig) -> RunConfig:
     return config
 
 
+def _by_budget() -> CopyBudget:
+    return CopyBudget(every_step=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seams:
     """The replaceable parts of a history; the defaults are those of the product.
@@ -38,6 +45,8 @@ class Seams:
         policies: what a plane decides by.
         limits: how long it waits for others.
         facts: makes the memory that an agent has of its workers.
+    budget: makes what decides which commits of a node are copied.
+    torn_worlds: what the judge takes for worlds that ended in one update.
     """
 
     hears: Callable[[ControlPlane, Any], Iterable[Any]] = _as_said
@@ -47,6 +56,8 @@ class Seams:
     policies: Policies = POLICIES
     limits: Limits = LIMITS
     facts: Callable[[], Facts] = Facts
+    budget: Callable[[], CopyBudget] = _by_budget
+    torn_worlds: Callable[[Sequence[Record]], list[TornWorld]] = torn_worlds
 
 
 #: The parts of a history without a mistake.

@@ -24,6 +24,10 @@ _LEAST = {
         "a network was parted": 1 / 10,
         "a world was resized": 1 / 20,
     },
+    "kept": {
+        "two generations": 1 / 3,
+        "steps were lost": 1 / 10,
+    },
 }
 #: Committed steps of a sharded job that one generation takes again; a world that grows may take more of them again.
 _REPEATED_MAX = 1
@@ -60,6 +64,7 @@ class Tally:
             "a world was resized": history.resized > 0,
             "a world came to its size": history.settled,
             "a batch followed its world": history.followed and history.resized > 0,
+            "steps were lost": history.repeated > 0,
             "every replica was lost": end == "every replica was lost",
         }
         self._seen.update(what for what, is_so in happened.items() if is_so)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chaoskit import messages
 from chaoskit.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
 from chaoskit.runtime.generations import FirstMove, healing_limit_s, may_appeal
-from chaoskit.runtime.restore import sources
+from chaoskit.runtime.restore import Source, sources
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 from simulation.engine import Process, Strand, Wish, Work, until
 from simulation.mesh import Contribution
@@ -201,9 +201,13 @@ class Worker(Process):
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
             self._formation = formation
             self._cut(formation)
-            if formation.plan.generation > 1:
-                self.send(Healed(self.name, formation.plan.generation))
+            self._stand_in(formation)
             return
+
+    def _stand_in(self, formation: Formation) -> None:
+        """The end of ``ReplicatedTrainer._enter``."""
+        if formation.plan.generation > 1:
+            self.send(Healed(self.name, formation.plan.generation))
 
     def _cut(self, formation: Formation) -> None:
         """``ReplicatedTrainer._cut``, then ``ShardWork.keep_only``."""
@@ -216,7 +220,7 @@ class Worker(Process):
         self.enter(Phase.RESTORE)
         for source in sources(formation):
             try:
-                yield from self._pull(formation, source.name)
+                yield from self._pull(formation, source)
             except Superseded:
                 break
             except PeerLost:
@@ -244,8 +248,9 @@ class Worker(Process):
         self.regrouper.give_up(formation)
         yield lambda: self.regrouper.course.current is not formation
 
-    def _pull(self, formation: Formation, name: str) -> Generator[Wish, None, None]:
+    def _pull(self, formation: Formation, source: Source) -> Generator[Wish, None, None]:
         """``ReplicatedTrainer._pull``: while the state is copied, no newer generation hears of a step."""
+        name = source.name
         regrouper, healer = self.regrouper, self.world.workers[name]
         with regrouper.advance(formation):
             self._work = {}

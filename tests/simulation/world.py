@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +16,9 @@ from simulation.laws import Laws
 from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
 from simulation.node import Agent
+from simulation.pieces import PieceKeeper
+from simulation.replica_laws import ReplicaLaws
+from simulation.replicas import Doom, ReplicaKeeper, ReplicaWorker
 from simulation.resizes import follow_for, policy_for
 from simulation.seams import SOUND, Seams
 from simulation.sharded import ShardedWorker
@@ -26,6 +30,9 @@ from simulation.worker import Worker
 PATIENCE_S = 60.0
 NORMAL_S = (0.0002, 0.004)
 
+#: Of jobs: replicas, of which nothing outlives its worker; pieces; and replicas whose states are kept on their nodes.
+Kind = Literal["replicated", "sharded", "kept"]
+
 
 class World:
     """Processes, the network between them, and what is drawn from the seed.
@@ -36,8 +43,9 @@ class World:
         names: node -> the number of its next worker.
     """
 
-    def __init__(self, seed: int, *, sharded: bool = False, seams: Seams = SOUND) -> None:
-        self.engine, self.sharded, self.seams = Engine(seed), sharded, seams
+    def __init__(self, seed: int, kind: Kind = "replicated", *, seams: Seams = SOUND) -> None:
+        self.engine, self.kind, self.seams = Engine(seed), kind, seams
+        self.sharded = sharded = kind == "sharded"
         random = self.engine.random
         nodes = random.randint(2, 4)
         self.config = RunConfig(
@@ -49,18 +57,22 @@ class World:
             heartbeat_ms=250,
             hang_floor_ms=400,
             strikes_max=5,
-            startup_s=10.0 if sharded else 4.0,  # there a restore that hangs must be noticed sooner
+            startup_s=4.0 if kind == "replicated" else 10.0,  # in others a restore that hangs must be noticed sooner
             coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
             outside_limit_s=5.0,
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
-        if (elastic := policy_for(seed, nodes, sharded=sharded)) is not None:
+        self.doom: Doom | None = None  # of a kept job
+        self.copy_cost = random.choice((0.1, 1.0, 5.0)) if kind == "kept" else 0.0  # CPU time in the time of a copy
+        if kind == "kept":
+            self.config = msgspec.structs.replace(self.config, memory_copies=random.choice((1, 1, 2)))
+        elif (elastic := policy_for(seed, nodes, sharded=sharded)) is not None:
             follow = {} if sharded else follow_for(seed, nodes)
             self.config = msgspec.structs.replace(self.config, elastic=elastic, min_world=1, **follow)
         self.steps = random.randint(6, 12)
         self.shard_s = (0.01, 0.05)
         self.patience_s = PATIENCE_S
-        self.laws = ShardedLaws(self) if sharded else Laws(self)
+        self.laws: Any = {"replicated": Laws, "sharded": ShardedLaws, "kept": ReplicaLaws}[kind](self)
         self.record = Record()
         self.workers: dict[str, Worker] = {}
         self._meshes: dict[tuple[str, ...], Mesh] = {}
@@ -139,7 +151,11 @@ class World:
 
     def new_worker(self, agent: Agent, name: str) -> Worker:
         """The process of a worker, of the kind that this job has."""
-        return (ShardedWorker if self.sharded else Worker)(self, agent, name)
+        return {"replicated": Worker, "sharded": ShardedWorker, "kept": ReplicaWorker}[self.kind](self, agent, name)
+
+    def new_keeper(self, agent: Agent) -> PieceKeeper | ReplicaKeeper:
+        """What keeps the states of a node's workers, of the kind that this job has."""
+        return ReplicaKeeper(agent) if self.kind == "kept" else PieceKeeper(agent)
 
     def fingerprint_of(self, worker: Worker) -> str:
         """What the numbers of a worker depend on: another on a node with other software."""
@@ -169,6 +185,9 @@ class World:
 
     def reached(self, worker: Worker) -> None:
         """``worker`` entered the phase that is watched."""
+
+    def carry_out(self, doom: Doom) -> None:
+        """All ranks that are to end in one update stand there."""
 
     def healing(self, worker: Worker, healer: Worker) -> None:
         """``worker`` begins to copy the state of ``healer``."""
