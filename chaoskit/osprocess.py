@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import getpass
+import math
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -75,6 +77,17 @@ def lower_priority(niceness: int) -> None:
     """Run the calling thread after those that are less nice, unless it is nicer already and may not go back."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
+def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -> list[int]:
+    """Wait until some of ``descriptors`` can be read, or have hung up; which ones, none at the end of the time.
+
+    ``select`` takes no descriptor above 1,023.
+    """
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
 
 
 def host_id() -> str:

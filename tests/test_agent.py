@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from support.descriptors import many_open
 from support.goals import workers_lost
 from support.waiting import LIMIT_S
 
@@ -22,7 +24,7 @@ from chaoskit.control.keeping import NodeContext
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
-from chaoskit.messages import Heartbeat, Message, Plan
+from chaoskit.messages import Heartbeat, Message, Plan, Sealed
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
@@ -154,6 +156,17 @@ def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -
     keeper.recall()
     assert failed.wait(LIMIT_S)
     assert [str(error) for error in errors] == ["no room for Sealed"]
+
+
+def test_a_keeper_with_many_open_files_answers(tmp_path: Path) -> None:
+    """Its own descriptors are above 1,023, which ``select`` does not take."""
+    told: SimpleQueue[object] = SimpleQueue()
+    with many_open():
+        keeper = Keeper(
+            NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), told.put, told.put)
+        )
+        keeper.recall(7)
+        assert told.get(timeout=LIMIT_S) == Sealed("node0", (), 7)
 
 
 def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
+from chaoskit.osprocess import await_readable
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
@@ -134,7 +134,7 @@ class NodeKeeper(KeepsCopies, ABC):
     def _serve(self) -> None:
         while True:
             bells = self._bells()
-            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
+            readable = await_readable([self._orders.wake, *bells])
             if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
                 self._orders.carry_out()
                 continue
