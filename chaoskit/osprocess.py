@@ -7,6 +7,7 @@ import ctypes
 import getpass
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -88,6 +89,12 @@ def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
+
+
+def more_files() -> str:
+    """The limit of open files that this process has, and the remedy."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"a process may open {limit} files here; allow more (`ulimit -n`)"
 
 
 def host_id() -> str:
