@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.waiting import wait_until
+from support.waiting import stays, wait_until
 
 from chaoskit.checkpoint.boundaries import undisturbed
 from chaoskit.checkpoint.disk import DiskTier
@@ -88,6 +89,9 @@ class Savers:
     def settle(self, number: int) -> bool:
         return self._savers[number].settle()
 
+    def finish(self, number: int, timeout_s: float) -> bool:
+        return self._savers[number].finish(timeout_s)
+
     def await_part(self, number: int, step: int) -> None:
         pattern = f"step-{step:09}.*/{number}.part.json"
         wait_until(lambda: list((self.stored.root / ".staging").glob(pattern)), f"part {number} of step {step}")
@@ -120,6 +124,31 @@ def test_the_last_snapshot_begins_when_the_one_before_is_over(tmp_path: Path) ->
     assert savers.settle(1)
     assert savers.steps() == [13]
     assert savers.failed() == [10]
+
+
+def test_a_part_that_is_being_taken_over_is_waited_for(tmp_path: Path) -> None:
+    """Its thread stands still after it took the newer part, and before it set that aside for a node that leads."""
+    (tmp_path / "journal").mkdir()
+    os.mkfifo(tmp_path / "journal" / "any.jsonl")
+    reader = os.open(tmp_path / "journal" / "any.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    savers = Savers(tmp_path)
+    for number in (0, 1):
+        savers.offer(number, 5, last=False)
+    assert savers.settle(0)
+    assert savers.settle(1)  # both threads are at work from here on
+    writer = os.open(tmp_path / "journal" / "any.jsonl", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))  # the record that step 10 is dropped finds no room
+    savers.offer(1, 10, last=False)
+    savers.offer(1, 13, last=False)
+    stays(lambda: not savers.finish(1, 0.0), "a part is under way", for_s=0.3)
+    os.set_blocking(reader, True)
+    read = b""
+    while Event.SAVE_FAILED.value.encode() not in read:
+        read = read[-100:] + os.read(reader, 4096)
+    os.close(writer)
+    os.close(reader)
 
 
 def test_a_last_snapshot_that_was_due_as_well_gets_another_chance(tmp_path: Path) -> None:
