@@ -80,6 +80,17 @@ def lower_priority(niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
+def may_raise_priority() -> bool:
+    """Whether the calling thread may take niceness back. What is nicer for a while only must be able to."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness - 1)
+    except PermissionError:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    return True
+
+
 def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -> list[int]:
     """Wait until some of ``descriptors`` can be read, or have hung up; which ones, none at the end of the time.
 

@@ -267,7 +267,7 @@ class Keeper(NodeKeeper):
                 checksum=offered.checksum,
             )
         self._tell(Sealed(self._node, (*snapshots, *self._archive.offers()), number))
-        lower_priority(_NICENESS)
+        lower_priority(self._niceness)
 
 
 def _age(view: ArenaView) -> tuple[int, int]:

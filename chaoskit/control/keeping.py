@@ -18,7 +18,7 @@ from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
-from chaoskit.osprocess import await_readable
+from chaoskit.osprocess import await_readable, may_raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
@@ -47,13 +47,14 @@ class NodeKeeper(KeepsCopies, ABC):
     """Takes orders for one node, which return at once. They are carried out one after the other, on a thread.
 
     Args:
-        niceness: of the thread, while nobody waits for it.
+        niceness: of the thread, while nothing waits for it. 0 is taken where a thread may not come back from it: a
+            recovery that waits behind training costs more than copies that are made beside it.
     """
 
     def __init__(self, context: NodeContext, niceness: int) -> None:
         self._node, self._config = context.node, context.config
         self._journal, self._tell, self._fail = context.journal, context.tell, context.fail
-        self._niceness = niceness
+        self._niceness = niceness if may_raise_priority() else 0
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()

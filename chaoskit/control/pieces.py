@@ -361,7 +361,7 @@ class PieceKeeper(NodeKeeper):
                 tier=offered.tier,
             )
         self._tell(Sealed(self._node, tuple(snapshots), number, self._committed()))
-        lower_priority(_NICENESS)
+        lower_priority(self._niceness)
 
     def _quarantine(self) -> None:
         """Copies whose seal was changed are not offered: say so."""
