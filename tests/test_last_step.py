@@ -80,7 +80,7 @@ class Savers:
         self.stored, self._directory = DiskTier(directory / "disk"), directory
         self._journal = Journal(directory / "journal", "any")
         tier = CheckpointTier(target=str(self.stored.root))
-        self._savers = [Saver(tier, self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)]
+        self._savers = [Saver(tier, "5eed", self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)]
 
     def offer(self, number: int, step: int, *, last: bool) -> None:
         scalars = msgspec.msgpack.encode({"names": []})
@@ -124,6 +124,21 @@ def test_the_last_snapshot_begins_when_the_one_before_is_over(tmp_path: Path) ->
     assert savers.settle(1)
     assert savers.steps() == [13]
     assert savers.failed() == [10]
+
+
+@pytest.mark.parametrize("left", ["__1_0.distcp", "1.part.json", ""])
+def test_no_part_joins_what_a_run_before_has_left(tmp_path: Path, left: str) -> None:
+    """A dead run on another host, whose staging directory nothing here can tell from a living one's."""
+    foreign = tmp_path / "disk" / ".staging" / "step-000000003.g1~0123456789abcdef-1-1-00000000"
+    foreign.mkdir(parents=True)
+    if left:
+        (foreign / left).touch()
+    savers = Savers(tmp_path)
+    savers.offer(1, 3, last=False)
+    stays(lambda: not savers.finish(1, 0.0), "the part waits for the node that leads", for_s=0.1)
+    savers.offer(0, 3, last=False)
+    wait_until(lambda: savers.steps() == [3], "the snapshot", limit_s=20.0)
+    assert [path.name for path in foreign.iterdir()] == [left] * bool(left)
 
 
 def test_a_part_that_is_being_taken_over_is_waited_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
 import time
@@ -52,13 +53,16 @@ class Archive:
     def __init__(
         self,
         node: str,
+        token: str,
         config: RunConfig,
         journal: Journal,
         fail: Callable[[BaseException], None],
         at: Hook = undisturbed,
     ) -> None:
         self._node, self._config, self._journal, self._at = node, config, journal, at
-        self.saver = Saver(config.disk, journal, self._committed, fail, at) if config.disk is not None else None
+        self.saver: Saver | None = None
+        if config.disk is not None:
+            self.saver = Saver(config.disk, _run_of(token), journal, self._committed, fail, at)
         self._uploader: Uploader | None = None
         self._uploaded, self._uploaded_s = -1, time.monotonic()  # the newest step that was offered to it, and when
         self._remote: list[Snapshot] = []  # what was there when it was last asked
@@ -219,6 +223,11 @@ class Archive:
             if len(found) == _OFFERED_MAX:
                 break
         return found
+
+
+def _run_of(token: str) -> str:
+    """An id that every node of the run finds by itself, and that does not give the token away."""
+    return hashlib.blake2b(token.encode(), digest_size=8).hexdigest()
 
 
 def _open(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:

@@ -61,7 +61,7 @@ class NodeKeeper(KeepsCopies, ABC):
         self._levers = NodeLevers(context.node, context.tell)
         self.breakpoints = Breakpoints()
         at = self.breakpoints.reach
-        self._archive = Archive(context.node, context.config, context.journal, context.fail, at)
+        self._archive = Archive(context.node, context.token, context.config, context.journal, context.fail, at)
 
     def _start(self) -> None:
         """To be called when the keeper is complete."""
