@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import JournalFull
+from chaoskit.osprocess import NO_ROOM
 from chaoskit.vocabulary import Event
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # what may pass; any other error is raised at once
 _LATE_S = 60.0
 _LATE_BYTES_MAX = 16 * 2**20  # of records of 200 bytes, a minute at 1,400 steps a second
 _RETRY_S = 0.05
@@ -109,7 +109,7 @@ class Journal:
         try:
             return self._put(line)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in NO_ROOM:
                 raise
             return False
 

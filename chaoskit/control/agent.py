@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -482,7 +481,6 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     try:
         agent = Agent(spec, connection, welcome, mine, port, KeeperLine(keeper, copies_port), log_process)
         asyncio.run(agent.run())
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        die_of(error)
     os._exit(0)

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,9 +89,8 @@ def _run(
         _Service(line, listener, door, quarters).serve()
     except ConnectionError:
         pass  # the agent is gone
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        die_of(error)
     os._exit(0)
 
 
