@@ -266,7 +266,7 @@ class Keeper(NodeKeeper):
                 generation=offered.generation,
                 checksum=offered.checksum,
             )
-        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers()), number))
+        self._archive.answer(Sealed(self._node, snapshots, number), self._tell)
         lower_priority(self._niceness)
 
 
