@@ -28,6 +28,10 @@ class JobFailed(ChaoskitError):
     """The training job ended without reaching its last step."""
 
 
+class JournalFull(JobFailed):
+    """The directory of a run has had no room for its journals for too long: what is not written cannot be judged."""
+
+
 class NonFiniteBatch(ChaoskitError):
     """A batch gives non-finite gradients on more than one rank, and the policy is ``stop``."""
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import getpass
+import math
 import os
+import resource
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+#: Errors of a write that may succeed later: the disk, or a quota of it, is full.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
+_FALLOC_FL_KEEP_SIZE = 0x1
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 2**25  # the most that glibc takes
@@ -36,9 +43,22 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 def die_of(error: BaseException) -> NoReturn:
     """End this process at once, from any thread: what went wrong in a part of it must not go on unseen."""
-    traceback.print_exception(error)
-    sys.stderr.flush()
+    print_error(error)
     os._exit(1)
+
+
+def print_error(error: BaseException) -> None:
+    """Write a traceback to the log of this process, if there is room: a full disk must not take the place of it."""
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
+        sys.stderr.flush()
+
+
+def reserve(fd: int, end: int) -> None:
+    """Have a file keep room up to the offset ``end``, where its file system can: then it grows on a full disk, too."""
+    fallocate = getattr(_libc, "fallocate64", None)
+    if fallocate is not None:
+        fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(end))
 
 
 def adopt_orphans() -> None:
@@ -75,6 +95,34 @@ def lower_priority(niceness: int) -> None:
     """Run the calling thread after those that are less nice, unless it is nicer already and may not go back."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
+def may_raise_priority() -> bool:
+    """Whether the calling thread may take niceness back. What is nicer for a while only must be able to."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness - 1)
+    except PermissionError:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    return True
+
+
+def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -> list[int]:
+    """Wait until some of ``descriptors`` can be read, or have hung up; which ones, none at the end of the time.
+
+    ``select`` takes no descriptor above 1,023.
+    """
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
+
+
+def more_files() -> str:
+    """The limit of open files that this process has, and the remedy."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"a process may open {limit} files here; allow more (`ulimit -n`)"
 
 
 def host_id() -> str:

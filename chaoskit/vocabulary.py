@@ -45,6 +45,8 @@ TIMED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 class Event(StrEnum):
     """Kinds of journal records. Everything that is asserted is computed from them."""
 
+    # any process
+    RECORDS_LATE = "records_late"  # the disk was full: records that were written late, full_s
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from support.descriptors import many_open
 from support.goals import workers_lost
 from support.waiting import LIMIT_S
 
@@ -22,7 +24,7 @@ from chaoskit.control.keeping import NodeContext
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
-from chaoskit.messages import Heartbeat, Message, Plan
+from chaoskit.messages import Heartbeat, Message, Plan, Sealed
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
@@ -103,22 +105,72 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
     assert completed == Verdict.PASSED, outcome.directory
 
 
+def test_workers_in_fresh_interpreters_train(chaos: Chaos) -> None:
+    """Where forking is switched off, the same orders start them."""
+    outcome = chaos.run("jobs/troubled.py:plain", nodes=1, spares=0, steps=3, twin=False, fork=False)
+    assert {record["step"] for record in journal(outcome, Event.COMMIT)} == {0, 1, 2}
+
+
+def test_a_node_whose_fork_server_ends_is_lost_and_the_job_recovers(chaos: Chaos) -> None:
+    """It could start no other worker: its agent ends, too."""
+    agents: list[int] = []
+    goal = happened(chaos, Event.NODE_LOST)
+
+    def watch(message: Any) -> None:
+        goal(message)
+        if isinstance(message, Plan) and message.generation == 1:
+            zygote = _parent(message.members[1].endpoint.pid)
+            agents.append(_parent(zygote))
+            os.kill(zygote, signal.SIGKILL)
+
+    outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], outcome.directory
+    assert not Path(f"/proc/{agents[0]}").exists()
+    assert "the fork server of this node has ended" in (Path(outcome.directory) / "log" / "node1.log").read_text()
+
+
 TASK = """
-import asyncio, socket, sys
+import asyncio, os, select, socket, sys
+from chaoskit import wire
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.control.agent import Agent, AgentSpec
 from chaoskit.control.keeper_line import KeeperLine
-from chaoskit.messages import Welcome
+from chaoskit.messages import StartWorker, Welcome, WorkerLost
+
+async def drown(far):
+    # more orders than fit into the socket of a fork server that reads none
+    reader, writer = await asyncio.open_connection(sock=far)
+    for number in range(500):
+        writer.write(wire.encode(StartWorker(f"node0.{number}")))
+    while not isinstance(said := await wire.read_message(reader), WorkerLost):
+        pass
+    print(said.cause, said.detail, flush=True)
+    os._exit(0)
 
 async def live(how):
-    welcome = Welcome(RunConfig(job=JobSpec("job.py")), (), 1, 1)
+    options = {"text": "x" * 300_000} if how == "long" else {}
+    welcome = Welcome(RunConfig(job=JobSpec("job.py", options=options)), (), 1, 1)
     spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
     (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper, _kept = socket.socketpair()
     agent = Agent(spec, line, welcome, mine, 0, KeeperLine(keeper, 0), None)
     life = asyncio.ensure_future(agent.run())
     await asyncio.sleep(0)
+    if how == "orders":
+        done, _ = await asyncio.wait({life, asyncio.ensure_future(drown(far))}, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result()
+    if how == "long":
+        reader, writer = await asyncio.open_connection(sock=far)
+        writer.write(wire.encode(StartWorker("node0.0")))
+        while not (ready := select.select([zygote], [], [], 0)[0]) and not life.done():
+            await asyncio.sleep(0.001)
+        life.done() and life.result()
+        *_, spec = socket.recv_fds(zygote, 1000, 10)[1]
+        print(os.fstat(spec).st_size, len(os.pread(spec, 10**7, 0)), flush=True)
+        os._exit(0)
+    if how == "end":
+        zygote.close()
     if how == "report":
         zygote.send(b"nonsense")  # read in a callback
     elif how == "board":
@@ -127,6 +179,33 @@ async def live(how):
 
 asyncio.run(live(sys.argv[2]))
 """
+
+
+def test_a_worker_whose_order_finds_no_room_is_not_started(tmp_path: Path) -> None:
+    """The fork server imports torch, and reads nothing meanwhile: the agent goes on."""
+    command = [sys.executable, "-c", TASK, str(tmp_path), "orders"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert ended.stdout.startswith("raised could not be started: BlockingIOError"), ended.stderr
+    assert ended.returncode == 0
+
+
+def test_an_order_to_start_a_worker_may_be_longer_than_a_message(tmp_path: Path) -> None:
+    """The settings of a run, and what it is armed with, go whole into each order; a message takes 208 KB."""
+    command = [sys.executable, "-c", TASK, str(tmp_path), "long"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    size_bytes, read_bytes = map(int, ended.stdout.split())
+    assert size_bytes == read_bytes > 300_000
+
+
+def test_an_agent_without_workers_ends_with_its_fork_server(tmp_path: Path) -> None:
+    """As a spare node is without them, or one that is about to leave: no order shows that none can be started."""
+    command = [sys.executable, "-c", TASK, str(tmp_path), "end"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (
+        1,
+        ["chaoskit.errors.ChaoskitError: the fork server of this node has ended"],
+    )
 
 
 @pytest.mark.parametrize(("how", "error"), [("report", "DecodeError"), ("board", "AttributeError")])
@@ -154,6 +233,17 @@ def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -
     keeper.recall()
     assert failed.wait(LIMIT_S)
     assert [str(error) for error in errors] == ["no room for Sealed"]
+
+
+def test_a_keeper_with_many_open_files_answers(tmp_path: Path) -> None:
+    """Its own descriptors are above 1,023, which ``select`` does not take."""
+    told: SimpleQueue[object] = SimpleQueue()
+    with many_open():
+        keeper = Keeper(
+            NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), told.put, told.put)
+        )
+        keeper.recall(7)
+        assert told.get(timeout=LIMIT_S) == Sealed("node0", (), 7)
 
 
 def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.disks import SmallDisk, small_disk
+from support.waiting import stays, wait_until
 
+from chaoskit.errors import JournalFull
 from chaoskit.journal import Journal, read_journals, read_tail
 from chaoskit.vocabulary import Event
 
@@ -227,3 +232,106 @@ def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:
     assert 100 < len(steps) < 1500
     assert steps == list(range(1500 - len(steps), 1500))
     assert [record.event for record in tail if record.source == "short"] == ["ready"]
+
+
+# -- a disk without room ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", "256k") as mounted:
+        yield mounted
+
+
+def lines(disk: SmallDisk) -> list[bytes]:
+    """Lines of the journal that hold something."""
+    return [line for line in (disk.root / "worker.jsonl").read_bytes().split(b"\n") if line.strip()]
+
+
+def test_records_without_room_are_written_in_their_order_when_there_is_some(disk: SmallDisk) -> None:
+    """While the disk is full, records wait in memory; then all of them are written, and how many were late."""
+    with closing(Journal(disk.root, "worker")) as journal:
+        journal.write(Event.READY)
+        disk.fill()
+        for step in range(200):
+            journal.write(Event.COMMIT, step=step, filling="x" * 100)
+        disk.free()
+        wait_until(lambda: read_journals(disk.root)[-1].event == Event.RECORDS_LATE, "the records")
+        journal.write(Event.FINISHED)
+    found = read_journals(disk.root)
+    assert [record.event for record in found] == ["ready", *["commit"] * 200, "records_late", "finished"]
+    assert [record["step"] for record in found[1:201]] == list(range(200))
+    late = found[201]
+    assert 0 < late["records"] <= 200  # the first may have found room in the last page
+    assert late["full_s"] > 0
+    assert len(lines(disk)) == len(found)
+
+
+def test_a_record_that_was_written_in_part_is_written_whole(disk: SmallDisk) -> None:
+    """A disk that fills up takes the begin of a record: no other is glued to that, of this or another process."""
+    with closing(Journal(disk.root, "worker")) as journal, closing(Journal(disk.root, "worker")) as other:
+        journal.write(Event.READY, filling="x" * 1000)
+        disk.fill(room_bytes=4096)
+        journal.write(Event.COMMIT, step=1, filling="y" * 9000)
+        other.write(Event.COMMIT, step=2)
+        journal.write(Event.COMMIT, step=3)
+        disk.free()
+        wait_until(lambda: len(read_journals(disk.root)) >= 5, "the records")
+        other.write(Event.COMMIT, step=4)
+    found = {record["step"]: record for record in read_journals(disk.root) if record.event == Event.COMMIT}
+    assert set(found) == {1, 2, 3, 4}
+    assert found[1]["filling"] == "y" * 9000
+    assert len(lines(disk)) == len(read_journals(disk.root)), "every line is a record"
+
+
+def write_for_ever(journal: Journal) -> NoReturn:
+    while True:
+        journal.write(Event.COMMIT, step=1)
+        time.sleep(0.001)
+
+
+def test_a_disk_that_stays_full_is_an_error_that_names_it(disk: SmallDisk) -> None:
+    """After a while, or where too much waits in memory; never without a word."""
+    with closing(Journal(disk.root, "slow", late_s=0.2)) as journal:
+        disk.fill()
+        with pytest.raises(JournalFull, match=f"{disk.root}.*No space left on device for 0.2 s.*free room"):
+            write_for_ever(journal)
+        disk.free()
+    with closing(Journal(disk.root, "fast", late_bytes_max=1000)) as journal:
+        disk.fill()
+        with pytest.raises(JournalFull, match="1000 bytes"):
+            write_for_ever(journal)
+        disk.free()
+
+
+def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
+    """A file that may not grow is not a disk that will have room again."""
+    code = (
+        "import resource, sys; from pathlib import Path; from chaoskit.journal import Journal, Event;"
+        "journal = Journal(Path(sys.argv[1]), 'worker'); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "journal.write(Event.READY)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "File too large" in ended.stderr
+
+
+def test_a_journal_that_ends_in_a_torn_line_is_continued_on_a_new_one(tmp_path: Path) -> None:
+    """What its last writer could not finish is lost, and no record of the next one."""
+    path = tmp_path / "worker.jsonl"
+    path.write_bytes(b'{"t_ns":1,"event":"ready"}\n{"t_ns":2,"eve')
+    with closing(Journal(tmp_path, "worker")) as journal:
+        journal.write(Event.COMMIT, step=1)
+    assert [record.event for record in read_journals(tmp_path)] == ["ready", "commit"]
+
+
+def test_closing_waits_for_room(disk: SmallDisk) -> None:
+    """A process that ends well leaves no record behind."""
+    journal = Journal(disk.root, "worker")
+    disk.fill()
+    journal.write(Event.FINISHED)
+    with ThreadPoolExecutor() as pool:
+        closed = pool.submit(journal.close)
+        stays(lambda: not closed.done(), "the record waits for room", for_s=0.2)
+        disk.free()
+        closed.result(WAIT_S)
+    assert [record.event for record in read_journals(disk.root)] == ["finished", "records_late"]

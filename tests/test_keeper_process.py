@@ -96,6 +96,47 @@ def test_orders_return_at_once_and_none_is_lost_while_it_is_busy(tmp_path: Path)
     assert told["left"] == ["node0.0", 7, 4096]
 
 
+CUT_OFF = """
+import asyncio, os, resource, socket, sys
+from chaoskit.checkpoint.arena import Arena
+from chaoskit.config import RunConfig
+from chaoskit.job import JobSpec
+from chaoskit.control.keeper_line import KeeperLine
+from chaoskit.control.keeper_process import Quarters, start_keeper
+from chaoskit.messages import Endpoint, Sealed
+from chaoskit.osprocess import children, host_id
+from chaoskit.runtime.board import Board
+
+quarters = Quarters("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py"), health="off"))
+connection, port = start_keeper(quarters, socket.create_server(("127.0.0.1", 0)), ())
+(keeper,) = children(os.getpid())
+arena, board, ended = Arena(4096), Board.create(), asyncio.Event()
+endpoint = Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), arena.fd)
+
+async def main():
+    line, answered = KeeperLine(connection, port), asyncio.Event()
+    line.open(lambda said: isinstance(said, Sealed) and answered.set(), lambda error: ended.set())
+    line.recall(0)
+    await answered.wait()  # it has opened by now what it opens for itself
+    taken = {int(name) for name in os.listdir(f"/proc/{keeper}/fd")}
+    limit = next(number for number in range(len(taken) + 1) if number not in taken) + 1
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, (limit, limit))
+    line.adopt("node0.0", endpoint, board)
+    await ended.wait()
+
+asyncio.run(main())
+print(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
+"""
+
+
+def test_descriptors_that_were_cut_off_end_the_keeper_with_the_limit_that_was_met(tmp_path: Path) -> None:
+    """It may open one more file, and an order comes with three: no later order gets what belongs to this one."""
+    command = [sys.executable, "-c", CUT_OFF, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert done.stdout == "1\n", done.stderr
+    assert "ulimit -n" in done.stderr
+
+
 def test_every_message_of_the_line_can_be_received() -> None:
     kinds = {*get_args(keeper_protocol.Order), *get_args(keeper_protocol.Answer)}
     own = {kind for kind in Message.__subclasses__() if kind.__module__ == keeper_protocol.__name__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.waiting import wait_until
+from support.waiting import stays, wait_until
 
 from chaoskit.checkpoint.boundaries import undisturbed
 from chaoskit.checkpoint.disk import DiskTier
@@ -79,7 +80,7 @@ class Savers:
         self.stored, self._directory = DiskTier(directory / "disk"), directory
         self._journal = Journal(directory / "journal", "any")
         tier = CheckpointTier(target=str(self.stored.root))
-        self._savers = [Saver(tier, self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)]
+        self._savers = [Saver(tier, "5eed", self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)]
 
     def offer(self, number: int, step: int, *, last: bool) -> None:
         scalars = msgspec.msgpack.encode({"names": []})
@@ -87,6 +88,9 @@ class Savers:
 
     def settle(self, number: int) -> bool:
         return self._savers[number].settle()
+
+    def finish(self, number: int, timeout_s: float) -> bool:
+        return self._savers[number].finish(timeout_s)
 
     def await_part(self, number: int, step: int) -> None:
         pattern = f"step-{step:09}.*/{number}.part.json"
@@ -120,6 +124,46 @@ def test_the_last_snapshot_begins_when_the_one_before_is_over(tmp_path: Path) ->
     assert savers.settle(1)
     assert savers.steps() == [13]
     assert savers.failed() == [10]
+
+
+@pytest.mark.parametrize("left", ["__1_0.distcp", "1.part.json", ""])
+def test_no_part_joins_what_a_run_before_has_left(tmp_path: Path, left: str) -> None:
+    """A dead run on another host, whose staging directory nothing here can tell from a living one's."""
+    foreign = tmp_path / "disk" / ".staging" / "step-000000003.g1~0123456789abcdef-1-1-00000000"
+    foreign.mkdir(parents=True)
+    if left:
+        (foreign / left).touch()
+    savers = Savers(tmp_path)
+    savers.offer(1, 3, last=False)
+    stays(lambda: not savers.finish(1, 0.0), "the part waits for the node that leads", for_s=0.1)
+    savers.offer(0, 3, last=False)
+    wait_until(lambda: savers.steps() == [3], "the snapshot", limit_s=20.0)
+    assert [path.name for path in foreign.iterdir()] == [left] * bool(left)
+
+
+def test_a_part_that_is_being_taken_over_is_waited_for(tmp_path: Path) -> None:
+    """Its thread stands still after it took the newer part, and before it set that aside for a node that leads."""
+    (tmp_path / "journal").mkdir()
+    os.mkfifo(tmp_path / "journal" / "any.jsonl")
+    reader = os.open(tmp_path / "journal" / "any.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    savers = Savers(tmp_path)
+    for number in (0, 1):
+        savers.offer(number, 5, last=False)
+    assert savers.settle(0)
+    assert savers.settle(1)  # both threads are at work from here on
+    writer = os.open(tmp_path / "journal" / "any.jsonl", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))  # the record that step 10 is dropped finds no room
+    savers.offer(1, 10, last=False)
+    savers.offer(1, 13, last=False)
+    stays(lambda: not savers.finish(1, 0.0), "a part is under way", for_s=0.3)
+    os.set_blocking(reader, True)
+    read = b""
+    while Event.SAVE_FAILED.value.encode() not in read:
+        read = read[-100:] + os.read(reader, 4096)
+    os.close(writer)
+    os.close(reader)
 
 
 def test_a_last_snapshot_that_was_due_as_well_gets_another_chance(tmp_path: Path) -> None:

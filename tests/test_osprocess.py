@@ -110,6 +110,36 @@ def test_a_process_that_is_nicer_already_stays_so() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "19\n"
 
 
+RECALL = """
+import os, sys
+from pathlib import Path
+from queue import SimpleQueue
+from chaoskit.config import RunConfig
+from chaoskit.control.keeper import Keeper
+from chaoskit.control.keeping import NodeContext
+from chaoskit.job import JobSpec
+from chaoskit.journal import Journal
+from chaoskit.osprocess import threads
+
+begin, told = os.getpriority(os.PRIO_PROCESS, 0), SimpleQueue()
+journal, config = Journal(Path(sys.argv[1]), "node0"), RunConfig(job=JobSpec("job.py"))
+if os.getuid() == 0:
+    os.setuid(65534)
+keeper = Keeper(NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put))
+for number in range(2):
+    keeper.recall(number)
+    told.get(timeout=60.0)
+(thread,) = [tid for tid, name in threads(os.getpid()).items() if name == "ck-keeper"]
+print(os.getpriority(os.PRIO_PROCESS, thread) - begin)
+"""
+
+
+def test_the_keeper_of_an_ordinary_user_answers_at_the_priority_of_training(tmp_path: Path) -> None:
+    """A user without CAP_SYS_NICE cannot take a niceness back: the keeper's thread never takes one."""
+    ended = subprocess.run([sys.executable, "-c", RECALL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert ended.stdout == "0\n", ended.stderr
+
+
 REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
 
 

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 from support import ranks
+from support.descriptors import many_open
 from support.ranks import Line, Rank
 from support.relay import Relay
 from support.waiting import LIMIT_S, wait_until
@@ -296,6 +297,17 @@ def test_one_partner_that_is_dead_does_not_hold_up_the_other(servers: Any, owner
         owner.replicate()
     assert list(owner.sender.acknowledged) == ["node1"]
     deaf.close()
+
+
+def test_copies_are_sent_by_a_process_with_many_open_files(servers: Any, owners: Any) -> None:
+    """Its descriptors are above 1,023: a copy arrives, and a partner that hung up is noticed."""
+    with many_open():
+        server = servers()
+        owner = owners([server.address])
+        owner.replicate()
+        server.close()
+        node, _ = owner.failed.get(timeout=LIMIT_S)
+        assert node == "node1"
 
 
 def test_two_partners(servers: Any, owners: Any) -> None:

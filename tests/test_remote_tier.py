@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import fsspec
@@ -31,8 +32,14 @@ from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import QUARANTINE
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.checkpoint.retention import Retention
+from chaoskit.config import CheckpointTier, RunConfig
+from chaoskit.control.keeper import Keeper
+from chaoskit.control.keeping import NodeContext
 from chaoskit.errors import BadInput
 from chaoskit.fixtures.s3_server import S3Server
+from chaoskit.job import JobSpec
+from chaoskit.journal import Journal
+from chaoskit.messages import Sealed
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.object_troubles import Garble, Lag, Outage, Reply, Reset, Stall, Trouble, Truncate
 
@@ -120,6 +127,59 @@ def assert_restored(tier: RemoteTier, step: int, lost: int = 0) -> None:
     assert (restored.manifest.step, len(restored.lost)) == (step, lost)
     for path, value in state(step).items():
         assert torch.equal(wanted[path][0], value), path
+
+
+# -- what a node offers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offering(
+    filled: Remote, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[Keeper, SimpleQueue[Any]]]]:
+    """Starts keepers of nodes whose job has a directory of its own and the bucket; and what each tells."""
+    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    remote = CheckpointTier(target=filled.url, endpoint=filled.proxy.url)
+
+    def start(*, resume: bool = False) -> tuple[Keeper, SimpleQueue[Any]]:
+        tiers = {"disk": CheckpointTier(target=str(tmp_path / "disk")), "remote": remote}
+        config, told = RunConfig(job=JobSpec("job.py"), resume=resume, **tiers), SimpleQueue[Any]()
+        journal = Journal(tmp_path / "journal", "node0")
+        return Keeper(NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put)), told
+
+    yield start
+    DiskTier(tmp_path / "disk").sweep()
+
+
+def offered(answer: Sealed) -> tuple[int, list[tuple[str, int]]]:
+    return answer.number, [(snapshot.tier, snapshot.step) for snapshot in answer.snapshots]
+
+
+def test_a_node_offers_what_it_has_before_the_store_answers(
+    filled: Remote, offering: Callable[..., tuple[Keeper, SimpleQueue[Any]]], tmp_path: Path
+) -> None:
+    """And names what the store has, in another answer to the same question, when that is known."""
+    DiskTier(tmp_path / "disk").save(2, state(2), generation=1)
+    outage = filled.proxy.impose(Outage())
+    keeper, told = offering()
+    keeper.recall(7)
+    assert offered(told.get(timeout=LIMIT_S)) == (7, [("disk", 2)])
+    assert told.empty()
+    filled.proxy.lift(outage)
+    assert offered(told.get(timeout=LIMIT_S)) == (7, [("disk", 2), ("remote", 3), ("remote", 2), ("remote", 1)])
+
+
+def test_a_store_that_hangs_holds_up_no_other_order(
+    filled: Remote, offering: Callable[..., tuple[Keeper, SimpleQueue[Any]]], tmp_path: Path
+) -> None:
+    """Without any copy of its own a node that resumes waits for the store; what is ordered meanwhile is done."""
+    filled.proxy.impose(Stall())
+    keeper, told = offering(resume=True)
+    keeper.recall(7)
+    keeper.ended("node0.0")
+    DiskTier(tmp_path / "disk").save(2, state(2), generation=1)
+    keeper.recall(8)
+    assert offered(told.get(timeout=15.0)) == (8, [("disk", 2)])  # the first one waits for twice as long
 
 
 # -- any file system ----------------------------------------------------------------------------------------------

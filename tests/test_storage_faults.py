@@ -153,7 +153,8 @@ def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
     """A node that had no room for a snapshot in memory stores the next one: a part that never comes ends its save."""
     journal = Journal(tmp_path / "journal", "any")
     savers = [
-        Saver(CheckpointTier(target=str(tmp_path / "disk")), journal, lambda _: None, _fail, _ignore) for _ in range(2)
+        Saver(CheckpointTier(target=str(tmp_path / "disk")), "5eed", journal, lambda _: None, _fail, _ignore)
+        for _ in range(2)
     ]
 
     def offer(number: int, step: int) -> None:

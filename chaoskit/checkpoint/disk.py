@@ -64,12 +64,13 @@ class DiskTier:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int, generation: int | None = None) -> Staging:
+    def begin(self, step: int, generation: int | None = None, *, run: str = "") -> Staging:
         """Begin a snapshot, after removing what dead processes left of theirs.
 
         Args:
             step: committed steps.
             generation: the membership that committed the last of them. None: the first number that is free.
+            run: hexadecimal id of the run whose processes write it, for :meth:`begun`.
 
         Raises:
             BadInput: if there is that snapshot.
@@ -85,9 +86,13 @@ class DiskTier:
             raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
         self.at("stage")
         make_directory(self.root / STAGING)
-        path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation))
+        path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation), run)
         path.mkdir()
         return Staging(path, self.at, self._note_commit)
+
+    def begun(self, run: str) -> list[Path]:
+        """What processes of ``run`` have begun: a run that died on another host may have left the same snapshot."""
+        return sorted((self.root / STAGING).glob(f"*~*-{run}"), key=_changed_ns)
 
     def join(self, name: str) -> Staging:
         """Take part in a snapshot that another process began."""
@@ -251,6 +256,14 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _changed_ns(path: Path) -> int:
+    """When something was last put into a directory; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _written_lately(path: Path) -> bool:

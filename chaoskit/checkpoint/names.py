@@ -1,7 +1,7 @@
 """The names in a directory of snapshots, which say what is complete, what is not, and whose it is.
 
     step-000000120.g3       a complete snapshot: step 120, committed by generation 3
-    .staging/NAME~OWNER     one that is being written, and the process that does it
+    .staging/NAME~OWNER     one that is being written, and the process that does it; its run, too, if that has an id
     .trash/NAME~NONCE       one that is being deleted
     quarantine/NAME~NONCE   one that failed its digests, and why
 
@@ -21,7 +21,7 @@ from chaoskit.osprocess import is_ending, kernel_id, start_ticks
 
 STAGING, TRASH, QUARANTINE = ".staging", ".trash", "quarantine"
 _name = re.compile(r"step-(\d{9,})\.g(\d+)")
-_owned = re.compile(r"(?P<name>[^~]+)~(?P<kernel>[0-9a-f]{16})-(?P<pid>\d+)-(?P<ticks>\d+)-(?P<nonce>[0-9a-f]+)")
+_owned = re.compile(r"(?P<name>[^~]+)~(?P<kernel>[0-9a-f]{16})-(?P<pid>\d+)-(?P<ticks>\d+)-[0-9a-f]+(-[0-9a-f]+)?")
 
 
 def snapshot_name(step: int, generation: int) -> str:
@@ -52,9 +52,10 @@ class Owner(NamedTuple):
         pid = os.getpid()
         return cls(_kernel(), pid, start_ticks(pid) or 0)
 
-    def staging_name(self, name: str) -> str:
-        """What this process calls the snapshot ``name`` while it writes it."""
-        return f"{name}~{self.kernel}-{self.pid}-{self.ticks}-{secrets.token_hex(4)}"
+    def staging_name(self, name: str, run: str = "") -> str:
+        """What this process calls the snapshot ``name`` while it writes it, with others of ``run``."""
+        own = f"{name}~{self.kernel}-{self.pid}-{self.ticks}-{secrets.token_hex(4)}"
+        return f"{own}-{run}" if run else own
 
     @property
     def lives(self) -> bool | None:

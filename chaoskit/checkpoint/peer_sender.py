@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import socket
 import threading
 import time
@@ -33,7 +32,7 @@ from chaoskit.checkpoint.peer_protocol import (
 from chaoskit.checkpoint.seal import Seal, Torn
 from chaoskit.checkpoint.stored import StoredCopy, newest
 from chaoskit.errors import Refused
-from chaoskit.osprocess import host_id, lower_priority, set_name
+from chaoskit.osprocess import await_readable, host_id, lower_priority, set_name
 
 _NICENESS = 10
 _BACK_OFF_S = 0.05
@@ -168,9 +167,9 @@ class _Line:
             self._pause(pause_s)
         elif not self._stopped:
             connection = self._connection
-            sources: list[int | socket.socket] = [self._bell, *([connection] if connection is not None else [])]
-            readable, _, _ = select.select(sources, [], [])
-            if connection in readable:  # nobody speaks unasked: it is gone, or has dropped the copy
+            partner = connection.fileno() if connection is not None else -1
+            readable = await_readable([self._bell, *([partner] if connection is not None else [])])
+            if partner in readable:  # it says nothing unasked: it is gone, or has dropped the copy
                 self._disconnect()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
@@ -180,7 +179,7 @@ class _Line:
         """News change nothing while the partner is out of reach; the end does."""
         until_s = time.monotonic() + pause_s
         while not self._stopped and (left_s := until_s - time.monotonic()) > 0:
-            if select.select([self._bell], [], [], left_s)[0]:
+            if await_readable([self._bell], left_s):
                 os.eventfd_read(self._bell)
 
     def _next(self) -> str:

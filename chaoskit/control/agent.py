@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.control.uplink import Uplink, attach_first
-from chaoskit.errors import Refused
+from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
@@ -113,6 +112,7 @@ class Agent:
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
         self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_job_broken = False  # as the fork server has said, which ends then
         self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
     async def run(self) -> None:
@@ -262,10 +262,13 @@ class Agent:
             "run_directory": self._spec.run_directory,
             "journal": worker,
         }
-        order = msgspec.json.encode(zygote.Order(msgspec.Raw(msgspec.json.encode(spec))))
-        socket.send_fds(self._zygote, [order], [theirs.fileno(), charge.board.fd, charge.board.bell])
-        theirs.close()
         self._spawn(self._listen(charge))
+        with theirs:
+            try:
+                descriptors = [theirs.fileno(), charge.board.fd, charge.board.bell]
+                zygote.order_worker(self._zygote, worker, msgspec.json.encode(spec), descriptors)
+            except OSError as error:
+                self._not_started(charge, f"{type(error).__name__}: {error}")
 
     async def _recall(self, number: int) -> None:
         """Offer what is left of the state, once those who may still write to it are gone."""
@@ -332,8 +335,8 @@ class Agent:
             return
         if not data:
             self._loop.remove_reader(self._zygote)
-            for charge in self._charges.values():
-                charge.ended.set()  # nobody is left who could tell how they end
+            if not self._is_job_broken:  # its workers have ended with it, and no other can be started
+                die_of(ChaoskitError("the fork server of this node has ended"))
             return
         report = zygote.report_decoder.decode(data)
         if isinstance(report, zygote.Started):
@@ -343,6 +346,7 @@ class Agent:
         elif isinstance(report, zygote.ChildChanged):
             self._child_changed(report)
         else:
+            self._is_job_broken = True
             self._tell(WorkerFailed(f"{self._spec.node}.zygote", report.error, fatal=True))
 
     def _started(self, charge: Charge, pid: int) -> None:
@@ -477,7 +481,6 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
     try:
         agent = Agent(spec, connection, welcome, mine, port, KeeperLine(keeper, copies_port), log_process)
         asyncio.run(agent.run())
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        die_of(error)
     os._exit(0)

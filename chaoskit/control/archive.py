@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from chaoskit.checkpoint.boundaries import Hook, undisturbed
@@ -26,17 +29,30 @@ from chaoskit.control.saving import Saver, retention_of
 from chaoskit.control.timetable import LAST_PATIENCE_S, Patience
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Snapshot
+from chaoskit.messages import Endpoint, Message, Sealed, Snapshot
 from chaoskit.vocabulary import Event
 
 _OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
-_LISTING_S = 1.5  # a recall waits so long for the first listing of the remote tier
-_LISTING_ALONE_S = 30.0
+_LISTING_S = 1.5  # a node that has nothing else to offer waits so long for the first listing of the remote tier
+_LISTING_ALONE_S = 30.0  # where nothing else can be there: the coordinator waits
 _RELIST_S = 30.0
 _FAREWELL_S = 0.1
 _LOOK_S = 0.5
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Owed:
+    """An answer that does not name what the remote tier has.
+
+    Args:
+        is_told: whether it was given; else it waits for the remote tier.
+    """
+
+    known: Sealed
+    tell: Callable[[Message], None]
+    is_told: bool
 
 
 class Archive:
@@ -52,17 +68,22 @@ class Archive:
     def __init__(
         self,
         node: str,
+        token: str,
         config: RunConfig,
         journal: Journal,
         fail: Callable[[BaseException], None],
         at: Hook = undisturbed,
     ) -> None:
         self._node, self._config, self._journal, self._at = node, config, journal, at
-        self.saver = Saver(config.disk, journal, self._committed, fail, at) if config.disk is not None else None
+        self.saver: Saver | None = None
+        if config.disk is not None:
+            self.saver = Saver(config.disk, _run_of(token), journal, self._committed, fail, at)
         self._uploader: Uploader | None = None
         self._uploaded, self._uploaded_s = -1, time.monotonic()  # the newest step that was offered to it, and when
         self._remote: list[Snapshot] = []  # what was there when it was last asked
-        self._listed = threading.Event()
+        self._telling = threading.Lock()  # a later answer takes the place of an earlier one
+        self._owed: _Owed | None = None  # the newest that was given without the remote tier
+        self._has_tried = self._has_listed = False
         if config.remote is not None:
             threading.Thread(target=self._keep_listing, name="ck-listing", daemon=True).start()
 
@@ -104,17 +125,49 @@ class Archive:
                 self._upload_failed(status.under_way, f"nothing was sent for {LAST_PATIENCE_S:g} s{error}")
                 return
 
-    def offers(self) -> list[Snapshot]:
-        """What can be restored, the newest first in each tier. Nothing but manifests is read for it."""
-        found: list[Snapshot] = []
+    def answer(self, answer: Sealed, tell: Callable[[Message], None]) -> None:
+        """Tell what can be read here: what is in memory, and what is stored. Nothing but manifests is read for it.
+
+        A remote store that is slow, or out, holds up no thread of a keeper: what it has is told in another answer to
+        the same question. Only a node that has nothing else waits with its answer: without a copy the job would end.
+
+        Args:
+            answer: names what is in memory.
+        """
+        stored: list[Snapshot] = []
         if self._config.disk is not None:
             with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
-                found += self._on_disk(DiskTier(self._config.disk.target))
-        if self._config.remote is not None:
-            alone = self._config.resume and not found  # then nothing else can be there, and the coordinator waits
-            self._listed.wait(_LISTING_ALONE_S if alone else _LISTING_S)
-            found += self._remote
-        for offer in found:
+                stored += self._on_disk(DiskTier(self._config.disk.target))
+        known = self._with(answer, stored)
+        with self._telling:
+            if self._config.remote is None or self._has_listed:
+                tell(self._with(known, self._remote))
+                return
+            owed = self._owed = _Owed(known, tell, bool(known.snapshots) or self._has_tried)
+            if owed.is_told:
+                tell(known)
+                return
+        alone = threading.Timer(_LISTING_ALONE_S if self._config.resume else _LISTING_S, self._tell_without, (owed,))
+        alone.daemon = True
+        alone.start()
+
+    def _tell_without(self, owed: _Owed) -> None:
+        """The remote store has not said in time what it has."""
+        with self._telling:
+            if owed is self._owed and not owed.is_told:
+                owed.is_told = True
+                owed.tell(owed.known)
+
+    def _tell_with(self, remote: list[Snapshot]) -> None:
+        """It has."""
+        with self._telling:
+            self._remote, self._has_listed = remote, True
+            owed, self._owed = self._owed, None
+            if owed is not None and (remote or not owed.is_told):
+                owed.tell(self._with(owed.known, remote))
+
+    def _with(self, answer: Sealed, more: list[Snapshot]) -> Sealed:
+        for offer in more:
             self._journal.write(
                 Event.SEALED,
                 worker="",
@@ -124,7 +177,7 @@ class Archive:
                 piece=0,
                 tier=offer.tier,
             )
-        return found
+        return msgspec.structs.replace(answer, snapshots=(*answer.snapshots, *more))
 
     def _on_disk(self, tier: DiskTier) -> Iterator[Snapshot]:
         listing = tier.snapshots()
@@ -201,10 +254,12 @@ class Archive:
         while True:
             try:
                 tier = tier or _open(remote)
-                self._remote = self._list(tier)
+                self._tell_with(self._list(tier))
             except Exception as error:  # noqa: BLE001 - a tier that is out has nothing to offer now
                 _log.warning("%s cannot be listed: %s", remote.target, error)
-            self._listed.set()
+                self._has_tried = True
+                if (owed := self._owed) is not None:
+                    self._tell_without(owed)
             pause.wait(_RELIST_S)
 
     def _list(self, tier: RemoteTier) -> list[Snapshot]:
@@ -219,6 +274,11 @@ class Archive:
             if len(found) == _OFFERED_MAX:
                 break
         return found
+
+
+def _run_of(token: str) -> str:
+    """An id that every node of the run finds by itself, and that does not give the token away."""
+    return hashlib.blake2b(token.encode(), digest_size=8).hexdigest()
 
 
 def _open(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:

@@ -30,10 +30,18 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
-from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.errors import ChaoskitError, JournalFull, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import AgentHello, EndJob, Heard, ObserverHello, Probe, RendezvousHello, Trigger, Welcome
-from chaoskit.osprocess import Starvation, die_with_parent, is_ending, kernel_id, raise_priority, set_name
+from chaoskit.osprocess import (
+    Starvation,
+    die_with_parent,
+    is_ending,
+    kernel_id,
+    print_error,
+    raise_priority,
+    set_name,
+)
 from chaoskit.vocabulary import Event
 
 #: A coordinator that ends with this status must not be started again.
@@ -142,8 +150,8 @@ class Coordinator:
         except (ConnectionError, Refused) as error:
             if isinstance(error, Refused):
                 sys.stderr.write(f"refused a connection: {error}\n")
-        except Exception:  # noqa: BLE001 - a bug of ours must end the run, not one connection
-            self._fail()
+        except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not one connection
+            self._fail(error)
         finally:
             writer.close()
 
@@ -209,8 +217,8 @@ class Coordinator:
                 if time.monotonic() > self._alone_until_s:
                     self._say_resumed()  # no node has come that could know better
                 self._carry_out(self._plane.tick(time.monotonic(), self._starvation(), self._acknowledgements.take()))
-        except Exception:  # noqa: BLE001 - as in _greet
-            self._fail()
+        except Exception as error:  # noqa: BLE001 - as in _greet
+            self._fail(error)
 
     def _starvation(self) -> dict[str, float]:
         """How long each agent on this host has waited for a CPU since this was last asked."""
@@ -271,10 +279,11 @@ class Coordinator:
         if node in self._starved:
             self._starved.pop(node)[0].close()
 
-    def _fail(self) -> None:
-        traceback.print_exc()
+    def _fail(self, error: Exception) -> None:
+        print_error(error)
+        reason = str(error) if isinstance(error, JournalFull) else "the coordinator failed; see its log"
         try:
-            self._carry_out(self._plane.hear(EndJob(False, "the coordinator failed; see its log"), time.monotonic()))
+            self._carry_out(self._plane.hear(EndJob(False, reason), time.monotonic()))
         except Exception:  # noqa: BLE001 - it cannot even say so: the next coordinator may
             os._exit(1)
 

@@ -301,8 +301,8 @@ class Keeper(NodeKeeper):
                 generation=offered.generation,
                 checksum=offered.checksum,
             )
-        self._tell(Sealed(self._node, (*snapshots, *self._archive.offers()), number))
-        lower_priority(_NICENESS)
+        self._archive.answer(Sealed(self._node, snapshots, number), self._tell)
+        lower_priority(self._niceness)
 
 
 def _age(view: ArenaView) -> tuple[int, int]:

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +26,10 @@ from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, Ord
 from chaoskit.control.keeping import NodeContext, NodeKeeper
 from chaoskit.control.link_tester import answer_tests, start_tests
 from chaoskit.control.pieces import PieceKeeper
+from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import Holding, MeasureLinks, Message, Plan, PullNode, Recall, Store
-from chaoskit.osprocess import die_of, die_with_parent, raise_priority, set_name
+from chaoskit.osprocess import die_of, die_with_parent, more_files, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
 NAME = "ck-keeper"
@@ -89,9 +89,8 @@ def _run(
         _Service(line, listener, door, quarters).serve()
     except ConnectionError:
         pass  # the agent is gone
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        die_of(error)
     os._exit(0)
 
 
@@ -117,7 +116,9 @@ class _Service:
         """Until the agent goes away."""
         raise_priority()  # after all other threads were started: what is ordered may be on the way of a recovery
         while True:
-            data, descriptors, _, _ = socket.recv_fds(self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+            data, descriptors, flags, _ = socket.recv_fds(self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+            if flags & socket.MSG_CTRUNC:  # later orders would get what belongs to this one
+                raise ChaoskitError(f"{NAME} has no room for the files of a worker: {more_files()}")
             if not data:
                 return
             self._descriptors.extend(descriptors)

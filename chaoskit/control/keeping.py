@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
+from chaoskit.osprocess import await_readable, may_raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
@@ -47,20 +47,21 @@ class NodeKeeper(KeepsCopies, ABC):
     """Takes orders for one node, which return at once. They are carried out one after the other, on a thread.
 
     Args:
-        niceness: of the thread, while nobody waits for it.
+        niceness: of the thread, while nothing waits for it. 0 is taken where a thread may not come back from it: a
+            recovery that waits behind training costs more than copies that are made beside it.
     """
 
     def __init__(self, context: NodeContext, niceness: int) -> None:
         self._node, self._config = context.node, context.config
         self._journal, self._tell, self._fail = context.journal, context.tell, context.fail
-        self._niceness = niceness
+        self._niceness = niceness if may_raise_priority() else 0
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()
         self._levers = NodeLevers(context.node, context.tell)
         self.breakpoints = Breakpoints()
         at = self.breakpoints.reach
-        self._archive = Archive(context.node, context.config, context.journal, context.fail, at)
+        self._archive = Archive(context.node, context.token, context.config, context.journal, context.fail, at)
 
     def _start(self) -> None:
         """To be called when the keeper is complete."""
@@ -134,7 +135,7 @@ class NodeKeeper(KeepsCopies, ABC):
     def _serve(self) -> None:
         while True:
             bells = self._bells()
-            readable, _, _ = select.select([self._orders.wake, *bells], [], [])
+            readable = await_readable([self._orders.wake, *bells])
             if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
                 self._orders.carry_out()
                 continue

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from chaoskit import wire
 from chaoskit.control.logwatch import LOOK_S, Standing, WorkerLog
 from chaoskit.logrule import LogRule
 from chaoskit.messages import LinesMatched, Message, RuleFired
-from chaoskit.osprocess import die_with_parent, set_name
+from chaoskit.osprocess import die_of, die_with_parent, set_name
 from chaoskit.rules import RuleVerdict
 from chaoskit.rules.budget import Budget
 from chaoskit.runtime.board import Board
@@ -85,9 +84,8 @@ def _run(line: socket.socket, node: str, rules: Sequence[LogRule], directory: Pa
                 wire.send(line, Looked(tuple(told), time.process_time() - begun_s))
     except ConnectionError:
         pass  # the agent is gone
-    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-        traceback.print_exc()
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        die_of(error)
     os._exit(0)
 
 

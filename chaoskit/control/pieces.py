@@ -346,11 +346,10 @@ class PieceKeeper(NodeKeeper):
         self._offers.withdraw([])
         snapshots: list[Snapshot] = []
         with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
-            snapshots += self._archive.offers()
             for part, seal, view, tier in found:
                 offer = self._offers.offer(part.worker, seal, view, tier=tier, piece=part.piece, pieces=part.pieces)
                 snapshots.append(offer)
-        for offered in [one for one in snapshots if not one.path]:
+        for offered in snapshots:
             self._journal.write(
                 Event.SEALED,
                 worker=offered.worker,
@@ -360,8 +359,8 @@ class PieceKeeper(NodeKeeper):
                 piece=offered.piece,
                 tier=offered.tier,
             )
-        self._tell(Sealed(self._node, tuple(snapshots), number, self._committed()))
-        lower_priority(_NICENESS)
+        self._archive.answer(Sealed(self._node, tuple(snapshots), number, self._committed()), self._tell)
+        lower_priority(self._niceness)
 
     def _quarantine(self) -> None:
         """Copies whose seal was changed are not offered: say so."""

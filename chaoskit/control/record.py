@@ -21,6 +21,7 @@ import msgspec
 from chaoskit.control.events import AnyEvent
 from chaoskit.control.outputs import Remember
 from chaoskit.errors import ChaoskitError
+from chaoskit.osprocess import reserve
 
 
 class Fenced(ChaoskitError):
@@ -44,6 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
 _encoder = msgspec.json.Encoder()
 _header_decoder = msgspec.json.Decoder(_Header)
 _line_decoder = msgspec.json.Decoder(_Line)
+_RESERVE_BYTES = 2**18
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -77,6 +79,7 @@ class Record:
         self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         _write(self._fd, [_encoder.encode(_Header(term)), *map(_encode, self.memory)])
         os.fsync(self._fd)
+        self._reserve()
         self._inode = os.fstat(self._fd).st_ino
         if self._path.is_dir():  # a file can take the place of anything else
             self._path.rename(self._path.with_suffix(f".{os.getpid()}.aside"))
@@ -130,8 +133,13 @@ class Record:
         except OSError:
             os.ftruncate(self._fd, os.lseek(self._fd, end, os.SEEK_SET))  # what is written next begins a line
             raise
+        self._reserve()
         self.check()
         self.memory += entries
+
+    def _reserve(self) -> None:
+        """Room for the decisions that a full disk calls for."""
+        reserve(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR) + _RESERVE_BYTES)
 
 
 def _write(fd: int, lines: list[bytes]) -> None:

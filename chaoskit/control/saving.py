@@ -20,7 +20,7 @@ from chaoskit.checkpoint.boundaries import Hook
 from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.files import write_file
 from chaoskit.checkpoint.manifest import Item, Part
-from chaoskit.checkpoint.names import STAGING, parse_name, snapshot_name
+from chaoskit.checkpoint.names import parse_name, snapshot_name
 from chaoskit.checkpoint.portion import Portion
 from chaoskit.checkpoint.retention import Retention
 from chaoskit.checkpoint.snapshot import Snapshot
@@ -50,6 +50,7 @@ class Saver:
     """Writes what it is offered. One snapshot at a time: while one is under way, others are let go.
 
     Args:
+        run: id of the run: what another one left in the directory is not its own.
         committed: called on the saver's thread with each snapshot that this node has committed.
         fail: called there with an error of ours.
         at: called there at each of :data:`~chaoskit.checkpoint.boundaries.BOUNDARIES`.
@@ -58,12 +59,14 @@ class Saver:
     def __init__(
         self,
         tier: CheckpointTier,
+        run: str,
         journal: Journal,
         committed: Callable[[Snapshot], None],
         fail: Callable[[BaseException], None],
         at: Hook,
     ) -> None:
         self._disk = DiskTier(tier.target, retention=retention_of(tier), at=at)
+        self._run = run
         self.due, self._journal = Due(tier.every_steps, by_time=tier.every_s > 0), journal
         self._committed, self._fail = committed, fail
         self._offered: queue.SimpleQueue[Portion] = queue.SimpleQueue()
@@ -191,10 +194,10 @@ class Saver:
         """The staging directory of a snapshot; begun here, if that is this node's part."""
         if portion.leads:
             if self._staging is None:
-                self._staging = self._disk.begin(*portion.age)
+                self._staging = self._disk.begin(*portion.age, run=self._run)
                 self._lead, self._seen, self._deadline_s = portion, 0, time.monotonic() + _PATIENCE_S
             return self._staging if (self._staging.step, self._staging.generation) == portion.age else None
-        name, begun = snapshot_name(*portion.age), sorted((self._disk.root / STAGING).glob("*~*"), key=_changed_ns)
+        name, begun = snapshot_name(*portion.age), self._disk.begun(self._run)
         found = [path for path in begun if path.name.startswith(f"{name}~")]
         if not found:
             self._refuse_older(portion, begun)
@@ -279,14 +282,6 @@ class Saver:
 
     def _refuse(self, step: int, reason: str) -> None:
         self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
-
-
-def _changed_ns(path: Path) -> int:
-    """When something was last put into a directory; 0 if it is gone."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _without_repeats(parts: list[Part]) -> list[Part]:

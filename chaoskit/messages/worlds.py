@@ -133,6 +133,7 @@ class Recall(Message, frozen=True):
 class Sealed(Message, frozen=True):
     """Answers :class:`Recall` ``number``: what can be read on ``node``; nothing, if every state was torn.
 
+    A later answer to the same question takes the place of the one before: it names what a slow store has, too.
     ``committed``: steps that a live worker of a sharded job has committed there, whether they were copied or not.
     """
 

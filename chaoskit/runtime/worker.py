@@ -5,9 +5,9 @@ Started by a zygote: forked from it, or as a fresh interpreter where forking is 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
-import io
 import os
 import signal
 import socket
@@ -23,7 +23,7 @@ import torch
 
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig, disk_directory
-from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch, Refused
+from chaoskit.errors import BadInput, JobFailed, JournalFull, NonFiniteBatch, Refused
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -60,6 +60,7 @@ from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_trainer import ShardedTrainer
 from chaoskit.runtime.sources import imported_sources, source_digest
 from chaoskit.runtime.trainer import ReplicatedTrainer, TrainingOver
+from chaoskit.runtime.worker_log import redirect_output
 from chaoskit.vocabulary import LOAD, Event, Phase
 
 _LAST_WORD_S = 5.0
@@ -216,9 +217,7 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int, bell_fd: int
     set_name(f"ck-{spec.worker}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(0.0005)  # the control thread must not wait 5 ms for the main thread
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # a worker ends without flushing, mostly by SIGKILL
+    redirect_output()
     board = Board(board_fd, bell_fd)
     board.sign_on()
     torch.set_num_threads(1)
@@ -324,7 +323,8 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
     refused = (error.field, repr(error.value), error.remedy) if isinstance(error, BadInput) else None
     fatal = isinstance(error, (BadInput, NonFiniteBatch, JobFailed))
     summary = f"{type(error).__name__}: {error}"
-    control.journal.write(Event.FAILED, error=summary, traceback=text)
+    with contextlib.suppress(JournalFull):
+        control.journal.write(Event.FAILED, error=summary, traceback=text)
     control.send(WorkerFailed(spec.worker, summary, fatal, refused))
     control.ended.wait(_LAST_WORD_S)  # the agent ends this process once it has read why
 

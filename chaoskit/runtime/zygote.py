@@ -7,6 +7,7 @@ one is stopped, and how one ended. Where forking is switched off it starts fresh
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -15,20 +16,26 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from chaoskit.osprocess import die_with_parent, set_name
+from chaoskit.osprocess import die_with_parent, more_files, set_name
 
-_REQUEST_BYTES_MAX = 2**20
+_ORDER_BYTES_MAX = 65536
+_DESCRIPTORS = 4
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: start a worker. Carries three descriptors: control socket, board and its bell."""
+    """Agent to zygote: start a worker.
 
-    spec: msgspec.Raw
+    Carries four descriptors: control socket, board, its bell, and a file with the worker's spec. That may be longer
+    than a message.
+    """
+
+    worker: str
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +69,23 @@ report_decoder = msgspec.json.Decoder(Report)
 _order_decoder = msgspec.json.Decoder(Order)
 
 _CODES = {os.CLD_EXITED: "exited", os.CLD_KILLED: "killed", os.CLD_DUMPED: "dumped", os.CLD_STOPPED: "stopped"}
+
+
+def order_worker(zygote: socket.socket, worker: str, spec: bytes, descriptors: Sequence[int]) -> None:
+    """Have a zygote start ``worker``. Returns at once.
+
+    Args:
+        zygote: the connection to it; non-blocking.
+        spec: a :class:`~chaoskit.runtime.worker.WorkerSpec`, as JSON.
+        descriptors: control socket, board, and its bell.
+
+    Raises:
+        OSError: if the order was not given: there is no room for it, or the zygote has ended.
+    """
+    with os.fdopen(os.memfd_create("ck-spec", os.MFD_CLOEXEC), "wb") as file:
+        file.write(spec)
+        file.flush()
+        socket.send_fds(zygote, [msgspec.json.encode(Order(worker))], [*descriptors, file.fileno()])
 
 
 def preload() -> None:
@@ -117,13 +141,14 @@ class Zygote:
                 self.report(ChildChanged(found.si_pid, _CODES[found.si_code], found.si_status))
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _REQUEST_BYTES_MAX, 3)
+        data, descriptors, flags, _ = socket.recv_fds(self._connection, _ORDER_BYTES_MAX, _DESCRIPTORS)
         if not data:
             return False
-        order = _order_decoder.decode(data)
-        worker: str = msgspec.json.decode(order.spec)["worker"]
+        worker = _order_decoder.decode(data).worker
         try:
-            pid = self._start(order.spec, descriptors)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, more_files())
+            pid = self._start(descriptors)
         except OSError as error:
             self.report(NotStarted(worker, f"{type(error).__name__}: {error}"))
             return True
@@ -134,14 +159,15 @@ class Zygote:
         self.report(Started(worker, pid))
         return True
 
-    def _start(self, spec: bytes, descriptors: list[int]) -> int:
-        log = _open_log(spec)
+    def _start(self, descriptors: list[int]) -> int:
+        *ours, spec = descriptors
+        log = _open_log(_read(spec))
         try:
-            return self._fork_worker(spec, descriptors, log) if self._fork else _spawn(spec, descriptors, log)
+            return self._fork_worker(spec, ours, log) if self._fork else _spawn(spec, ours, log)
         finally:
             os.close(log)
 
-    def _fork_worker(self, spec: bytes, descriptors: list[int], log: int) -> int:
+    def _fork_worker(self, spec: int, descriptors: list[int], log: int) -> int:
         me = os.getpid()
         pid = os.fork()
         if pid:
@@ -158,11 +184,17 @@ class Zygote:
             os.close(self._wake_w)
             from chaoskit.runtime.worker import WorkerSpec, run_worker
 
-            run_worker(msgspec.json.decode(spec, type=WorkerSpec), *descriptors)
+            told = msgspec.json.decode(_read(spec), type=WorkerSpec)
+            os.close(spec)
+            run_worker(told, *descriptors)
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         finally:
             os._exit(1)
+
+
+def _read(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
 
 
 def _open_log(spec: bytes) -> int:
@@ -173,23 +205,21 @@ def _open_log(spec: bytes) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-def _spawn(spec: bytes, descriptors: list[int], log: int) -> int:
+def _spawn(spec: int, descriptors: list[int], log: int) -> int:
     """A worker in a fresh interpreter, for platforms and jobs that cannot be forked."""
     launcher = (
         "import sys; from chaoskit.osprocess import die_with_parent; die_with_parent(int(sys.argv.pop(1)));"
         "from chaoskit.runtime.worker import main; main(sys.argv[1:])"
     )
+    os.lseek(spec, 0, os.SEEK_SET)
     child = subprocess.Popen(
         [sys.executable, "-c", launcher, str(os.getpid()), *map(str, descriptors)],
         pass_fds=descriptors,
-        stdin=subprocess.PIPE,
+        stdin=spec,  # it holds the token, which a command line would show to everybody
         stdout=log,
         stderr=log,
         start_new_session=True,
     )
-    assert child.stdin is not None
-    child.stdin.write(spec)  # it holds the token, which a command line would show to everybody
-    child.stdin.close()
     child.returncode = 0  # _reap collects it, not Popen
     return child.pid
 

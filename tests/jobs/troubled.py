@@ -48,6 +48,15 @@ def plain(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any
     _train(trainer, steps, step_s=lambda step: step_s, until=until)
 
 
+def chatty(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
+    """Each rank prints a long line before each step."""
+
+    def outside() -> None:
+        print(f"step {trainer.step} {'.' * 400}")
+
+    _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
+
+
 def bad_batches(trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None) -> None:
     """The loss of the shards ``bad[step]`` is not finite, whoever computes it."""
 
