@@ -98,12 +98,13 @@ class ShardWork:
         return True
 
     def former_buffers(self) -> Callable[[], None]:
-        """What frees the buffers of reductions that were cut off; to be called when their groups are gone."""
+        """The release of the buffers of all reductions cut off so far, to be called when their groups are gone."""
         former, self._former = self._former, []
+        release = self.reducer.take_abandoned()
 
         def free() -> None:
             former.clear()
-            self.reducer.release_abandoned()
+            release()
 
         return free
 
