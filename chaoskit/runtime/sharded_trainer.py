@@ -71,11 +71,12 @@ class ShardedTrainer(BaseTrainer):
         self,
         worker: WorkerContext,
         copies: Copies,
+        compilations: Compilations,
         formation: Formation | None,
         group: Group | None,
     ) -> None:
         super().__init__(worker, formation)
-        self._copies, self._group = copies, group
+        self._copies, self._compilations, self._group = copies, compilations, group
         self._told = False  # the hooks of this entry, what has led to it
         self._state: ShardedState | None = None
         self._world: World | None = None
@@ -88,7 +89,6 @@ class ShardedTrainer(BaseTrainer):
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
-        self._compilations = Compilations(worker.board)
         self._explained = True  # whether nothing but a newer membership ended this entry
         self._committed = False  # whether a step of this entry was: then all that torch remembers has served
 
