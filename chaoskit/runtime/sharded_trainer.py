@@ -345,12 +345,14 @@ class ShardedTrainer(BaseTrainer):
         self._enter_phase(Phase.BACKWARD)
         loss = self._worker.hooks.rig.loss(loss)
         index = self._current
-        # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
-        (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
+        try:
+            # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
+            (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
+        finally:
+            self._worker.board.enter(Phase.FORWARD)
         if index >= 0:
             detached = loss.detach()
             self._losses[index] = self._losses[index] + detached if index in self._losses else detached
-        self._worker.board.enter(Phase.FORWARD)
 
     def _enter_phase(self, phase: Phase) -> None:
         """Show the phase, and let a fault strike that waits for it."""

@@ -238,13 +238,16 @@ class ReplicatedTrainer(BaseTrainer):
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        self._work.backward(self._worker.hooks.rig.loss(loss))
-        self._worker.board.enter(Phase.FORWARD)
+        try:
+            self._work.backward(self._worker.hooks.rig.loss(loss))
+        finally:
+            self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         step, self._over = self.step, False
+        self._work.abandon()  # what the transaction before left, if the user's code caught an exception of its loop
         self._calls.close(step)
         if self._rehearsed:
             self._cut(self._settle())
@@ -373,7 +376,7 @@ class ReplicatedTrainer(BaseTrainer):
         assert formation is not None
         if self._inquiry.round is not None:
             self._conclude(formation)
-        else:
+        elif not self._missing():  # a pass that failed takes the shards with it into whose sum it was folded
             self._attempt(formation)
 
     def _attempt(self, formation: Formation) -> None:
