@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.gradients import LocalGradients
 from chaoskit.runtime.reduction import Reducer
 
@@ -36,7 +37,7 @@ class Overlap:
         self._launch = False
         self._launched = False
         self._missing: list[int] = []
-        self._error: RuntimeError | None = None
+        self._error: GroupFailed | None = None
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))
             for number, parameter in enumerate(parameters, first)
@@ -70,7 +71,7 @@ class Overlap:
             return
         self._local.discard(shard)
         if self._launched and self._error is None:
-            self._error = RuntimeError(f"the gradient of shard {shard} was given up while it was under way")
+            self._error = GroupFailed(f"the gradient of shard {shard} was given up while it was under way")
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
@@ -106,7 +107,7 @@ class Overlap:
         self._launched = True
         try:
             self._reducer.start_bucket(bucket)
-        except RuntimeError as error:
+        except GroupFailed as error:
             self._error = error
 
     def _gradients(self, bucket: int) -> list[Tensor | None]:

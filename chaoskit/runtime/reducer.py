@@ -187,9 +187,9 @@ class Reducer(ABC):
         """Start the buckets that are not under way, and wait for all.
 
         Raises:
-            RuntimeError: without a membership; from the backend, if a rank is lost. CorruptSegment: if a part of the
-                result arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError:
-                if one of this rank's shards is missing, or the sidecar has another length.
+            RuntimeError: without a membership. GroupFailed: if a rank is lost. CorruptSegment: if a part of the result
+                arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError: if one
+                of this rank's shards is missing, or the sidecar has another length.
         """
         if len(sidecar) != self.sidecar_size:
             raise ValueError(f"a sidecar of {len(sidecar)} values, not {self.sidecar_size}")

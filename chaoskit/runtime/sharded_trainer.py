@@ -32,6 +32,7 @@ from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
 from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -525,7 +526,7 @@ def _is_collective(error: BaseException) -> bool:
     """Whether the error came from a process group: torch has no type of its own for what gloo raises."""
     import torch.distributed as dist
 
-    return isinstance(error, (dist.DistError, ConnectionError)) or (
+    return isinstance(error, (dist.DistError, ConnectionError, GroupFailed)) or (
         isinstance(error, RuntimeError)
         and any(word in str(error).lower() for word in ("gloo", "process group", "nccl"))
     )

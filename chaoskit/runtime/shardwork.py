@@ -271,7 +271,7 @@ class ShardWork:
         return [Seal(*words) for words in self._news.seals(sidecars)]
 
     def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept.
+        """Sum over all ranks. Raises as :meth:`Reducer.reduce`; the contribution is kept.
 
         Args:
             arrived: is shown the parameters' reduced gradients before anybody reads them.

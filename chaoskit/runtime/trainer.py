@@ -25,6 +25,7 @@ from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.ballot import gather_unequal
 from chaoskit.runtime.base_trainer import BaseTrainer
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -395,7 +396,7 @@ class ReplicatedTrainer(BaseTrainer):
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
             reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
             self._stopwatch.lap(Lap.WAIT)
-        except (GenerationSuperseded, RuntimeError) as error:
+        except (GenerationSuperseded, GroupFailed, CorruptSegment, DoubtfulSum) as error:
             if isinstance(error, CorruptSegment):
                 self._inquiry.received(formation, error, self._work.seals(error.sidecars))
             elif isinstance(error, DoubtfulSum):
@@ -481,7 +482,7 @@ class ReplicatedTrainer(BaseTrainer):
             try:
                 group = self._worker.regrouper.group(formation)
                 rows = gather_unequal(group if group.size > 1 else None, row, self.device)
-            except (GenerationSuperseded, RuntimeError) as error:
+            except (GenerationSuperseded, GroupFailed) as error:
                 self._leave(formation, error)
                 return
             self._write_down(formation, step, call.conclude(rows))
