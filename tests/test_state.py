@@ -724,6 +724,24 @@ def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int
     assert describe(replica) == second.ask("train", 1)
 
 
+def test_a_survivor_keeps_its_state_if_the_peer_ends_in_an_update(start: Start) -> None:
+    """Also through shared memory: the state that it has may be the last one there is."""
+    one = start(width=WIDE)
+    one.ask("train", 2)
+    replica = Replica(*build("AdamW", width=WIDE, seed=7))
+    train(replica, 1)
+    before = describe(replica)
+
+    def end_in_an_update(done_bytes: int) -> None:
+        one.ask("stop while writing")
+        one.kill()
+
+    with pytest.raises(PeerLost):
+        pull(replica, one.endpoint, TOKEN, "auto", probe=end_in_an_update)
+    assert describe(replica) == before
+    assert replica.sequence % 2 == 0
+
+
 def test_a_peer_that_is_gone_is_lost(start: Start) -> None:
     """Neither its shared memory nor its port can be opened any more."""
     one = start()
