@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,20 +12,34 @@ from chaoskit.messages import Plan
 from chaoskit.runtime.checksums import checksum, join, slice_checksum
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.slices import ArenaSlices
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
 
 _PATIENCE = 2  # as much corrupt data from one sender is no accident
 
 
+class _Word(NamedTuple):
+    """What a slice of the state was, right after the commit of ``step`` steps. ``by_range``: how it was read."""
+
+    step: int
+    by_range: bool
+    digest: int
+
+
 class Integrity:
     """Keeps the checksums of a step, and remembers corrupt transfers.
 
-    Only a commit changes the state, buffers included: it can be compared in the middle of a step.
+    Only a commit changes the state, buffers included: it can be compared in the middle of a step. A slice of it is read
+    as a range of the arena, if all ranks of the generation have told, in the reduction before, that theirs are laid out
+    alike; else tensor by tensor.
     """
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._replica, self._config = replica, config
-        self._after_step, self._after = -1, 0  # the slice of the step, right after the commit before it
+        self._after: _Word | None = None
+        arena, parts = replica.arena, config.state_hash_steps
+        self._slices = ArenaSlices(arena, parts) if arena is not None and parts else None
+        self._by_range = False
         self._heir_until = 0  # the step by which every slice of a copied state will have been compared
         self._gradient = 0
         self._shards: dict[int, int] = {}
@@ -38,12 +53,16 @@ class Integrity:
         late = self._config.reduction == "fast" and every and (step - 1) % every == 0
         self._gradient = (grad_sum or 1) if late else 0
         if world == 2 and self._config.state_hash_steps:
-            self._after_step, self._after = step, self._state_slice()
+            self._after = _Word(step, self._by_range, self._state_slice(self._by_range))
 
     def adopted(self) -> None:
         """The state is a peer's now."""
         self._heir_until = self._replica.step + self._config.state_hash_steps
-        self._gradient, self._after_step = 0, -1
+        self._gradient, self._after = 0, None
+
+    def enter(self) -> None:
+        """A new generation: the layouts of its members are not known yet."""
+        self._by_range = False
 
     def forget(self) -> None:
         """The step is over, or is computed again from the beginning."""
@@ -79,17 +98,36 @@ class Integrity:
         """To be shown to the others. Reads the state: call it when the shards are computed."""
         if len(plan.members) == 1:
             return Seal()
-        pair, torn, state = self.pair(plan), 0, 0
+        pair, torn, state, layout = self.pair(plan), False, 0, 0
         if self._config.state_hash_steps:
-            now = self._state_slice()
-            torn = int(self._after_step == self._replica.step and self._after != now)
+            now = self._state_slice(self._by_range)
+            torn = self._is_torn(now)
             state = join(now, self._replica.scalars_checksum())
+            layout = self._slices.layout if self._slices is not None else 0
         shard = self._shards.get(pair.shard, 0) if pair else 0
         heir = int(self._replica.step < self._heir_until)
-        return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard, heir)
+        return Seal(state, self._gradient, int(torn), self._complaint(plan, rank), shard, heir, layout)
 
-    def _state_slice(self) -> int:
+    def comparable(self, seals: Sequence[Seal]) -> Sequence[Seal]:
+        """The seals of all ranks, without the words on their states if these were read as ranges that differ.
+
+        All see the same layouts, so all read the next slice alike.
+        """
+        layouts = {seal.layout for seal in seals}
+        before, self._by_range = self._by_range, len(layouts) == 1 and 0 not in layouts
+        return [seal._replace(state=0) for seal in seals] if before and not self._by_range else seals
+
+    def _is_torn(self, now: int) -> bool:
+        """Whether the slice of this step is not what it was right after the commit. ``now``: its digest."""
+        after = self._after
+        if after is None or after.step != self._replica.step:
+            return False
+        return after.digest != (now if after.by_range == self._by_range else self._state_slice(after.by_range))
+
+    def _state_slice(self, by_range: bool) -> int:
         parts = self._config.state_hash_steps
+        if by_range and self._slices is not None:
+            return self._slices.digest(self._replica.step % parts)
         tensors = (tensor for _, tensor in self._replica.tensors())
         return slice_checksum(tensors, self._replica.step % parts, parts)
 

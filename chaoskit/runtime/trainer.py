@@ -312,6 +312,7 @@ class ReplicatedTrainer(BaseTrainer):
         """Take up the rank and the shards that ``formation`` gives to this worker."""
         self._formation, self._joined = formation, False
         self._inquiry.enter()
+        self._integrity.enter()
         self._cut(formation)
         self._work.keep_only(self._mine())
         generation = formation.plan.generation

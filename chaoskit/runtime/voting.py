@@ -19,6 +19,7 @@ class Seal(NamedTuple):
         shard: checksum of its gradient of the shard that is audited in this step.
         heir: 1 if it copied its state from a peer so lately that not every slice was compared since: it may have copied
             what was corrupt already, so it is no second witness.
+        layout: digest of what lies where in its arena; 0 if its state is in none.
     """
 
     state: int = 0
@@ -27,6 +28,7 @@ class Seal(NamedTuple):
     complaint: int = 0
     shard: int = 0
     heir: int = 0
+    layout: int = 0
 
 
 @dataclass(frozen=True, slots=True)
