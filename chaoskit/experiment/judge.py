@@ -45,7 +45,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     if twin is not None:
         checks.append(_losses(history, twin, reduction))
         checks.append(_weights(digests, twin, reduction))
-    checks += summary(check_properties(Trace(run, history, recoveries), checks))
+    properties = check_properties(Trace(run, history, recoveries), checks)
+    checks += summary(properties, sharded=config.job.sharded)
     verdict = Verdict.worst([check.verdict for check in checks])
     return Outcome(
         name=run.experiment.name,
