@@ -56,8 +56,9 @@ class BitFlip(Fault):
     caught: ClassVar[Mapping[str, str]] = {
         "replicated, three ranks or more": "weight, optimizer and received; gradient where audits are on",
         "replicated, two ranks": (
-            "the same, but neither can be outvoted: a weight or optimizer flip mostly ends the job, unless "
-            "`state_hash_steps=1`; received with `reduction='fast'` ends it"
+            "the same, but neither can be outvoted: a weight or optimizer flip outside the 8 MiB, or the slice, that a "
+            "rank looks at in that step ends the job, unless `state_hash_steps=1`; received with `reduction='fast'` "
+            "ends it"
         ),
         "sharded (FSDP, HSDP)": "none: no rank compares its shard with another's, and the job trains on",
     }

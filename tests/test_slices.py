@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -45,7 +46,8 @@ def rank(replica: Replica) -> Integrity:
 
 def share(ranks: list[Integrity]) -> Suspicion | None:
     """One exchange of seals, and what all ranks conclude from it."""
-    seals = [one.seal(PLAN, number) for number, one in enumerate(ranks)]
+    plan = msgspec.structs.replace(PLAN, members=PLAN.members[: len(ranks)])
+    seals = [one.seal(plan, number) for number, one in enumerate(ranks)]
     found = [examine(one.comparable(seals)) for one in ranks]
     assert found.count(found[0]) == len(found), "all conclude the same"
     return found[0]
@@ -137,3 +139,33 @@ def test_a_layout_that_changes_on_one_rank_accuses_none() -> None:
     assert len({seal.layout for seal in seals}) == 2
     assert len({seal.state for seal in seals}) == 1
     assert seals[0] != Seal()
+
+
+@pytest.mark.parametrize("at_step", [3, 4, 11, 19])
+def test_of_two_ranks_the_one_with_a_flipped_bit_in_any_slice_convicts_itself(at_step: int) -> None:
+    """It remembers that the slice has changed between two commits until all compare it."""
+    replicas = [replica(), replica()]
+    ranks = [rank(one) for one in replicas]
+    for step in range(at_step + PARTS):
+        if step == at_step:
+            flip(replicas[1])
+        if (suspicion := share(ranks)) is not None:
+            break
+        for one, integrity in zip(replicas, ranks, strict=True):
+            train(one)
+            integrity.committed(0, 2)
+    assert suspicion is not None
+    assert suspicion.ranks == (1,)
+
+
+def test_a_script_that_changes_the_state_of_all_ranks_convicts_none() -> None:
+    """It does so between two commits, alike on all ranks: that a rank contradicts itself says nothing then."""
+    replicas = [replica(), replica()]
+    ranks = [rank(one) for one in replicas]
+    for _ in range(2 * PARTS):
+        for one in replicas:
+            one.parameters[0].data.clamp_(-0.01, 0.01)
+        assert share(ranks) is None
+        for one, integrity in zip(replicas, ranks, strict=True):
+            train(one)
+            integrity.committed(0, 2)

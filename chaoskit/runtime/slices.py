@@ -33,6 +33,13 @@ class ArenaSlices:
         self._index = b""
         self._slices: list[list[Range]] = []
         self._layout = 0
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all slices together."""
+        self._follow()
+        return self._size_bytes
 
     @property
     def layout(self) -> int:
@@ -56,6 +63,7 @@ class ArenaSlices:
         slots = decode_index(index, self._arena.size_bytes)
         ranges = _merge(sorted(Range(slot.offset, slot.offset + slot.size_bytes) for slot in slots if slot.size_bytes))
         self._slices = [_part(ranges, part, self._parts) for part in range(self._parts)]
+        self._size_bytes = sum(slot.size_bytes for slot in slots)
         self._index, self._layout = index, _word(xxhash.xxh3_64(index))
 
 
