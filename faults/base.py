@@ -204,6 +204,8 @@ class Fault:
     evidence: ClassVar[str] = ""
     #: What makes it impactful: how the job feels it.
     impact: ClassVar[str] = "the rank is given up, with the cause"
+    #: What jobs are expected to notice of it, by kind of job, where they differ.
+    caught: ClassVar[Mapping[str, str]] = {}
     #: Real incidents that it stands for, in words.
     stands_for: ClassVar[str] = ""
     #: The same as rows of published tables, with their shares.

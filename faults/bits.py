@@ -53,6 +53,15 @@ class BitFlip(Fault):
     impact: ClassVar[str] = (
         "checksums differ between ranks (an audit, for a gradient); the corrupt rank is named and replaced"
     )
+    caught: ClassVar[Mapping[str, str]] = {
+        "replicated, three ranks or more": "weight, optimizer and received; gradient where audits are on",
+        "replicated, two ranks": (
+            "the same, but neither can be outvoted: a weight or optimizer flip outside the 8 MiB, or the slice, that a "
+            "rank looks at in that step ends the job, unless `state_hash_steps=1`; received with `reduction='fast'` "
+            "ends it"
+        ),
+        "sharded (FSDP, HSDP)": "none: no rank compares its shard with another's, and the job trains on",
+    }
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight", "bit": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in _PHASES)
     undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"

@@ -57,6 +57,7 @@ def entry(kind: type[Fault]) -> dict[str, Any]:
         "parameters": _parameters(kind),
         "moments": [_plain(one) for one in moments(kind)],
         "evidence": {"armed": _armed(kind), "effective": kind.evidence, "impactful": kind.impact},
+        "caught": dict(kind.caught),
         "stands_for": kind.stands_for,
         "counted": [
             {

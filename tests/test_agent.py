@@ -87,6 +87,13 @@ def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, 
     assert not journal(outcome, Event.NODE_LOST)
 
 
+def test_a_worker_that_has_no_memory_to_reduce_is_replaced(chaos: Chaos) -> None:
+    """It is no broken group: the same members would fail in the same way, again and again."""
+    outcome = run(chaos, "out_of_memory", options={"at_step": 6}, twin=False)
+    assert [record.source for record in journal(outcome, Event.FAILED)] == ["node1.0"], outcome.directory
+    assert {record.source for record in journal(outcome, Event.QUIESCED)} <= {"node0.0"}, "the others leave once"
+
+
 def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
     """A worker without room for its log, as there may be none for its process, is no bug of the job."""
     before = set(chaos.harness.directory.iterdir())

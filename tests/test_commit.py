@@ -1,10 +1,11 @@
-"""Whoever's lease has run out ends no step any more: others may train in its place."""
+"""What precedes the end of a step on one rank: a copy is waited for, and the lease of the node must not be over."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sharded_commit import ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState
+from chaoskit.vocabulary import Event, Phase
 
 ME = Member(0, "node0.0", "node0", Endpoint("", "", 0, os.getpid(), -1), (0,))
 FORMATION = Formation(Plan(1, (ME,), abort=False), ME)
@@ -55,7 +57,8 @@ def worker(tmp_path: Path) -> Iterator[WorkerContext]:
         disk=tmp_path,
     )
     journal.close()
-    assert list(read_journals(tmp_path)) == [], "no step was written down"
+    written = {record.event for record in read_journals(tmp_path)}
+    assert not written & {Event.COMMIT, Event.SKIP}, "no step was written down"
 
 
 @pytest.fixture
@@ -96,3 +99,30 @@ def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Excepti
         committer.skip(FORMATION, [0], [0])
     copies.drop()
     assert state.step == 0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_rank_that_waits_for_a_copy_is_not_to_blame(worker: WorkerContext, tmp_path: Path, answers: bool) -> None:
+    """It may wait for as long as a phase of its own work may last. A keeper that never answers is written down."""
+    model = nn.Linear(2, 1)
+    state = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
+    state.step = 1
+    shown: set[Phase] = set()
+
+    def keep(pause_s: float) -> None:
+        shown.add(worker.board.phase)
+        worker.board.copied(int(answers))
+        time.sleep(pause_s)
+
+    board = Board(worker.board.fd, sleep=keep)
+    board.copying(True)
+    board.due(1)
+    board.enter(Phase.OPTIMIZER)
+    unused: Any = None
+    committer = Committer(replace(worker, board=board), state, unused, None)
+    with pytest.raises(GenerationSuperseded):
+        committer.skip(FORMATION, AuditResult("batch", (), (0,)), [0])
+    assert shown == {Phase.REDUCE}
+    assert board.phase is Phase.OPTIMIZER
+    failed = [record["step"] for record in read_journals(tmp_path) if record.event == Event.COPY_FAILED]
+    assert failed == ([] if answers else [1])

@@ -117,6 +117,14 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(corrupted: Flipp
     assert_unharmed(outcome, clean(2))
 
 
+@pytest.mark.parametrize("where", ["weight", "optimizer"])
+def test_of_two_ranks_it_is_found_guilty_when_the_slice_is_compared(corrupted: Flipped, where: str) -> None:
+    """The flip is in none of the slices that all compare in that step: the guilty one remembers it until then."""
+    outcome = corrupted(where, nodes=2, outside=where == "weight", state_hash_steps=16, steps=30)
+    assert named(outcome) == {(culprit(outcome), "corrupt")}
+    assert 6 < min(record["step"] for record in journal(outcome, Event.CORRUPT)) <= 6 + 16
+
+
 @pytest.mark.promise("else the job ends rather than guess")
 def test_two_ranks_that_cannot_tell_end_the_job(corrupted: Flipped) -> None:
     """A learning rate is no tensor whose bits are remembered: nobody guesses."""

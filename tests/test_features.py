@@ -11,11 +11,24 @@ from typing import Any
 import pytest
 import torch
 from jobs import features
+from support import ranks
+from support.ranks import Line
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
+from chaoskit.config import RunConfig
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.job import resolve_job
+from chaoskit.journal import Journal
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.callbacks import Callbacks
+from chaoskit.runtime.context import WorkerContext
+from chaoskit.runtime.entries import Entries
+from chaoskit.runtime.hooks import Hooks
+from chaoskit.runtime.regroup import Regrouper
 from chaoskit.runtime.sampling import Sampler, fetch, seed_everything
+from chaoskit.vocabulary import Phase
 from faults import Kill
 
 JOBS = "jobs/features.py"
@@ -141,3 +154,45 @@ def test_a_compilation_in_the_middle_of_a_step_is_no_hang(chaos: Chaos, reset: b
     outcome = chaos.run(f"{JOBS}:compiling_late", twin=False, options={"reset": reset}, **RUN)
     assert outcome.false_alarms == 0
     assert outcome.recoveries == []
+
+
+def enter_twice(line: Line, directory: Path) -> list[Phase]:
+    """Enter a sharded train function twice; gives the phase after a compilation in the middle of each entry's step."""
+    shown: list[Phase] = []
+    journal, board, unused = Journal(directory, "node0.0"), Board.create(), Any
+    worker = WorkerContext(
+        "node0.0",
+        RunConfig(job=resolve_job("fsdp"), nodes=1),
+        journal,
+        board,
+        hooks=Hooks("node0.0", (), lambda message: None, board, journal),
+        regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
+        callbacks=Callbacks(journal),
+        send=lambda message: None,
+        share=unused,
+        ready=lambda endpoint: None,
+        token="",
+        host="127.0.0.1",
+        disk=directory,
+    )
+
+    def train(trainer: Any) -> None:
+        model = nn.Linear(4, 4)
+        fully_shard(model, mesh=trainer.mesh())
+        trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        scale = torch.compile(lambda tensor: tensor * len(shown), backend="eager")
+        with trainer.transaction() as step:
+            for shard in step.shards(torch.ones(8, 4), batch_size=4):
+                scale(torch.ones(2))
+                shown.append(board.phase)
+                step.backward(model(shard.batch).sum())
+
+    entries = Entries(worker, train)
+    for _ in range(2):
+        entries.rehearse(0)
+    return shown
+
+
+def test_a_step_goes_on_after_a_compilation_in_each_entry(tmp_path: Path) -> None:
+    """It is shown as a long phase, and the phase that it interrupted afterwards: else no hang would be found there."""
+    assert ranks.results(1, enter_twice, tmp_path) == [[Phase.FORWARD, Phase.FORWARD]]

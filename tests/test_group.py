@@ -29,7 +29,7 @@ from chaoskit.runtime.rendezvous import GenerationSuperseded, Rendezvous, Rendez
 TOKEN = "a token of this test"
 CPU = torch.device("cpu")
 GLOO_TIMEOUT_S = 600.0  # a rank that abort() does not free is freed long after the limit of these tests
-LEFT = {"GroupAborted", "RuntimeError"}  # by this rank first, or by a partner
+LEFT = {"GroupAborted", "GroupFailed"}  # by this rank first, or by a partner
 SO_MAX_PACING_RATE = 47  # not in the socket module
 STILL_S = 0.1  # for how long it is watched that a waiter is not freed
 Address = tuple[str, int]
@@ -269,7 +269,7 @@ def test_one_ranks_abort_frees_those_that_wait_for_it(server: Server) -> None:
         there.send("go")
         await_waiting(there)
         there.send("abort", 0)
-        assert there.receive(1, 2) == ["RuntimeError"] * 2
+        assert there.receive(1, 2) == ["GroupFailed"] * 2
         there.send("end", 0)
 
 

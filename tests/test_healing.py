@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.network import HOST, refusing
 from support.waiting import LIMIT_S, wait_until
@@ -24,6 +25,7 @@ from chaoskit.runtime.generations import MemberProgress
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.regroup import Regrouper
+from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.trainer import ReplicatedTrainer
 from chaoskit.vocabulary import Event
 
@@ -158,4 +160,24 @@ def test_a_group_that_is_built_too_late_is_closed(tmp_path: Path) -> None:
     )
     regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", NOWHERE, ())), abort=True))
     wait_until(closed.is_set, "the end of the group")
+    journal.close()
+
+
+def test_a_group_that_cannot_be_built_is_reported_whatever_the_reason(tmp_path: Path) -> None:
+    """Else the worker would be ended two seconds later, as one that does not follow the plan."""
+    journal, failed = Journal(tmp_path, "node0.0"), list[tuple[int, str]]()
+    me = Member(0, "node0.0", "node0", NOWHERE, (0,))
+
+    def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
+        raise ValueError("a group of no ranks")
+
+    regrouper = Regrouper(
+        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda *reason: failed.append(reason)
+    )
+    regrouper.offer(Plan(1, (me,), abort=True))
+    formation = regrouper.membership()
+    wait_until(lambda: failed, "a report of the failure")
+    assert failed == [(1, "ValueError: a group of no ranks")]
+    with pytest.raises(GenerationSuperseded):
+        regrouper.group(formation)
     journal.close()

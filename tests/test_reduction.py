@@ -15,8 +15,11 @@ import torch
 from support import ranks
 from support.ranks import Line
 from support.waiting import wait_until
+from torch import nn
 from torch.distributed import FileStore
 
+from chaoskit.config import RunConfig
+from chaoskit.job import resolve_job
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.reduction import (
     CorruptSegment,
@@ -26,6 +29,8 @@ from chaoskit.runtime.reduction import (
     Reduced,
     make_reducer,
 )
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.shardwork import ShardWork
 from chaoskit.runtime.tree import Subtree
 
 # Some parameters are in several cache blocks, others are smaller than the alignment, one is empty.
@@ -377,7 +382,7 @@ def survive(rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any
         for result, wanted in zip(reduced.gradients, expected, strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
         assert kind == "fast" or bits(reduced.gradients) == bits(expected)
-        reducer.release_abandoned()
+        reducer.take_abandoned()()
 
 
 def lose_a_rank(line: Line, path: Path, kind: Any, transfers: int, expected: list[np.ndarray]) -> None:
@@ -403,6 +408,41 @@ def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: P
     """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
     found = ranks.results(4, lose_a_rank, tmp_path, kind, transfers, tree_sum(4))
     assert found == [None, None, None, -signal.SIGKILL]
+
+
+def be_cut_off_again(line: Line, path: Path) -> None:
+    """Two reductions are cut off; the first group is disposed of so late that the second is cut off before that."""
+    model = nn.Linear(64, 1, bias=False)
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
+    work = ShardWork(replica, RunConfig(job=resolve_job("gpt"), nodes=2))
+    reducer = work.reducer
+    reducer.local.add(line.rank, [torch.ones(1, 64)])
+    news = torch.zeros(reducer.sidecar_size)
+
+    def reduce_in(number: int, *, cut_off: bool = True) -> int:
+        """One reduction in a new group, and one that is cut off; gives the address of the buffer of both."""
+        reducer.begin(Gloo(path / f"store {number}", line.rank, 2), [[0], [1]])
+        address = reducer.reduce(news).gradients[0].data_ptr()
+        if cut_off:
+            reducer.start_bucket(0)
+        return address
+
+    first, second = reduce_in(1), reduce_in(2, cut_off=False)
+    dispose_first = work.former_buffers()
+    reducer.start_bucket(0)  # in the second group, which is left
+    third = reduce_in(3)
+    dispose_first()
+    fourth, fifth = reduce_in(4), reduce_in(5, cut_off=False)
+    assert fourth == first, "the buffers of the first group are free"
+    assert second not in (third, fourth, fifth), "those of the second are not"
+    work.former_buffers()()
+    reducer.start_bucket(0)
+    assert reduce_in(6, cut_off=False) in (second, third, fourth)
+
+
+def test_buffers_return_to_use_when_their_own_groups_are_gone(tmp_path: Path) -> None:
+    """To dispose of a group frees the buffers of what was cut off in it and before it, none of a newer group."""
+    assert ranks.results(2, be_cut_off_again, tmp_path) == [None, None]
 
 
 def start_buckets(line: Line, path: Path, expected: list[np.ndarray]) -> None:

@@ -263,6 +263,34 @@ def test_a_buffer_that_the_model_replaces_is_followed() -> None:
     assert float(model.seen[0]) > 40
 
 
+def test_what_is_replaced_between_two_steps_is_followed() -> None:
+    """Also when all was in its place for many steps: a buffer, the memory of a weight, the optimizer's tensors."""
+    replica = Replica(*build("AdamW"))
+    model, optimizer = replica.model, replica.optimizers[0]
+    assert isinstance(model, Small)
+
+    def replace_buffer() -> None:
+        model.seen = model.seen.clone()
+
+    def replace_memory() -> None:
+        model.inner.weight.data = model.inner.weight.data.clone()
+
+    def replace_tensor() -> None:
+        state = optimizer.state[model.inner.weight]
+        state["exp_avg"] = state["exp_avg"].clone()
+
+    def reload() -> None:
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": deepcopy(optimizer.state_dict()["state"])})
+
+    for replace in (replace_buffer, replace_memory, replace_tensor, reload):
+        train(replica, 3)
+        assert in_arena(replica)
+        replace()
+        assert not in_arena(replica), f"{replace.__name__} has no effect"
+        train(replica, 1)
+        assert in_arena(replica)
+
+
 @optimizers
 @schedules
 @pytest.mark.parametrize("trained", [0, 3])
@@ -722,6 +750,24 @@ def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int
     assert describe(replica) == expected
     train(replica, 1)
     assert describe(replica) == second.ask("train", 1)
+
+
+def test_a_survivor_keeps_its_state_if_the_peer_ends_in_an_update(start: Start) -> None:
+    """Also through shared memory: the state that it has may be the last one there is."""
+    one = start(width=WIDE)
+    one.ask("train", 2)
+    replica = Replica(*build("AdamW", width=WIDE, seed=7))
+    train(replica, 1)
+    before = describe(replica)
+
+    def end_in_an_update(done_bytes: int) -> None:
+        one.ask("stop while writing")
+        one.kill()
+
+    with pytest.raises(PeerLost):
+        pull(replica, one.endpoint, TOKEN, "auto", probe=end_in_an_update)
+    assert describe(replica) == before
+    assert replica.sequence % 2 == 0
 
 
 def test_a_peer_that_is_gone_is_lost(start: Start) -> None:

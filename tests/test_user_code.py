@@ -56,6 +56,23 @@ def test_a_step_that_is_computed_again_counts_once(chaos: Chaos, tmp_path: Path)
     assert all(later == earlier + 1 for found in steps.values() for earlier, later in pairwise(found))
 
 
+@pytest.mark.parametrize("buckets", [1, 2])
+@pytest.mark.parametrize("caught", ["pass", "block"])
+def test_a_backward_pass_that_fails_can_be_repeated(chaos: Chaos, caught: str, buckets: int) -> None:
+    """Also where a part of the gradient was folded, and was under way to the others, when it failed.
+
+    The code that catches the exception is shown as what it is, and has the time of such code.
+    """
+    job, settings = f"{JOB}:fails_in_backward", {"nodes": 2, "spares": 0, "shards": 4, "steps": 12, "twin": False}
+    failing, clean = (
+        chaos.run(job, options={"at_step": at_step, "caught": caught}, buckets=buckets, check=False, **settings)
+        for at_step in (5, -1)
+    )
+    assert not failing.records("failed")
+    assert failing.losses == clean.losses
+    assert failing.weights_digest == clean.weights_digest
+
+
 def test_code_after_a_transaction_of_a_sharded_job(chaos: Chaos, tmp_path: Path) -> None:
     """The rehearsal runs none of it; an entry goes on behind the step that it restored."""
     fault = NaN(rank=1, at_step=6, parameter="2.weight", where="activation")

@@ -14,6 +14,11 @@ from chaoskit.cli.probes import PROBES, DoctorFinding, Probe
 from faults import CATALOGUE
 from faults.describe import here
 
+#: What silent corruption can change without being noticed, however good the machine is.
+NOT_COMPARED = (
+    "weights, optimizer state and gradients of sharded jobs (FSDP, HSDP); all about it: chaoskit faults BitFlip"
+)
+
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 app = command_app()
@@ -58,7 +63,7 @@ def plain(findings: list[DoctorFinding]) -> dict[str, Any]:
         for one in findings
     ]
     faults = {kind.__name__: here(kind) for kind in CATALOGUE}
-    return {"ok": can_run(findings), "findings": told, "faults": faults}
+    return {"ok": can_run(findings), "findings": told, "faults": faults, "not_compared": NOT_COMPARED}
 
 
 def render(findings: list[DoctorFinding]) -> RenderableType:
@@ -79,6 +84,7 @@ def render(findings: list[DoctorFinding]) -> RenderableType:
     blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
     says = "training and recovery can run here" if can_run(findings) else "nothing can run here until this is mended"
     lacking = [one.name for one in findings if one.core and one.state == "missing"]
+    blocks += [Text(f"not compared on any machine: {NOT_COMPARED}", "dim")]
     return Group(*blocks, Text(": ".join(filter(None, [says, ", ".join(lacking)])), "bold"))
 
 

@@ -65,6 +65,8 @@ def render_fault(kind: type[Fault]) -> RenderableType:
     table.add_column()
     for level, words in told["evidence"].items():
         table.add_row(level, words)
+    for job, said in told["caught"].items():
+        table.add_row("caught", f"{job}: {said}")
     stands_for = Text(told["stands_for"])
     for row in kind.counted:
         stands_for.append(f"\n{row}")

@@ -47,7 +47,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     if twin is not None:
         checks.append(_losses(history, twin, reduction))
         checks.append(_weights(digests, twin, reduction))
-    checks += summary(check_properties(Trace(run, history, recoveries), checks))
+    properties = check_properties(Trace(run, history, recoveries), checks)
+    checks += summary(properties, sharded=config.job.sharded)
     verdict = Verdict.worst([check.verdict for check in checks])
     limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(

@@ -94,6 +94,10 @@ class BaseTrainer(HookMethods, ABC):
             remedy = "loop over step.shards(...) to its end in every transaction, and call step.backward(loss) in it"
             raise BadInput("step.shards", None, remedy)
 
+    def _interrupt(self) -> None:
+        """The block is left by an exception, which the user's code may catch: it is between two transactions."""
+        self._worker.board.enter(Phase.OUTSIDE)
+
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
         """Reduce and update as if no autocast were around the loop: also without its copies of the old weights."""

@@ -8,11 +8,15 @@ from typing import Protocol
 from torch import Tensor
 
 
+class GroupFailed(RuntimeError):
+    """An operation of the group failed, as a rank was lost or the group was left. This rank itself is sound."""
+
+
 class Work(Protocol):
     """A transfer under way."""
 
     def wait(self) -> object:
-        """Return once the transfer is complete on this rank; raise whatever ended it early, an abort included.
+        """Return once the transfer is complete on this rank; raise GroupFailed if something ended it early.
 
         Called once: gloo hangs in a second wait for the same receive.
         """

@@ -88,9 +88,7 @@ class Committer:
 
     def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
         worker, replica = self._worker, self._replica
-        began_ns = time.monotonic_ns()
-        worker.board.await_copy(replica.step, _COPY_WAIT_S, _DUE_COPY_WAIT_S)
-        self._stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
+        self._await_copy()
         if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):
@@ -98,6 +96,18 @@ class Committer:
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
         worker.board.announce()
+
+    def _await_copy(self) -> None:
+        """Let the keeper finish its copy. Shown as waiting: a slow keeper does not make this a rank that hangs."""
+        board, step = self._worker.board, self._replica.step
+        began_s = time.monotonic()
+        with board.waiting():
+            board.await_copy(step, _COPY_WAIT_S, _DUE_COPY_WAIT_S)
+        waited_s = time.monotonic() - began_s
+        self._stall_ms = round(waited_s * 1000, 3)
+        if waited_s > _DUE_COPY_WAIT_S:
+            reason = f"no answer of the keeper for {waited_s:.2f} s, to a step that was to be stored"
+            self._worker.journal.write(Event.COPY_FAILED, worker=self._worker.name, step=step, reason=reason)
 
     def _deal(self) -> None:
         if self._replica.following is not None:

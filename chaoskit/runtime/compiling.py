@@ -9,7 +9,10 @@ from chaoskit.vocabulary import Phase
 
 
 class Compilations:
-    """Shows every compilation of this process as a long phase, and afterwards the phase that it interrupted."""
+    """Shows every compilation of this process as a long phase, and afterwards the phase that it interrupted.
+
+    One a process: of two, the second would take the long phase of the first for the one that was interrupted.
+    """
 
     def __init__(self, board: Board) -> None:
         from torch._dynamo.callback import callback_handler

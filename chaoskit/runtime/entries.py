@@ -15,6 +15,7 @@ from collections.abc import Callable
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id
+from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.regroup import Dismissed, Formation
@@ -39,6 +40,7 @@ class Entries:
     def __init__(self, worker: WorkerContext, train: Callable[[ShardedTrainer], None]) -> None:
         self._worker, self._train = worker, train
         at = worker.hooks.rig.breakpoints.reach
+        self._compilations = Compilations(worker.board)  # one for all entries: each would restore what it has seen
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
@@ -121,7 +123,7 @@ class Entries:
                 group = worker.regrouper.group(formation)
                 worker.board.enter(Phase.OUTSIDE)
             alone = formation is None or len(formation.plan.members) == 1
-            trainer = ShardedTrainer(worker, self._copies, formation, None if alone else group)
+            trainer = ShardedTrainer(worker, self._copies, self._compilations, formation, None if alone else group)
             self._train(trainer)
             if formation is None:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"

@@ -12,15 +12,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]  # public, though not in __all__
 
-from chaoskit.runtime.collective import Work
+from chaoskit.runtime.collective import GroupFailed, Work
 from chaoskit.runtime.transfers import WaitingLine
 
 _foreign: set[str] = set()
@@ -64,18 +64,22 @@ class Group:
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Work:
         """Start to send."""
-        return self._under_way(self._backend.send([tensor], dst, tag))
+        return self._start(self._backend.send, [tensor], dst, tag)
 
     def recv(self, tensor: torch.Tensor, src: int, tag: int) -> Work:
         """Start to receive into ``tensor``."""
-        return self._under_way(self._backend.recv([tensor], src, tag))
+        return self._start(self._backend.recv, [tensor], src, tag)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Start to sum ``tensor`` over all ranks, in place."""
-        return self._under_way(self._backend.allreduce([tensor]))
+        return self._start(self._backend.allreduce, [tensor])
 
-    def _under_way(self, work: Any) -> Work:
-        return self._line.add(work) if self._line is not None else work
+    def _start(self, operation: Callable[..., Any], *arguments: Any) -> Work:
+        try:
+            work = operation(*arguments)
+        except RuntimeError as error:
+            _fail(error)
+        return _Operation(self._line.add(work) if self._line is not None else work)
 
     @contextmanager
     def coalesce(self) -> Iterator[None]:
@@ -87,7 +91,10 @@ class Group:
         try:
             yield
         finally:
-            self._backend._end_coalescing(self._device)
+            try:
+                self._backend._end_coalescing(self._device)
+            except RuntimeError as error:
+                _fail(error)
 
     def close(self) -> None:
         """Free what this object holds beside the backend, and wait until that can be freed without waiting."""
@@ -106,6 +113,28 @@ class Group:
             return
         self._line.abort()
         self._connections.shut_down()
+
+
+class _Operation:
+    """An operation under way, which fails with the group."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            _fail(error)
+
+
+def _fail(error: RuntimeError) -> NoReturn:
+    """Raise what an error of the backend means: a device without memory, or a broken one, is no fault of the group."""
+    if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError, GroupFailed)):
+        raise error
+    raise GroupFailed(str(error)) from error
 
 
 class Connections:

@@ -74,7 +74,7 @@ class Inquiry:
             JobFailed: if the ranks contradict each other, and nobody can tell who is right.
         """
         self._others_were_fine()
-        if suspicion := examine(seals):
+        if suspicion := examine(self._integrity.comparable(seals)):
             verdict = "rank" if suspicion.ranks else "undecided"
             self._note(formation, suspicion.what, suspicion.involved, verdict)
             if not suspicion.ranks:

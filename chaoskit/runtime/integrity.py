@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,20 +12,38 @@ from chaoskit.messages import Plan
 from chaoskit.runtime.checksums import checksum, join, slice_checksum
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.slices import ArenaSlices
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
 
+_SELF_BYTES = 2**23  # of its own state that one of two ranks compares with itself in a step: half a millisecond
 _PATIENCE = 2  # as much corrupt data from one sender is no accident
+
+
+class _Words(NamedTuple):
+    """What slices of the state were, right after the commit of ``step`` steps. ``by_range``: how they were read."""
+
+    step: int
+    by_range: bool
+    digests: dict[int, int]  # by slice
 
 
 class Integrity:
     """Keeps the checksums of a step, and remembers corrupt transfers.
 
-    Only a commit changes the state, buffers included: it can be compared in the middle of a step.
+    Only a commit changes the state, buffers included: it can be compared in the middle of a step. A slice of it is read
+    as a range of the arena, if all ranks of the generation have told, in the reduction before, that theirs are laid out
+    alike; else tensor by tensor.
     """
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._replica, self._config = replica, config
-        self._after_step, self._after = -1, 0  # the slice of the step, right after the commit before it
+        self._after: _Words | None = None
+        self._torn: set[int] = set()  # slices that changed between a commit and the next, and were not compared since
+        self._compared = -1  # the slice that was compared in this step
+        self._torn_by_script = False  # those turned out to be equal on all ranks: the script itself changes the state
+        arena, parts = replica.arena, config.state_hash_steps
+        self._slices = ArenaSlices(arena, parts) if arena is not None and parts else None
+        self._by_range = False
         self._heir_until = 0  # the step by which every slice of a copied state will have been compared
         self._gradient = 0
         self._shards: dict[int, int] = {}
@@ -33,17 +52,29 @@ class Integrity:
     # -- what changes -------------------------------------------------------------------------------------------
 
     def committed(self, grad_sum: int, world: int) -> None:
-        """A step was committed. Two ranks have no majority: each remembers what it had, to convict itself."""
+        """A step was committed. Two ranks have no majority: each remembers what it had, to convict itself.
+
+        It compares more slices with itself than the one that all compare, if they are small: a change is told when its
+        slice's turn comes.
+        """
         step, every = self._replica.step, self._config.hash_every
         late = self._config.reduction == "fast" and every and (step - 1) % every == 0
         self._gradient = (grad_sum or 1) if late else 0
         if world == 2 and self._config.state_hash_steps:
-            self._after_step, self._after = step, self._state_slice()
+            self._torn_by_script |= self._compared in self._torn
+            self._torn.discard(self._compared)
+            digests = {part: self._state_slice(self._by_range, part) for part in self._own_parts()}
+            self._after = _Words(step, self._by_range, digests)
 
     def adopted(self) -> None:
         """The state is a peer's now."""
         self._heir_until = self._replica.step + self._config.state_hash_steps
-        self._gradient, self._after_step = 0, -1
+        self._gradient, self._after = 0, None
+        self._torn.clear()
+
+    def enter(self) -> None:
+        """A new generation: the layouts of its members are not known yet."""
+        self._by_range = False
 
     def forget(self) -> None:
         """The step is over, or is computed again from the beginning."""
@@ -79,19 +110,63 @@ class Integrity:
         """To be shown to the others. Reads the state: call it when the shards are computed."""
         if len(plan.members) == 1:
             return Seal()
-        pair, torn, state = self.pair(plan), 0, 0
+        pair, torn, state, layout = self.pair(plan), False, 0, 0
         if self._config.state_hash_steps:
-            now = self._state_slice()
-            torn = int(self._after_step == self._replica.step and self._after != now)
+            now = self._state_slice(self._by_range, self._due)
+            torn = self._contradicts_itself(now)
             state = join(now, self._replica.scalars_checksum())
+            layout = self._slices.layout if self._slices is not None else 0
         shard = self._shards.get(pair.shard, 0) if pair else 0
         heir = int(self._replica.step < self._heir_until)
-        return Seal(state, self._gradient, torn, self._complaint(plan, rank), shard, heir)
+        return Seal(state, self._gradient, int(torn), self._complaint(plan, rank), shard, heir, layout)
 
-    def _state_slice(self) -> int:
-        parts = self._config.state_hash_steps
+    def comparable(self, seals: Sequence[Seal]) -> Sequence[Seal]:
+        """The seals of all ranks, without the words on their states if these were read as ranges that differ.
+
+        All see the same layouts, so all read the next slice alike.
+        """
+        layouts = {seal.layout for seal in seals}
+        before, self._by_range = self._by_range, len(layouts) == 1 and 0 not in layouts
+        self._compared = self._due if before and self._by_range else -1
+        return [seal._replace(state=0) for seal in seals] if before and not self._by_range else seals
+
+    @property
+    def _due(self) -> int:
+        """The slice that all ranks compare in this step."""
+        return self._replica.step % self._config.state_hash_steps
+
+    def _own_parts(self) -> list[int]:
+        """The slices that this rank compares with itself: the one that is due, and others that can be read as fast."""
+        parts, count = self._config.state_hash_steps, 1
+        if self._by_range and self._slices is not None and not self._torn_by_script:
+            count = max(1, min(parts, _SELF_BYTES * parts // max(1, self._slices.size_bytes)))
+        return [(self._due + distance) % parts for distance in range(count)]
+
+    def _contradicts_itself(self, now: int) -> bool:
+        """Whether the state has changed between two commits, here or in a slice that was not compared since.
+
+        A wrong number of the optimizer makes weights wrong that lie in other slices, whose turn may come before.
+
+        Args:
+            now: digest of the slice that is due.
+        """
+        after, torn = self._after, False
+        if after is not None and after.step == self._replica.step:
+            for part, digest in after.digests.items():
+                is_due = part == self._due
+                known = is_due and after.by_range == self._by_range
+                if digest == (now if known else self._state_slice(after.by_range, part)):
+                    continue
+                torn |= is_due
+                if not is_due:
+                    self._torn.add(part)
+        return torn or bool(self._torn)
+
+    def _state_slice(self, by_range: bool, part: int) -> int:
+        if by_range and self._slices is not None:
+            return self._slices.digest(part)
         tensors = (tensor for _, tensor in self._replica.tensors())
-        return slice_checksum(tensors, self._replica.step % parts, parts)
+        return slice_checksum(tensors, part, self._config.state_hash_steps)
 
     def _complaint(self, plan: Plan, rank: int) -> int:
         step = self._replica.step

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.gradients import LocalGradients
 from chaoskit.runtime.reduction import Reducer
 
@@ -34,8 +35,9 @@ class Overlap:
         self._bucket_of = {number: place for place, bucket in enumerate(self._buckets) for number in bucket.parameters}
         self._shard: int | None = None
         self._launch = False
+        self._launched = False
         self._missing: list[int] = []
-        self._error: RuntimeError | None = None
+        self._error: GroupFailed | None = None
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))
             for number, parameter in enumerate(parameters, first)
@@ -43,7 +45,7 @@ class Overlap:
 
     def begin(self, shard: int, *, launch: bool) -> None:
         """The next backward pass is that of ``shard``. ``launch``: it is the last one, reduce what it completes."""
-        self._shard, self._launch = shard, launch
+        self._shard, self._launch, self._launched = shard, launch, False
         self._missing = [len(bucket.parameters) for bucket in self._buckets]
 
     def end(self) -> None:
@@ -52,6 +54,24 @@ class Overlap:
         assert shard is not None
         for bucket in self._local.pending(shard):
             self._local.add_bucket(shard, bucket, self._gradients(bucket))
+
+    def restart(self) -> None:
+        """The backward pass has failed: forget what it has added. Another one of the same shard may follow."""
+        if (shard := self._shard) is not None:
+            self.abandon()
+            self.begin(shard, launch=False)
+
+    def abandon(self) -> None:
+        """Forget the shard under way. It takes those with it into whose sum it was folded.
+
+        Ranks that were sent a part of it already must leave the group: what they have is no part of any sum.
+        """
+        shard, self._shard = self._shard, None
+        if shard is None:
+            return
+        self._local.discard(shard)
+        if self._launched and self._error is None:
+            self._error = GroupFailed(f"the gradient of shard {shard} was given up while it was under way")
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
@@ -84,9 +104,10 @@ class Overlap:
         self._local.add_bucket(self._shard, bucket, self._gradients(bucket))
         if not self._launch or self._error is not None:
             return
+        self._launched = True
         try:
             self._reducer.start_bucket(bucket)
-        except RuntimeError as error:
+        except GroupFailed as error:
             self._error = error
 
     def _gradients(self, bucket: int) -> list[Tensor | None]:

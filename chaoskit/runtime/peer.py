@@ -151,7 +151,8 @@ def pull(
         probe: told after each part of the data how many bytes are there, for tests that let the peer go on there.
 
     Raises:
-        PeerLost: if the peer ended meanwhile. The replica is then incomplete and must pull again.
+        PeerLost: if the peer ended meanwhile. A replica that had no state is then incomplete and must pull again; one
+            that had keeps it.
         Corrupt: if the state has another checksum. The same holds.
     """
     while True:
@@ -198,16 +199,25 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str, silent_s: float,
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
         if view.sequence != sequence:
             return None  # what was read during a write fits nothing
-        target = receive_into(replica, index, size_bytes)
+        direct = _has_none_to_lose(replica)
+        packed = bytearray(0 if direct else size_bytes)
+        target = receive_into(replica, index, size_bytes) if direct else memoryview(packed)
         _read_all(view, target, probe)
         if view.sequence != sequence:
             return None
         found = _verify(sealed, step, index, scalars, target)
+        if packed:
+            receive_into(replica, index, size_bytes)[:] = packed
         replica.load_scalars(scalars, step)
         publish(replica, scalars)
         return Pulled(step, size_bytes, "shared memory", found)
     finally:
         view.close()
+
+
+def _has_none_to_lose(replica: Replica) -> bool:
+    """Whether it is a joiner's. A survivor must not lose the state that it has to a peer that ends half-way."""
+    return replica.step <= 0
 
 
 def _read_all(view: ArenaView, target: memoryview, probe: Probe) -> None:
@@ -233,8 +243,7 @@ def _pull_tcp(
         try:
             (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
             offer = _read_offer(wire.receive_exactly(connection, length))
-            # A survivor must not lose the state it has to a peer that ends half-way; a joiner has none to lose.
-            direct = replica.arena is not None and replica.step <= 0
+            direct = replica.arena is not None and _has_none_to_lose(replica)
             packed = bytearray(0 if direct else offer.size_bytes)
             target = receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
             _fill(target, connection, probe)

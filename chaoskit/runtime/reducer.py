@@ -107,7 +107,7 @@ class Reducer(ABC):
 
     An exception out of a reduction, whatever it is, leaves the local gradients intact; the reduction is then repeated
     after :meth:`begin` with a new group. A backend's thread may still write into the buffers of transfers that were
-    cut off, so these are set aside until :meth:`release_abandoned`, and on a CPU a second set is ready (memory of an
+    cut off, so these are set aside (:meth:`take_abandoned`), and on a CPU a second set is ready (memory of an
     accelerator is scarce, and its aborts end all transfers: there, release first).
 
     Args:
@@ -187,9 +187,9 @@ class Reducer(ABC):
         """Start the buckets that are not under way, and wait for all.
 
         Raises:
-            RuntimeError: without a membership; from the backend, if a rank is lost. CorruptSegment: if a part of the
-                result arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError:
-                if one of this rank's shards is missing, or the sidecar has another length.
+            RuntimeError: without a membership. GroupFailed: if a rank is lost. CorruptSegment: if a part of the result
+                arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError: if one
+                of this rank's shards is missing, or the sidecar has another length.
         """
         if len(sidecar) != self.sidecar_size:
             raise ValueError(f"a sidecar of {len(sidecar)} values, not {self.sidecar_size}")
@@ -204,11 +204,19 @@ class Reducer(ABC):
         self._reset()
         return reduced
 
-    def release_abandoned(self) -> None:
-        """Reuse the buffers of reductions that were cut off. Call it once their groups are gone; from any thread."""
-        while self._abandoned:
-            buffers, _ = self._abandoned.pop()
-            self._spare.append(buffers)
+    def take_abandoned(self) -> Callable[[], None]:
+        """The release of the buffers of all reductions cut off so far, to be called once their groups are gone.
+
+        Any thread may call it. Reductions that are cut off before it does have newer groups: it leaves their buffers.
+        """
+        abandoned, self._abandoned = self._abandoned, []
+
+        def release() -> None:
+            while abandoned:
+                buffers, _ = abandoned.pop()
+                self._spare.append(buffers)
+
+        return release
 
     def _drop(self) -> None:
         """Leave the membership; keep what its transfers may still touch out of further use."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import STANDING, Member, Plan
 from chaoskit.runtime.collective_log import CollectiveLog
@@ -118,11 +117,11 @@ class Regrouper:
             self._meet(formation)
         except GenerationSuperseded:
             return  # a newer formation is on its way
-        except (RuntimeError, OSError, ChaoskitError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, a rank that says nothing is taken for one that hangs
             with self._changed:
                 formation.broken = True
                 self._changed.notify_all()
-            self._failed(formation.plan.generation, str(error)[:200])
+            self._failed(formation.plan.generation, f"{type(error).__name__}: {error}"[:200])
 
     def _meet(self, formation: Formation) -> None:
         plan, rank = formation.plan, formation.me.rank

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named
 from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
+from chaoskit.runtime.homes import Homes
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 
 
@@ -42,6 +43,7 @@ class Replica(Registered):
         self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if shared else None
         self._sequence = 0  # of a replica without an arena
         self._homed: list[str] = []
+        self._homes: Homes | None = None
         self.rehome()
 
     # -- inventory --------------------------------------------------------------------------------------------
@@ -82,6 +84,7 @@ class Replica(Registered):
                 if isinstance(value, Tensor):
                     state[key] = self._home(f"{OPTIMIZER}{index}/{key}", value)
         self._homed = [path for path, _ in self.tensors()]
+        self._homes = None
 
     def _home(self, path: str, tensor: Tensor) -> Tensor:
         assert self.arena is not None
@@ -94,8 +97,12 @@ class Replica(Registered):
 
     def _is_at_home(self, arena: Arena) -> bool:
         """False once a tensor came, went, or was replaced by the optimizer or the user instead of written into."""
+        if self._homes is not None and self._homes.are_unchanged():
+            return True
         found = list(self.tensors())
-        return [path for path, _ in found] == self._homed and all(arena.holds(tensor) for _, tensor in found)
+        at_home = [path for path, _ in found] == self._homed and all(arena.holds(tensor) for _, tensor in found)
+        self._homes = Homes(self.model, self.optimizers, self.buffers.committed) if at_home else None
+        return at_home
 
     @contextmanager
     def update(self) -> Iterator[None]:
@@ -195,6 +202,7 @@ class Replica(Registered):
                 buffer.data = home
         self.rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
         self._homed = [slot.path for slot in slots]
+        self._homes = None
 
     def _check_inventory(self, slots: list[Slot]) -> None:
         mine = {(path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()}

@@ -32,6 +32,7 @@ from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
 from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -71,11 +72,12 @@ class ShardedTrainer(BaseTrainer):
         self,
         worker: WorkerContext,
         copies: Copies,
+        compilations: Compilations,
         formation: Formation | None,
         group: Group | None,
     ) -> None:
         super().__init__(worker, formation)
-        self._copies, self._group = copies, group
+        self._copies, self._compilations, self._group = copies, compilations, group
         self._told = False  # the hooks of this entry, what has led to it
         self._state: ShardedState | None = None
         self._world: World | None = None
@@ -88,7 +90,6 @@ class ShardedTrainer(BaseTrainer):
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
-        self._compilations = Compilations(worker.board)
         self._explained = True  # whether nothing but a newer membership ended this entry
         self._committed = False  # whether a step of this entry was: then all that torch remembers has served
 
@@ -345,12 +346,14 @@ class ShardedTrainer(BaseTrainer):
         self._enter_phase(Phase.BACKWARD)
         loss = self._worker.hooks.rig.loss(loss)
         index = self._current
-        # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
-        (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
+        try:
+            # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
+            (loss * (self.world / self._shard_count if index >= 0 else 0.0)).backward()
+        finally:
+            self._worker.board.enter(Phase.FORWARD)
         if index >= 0:
             detached = loss.detach()
             self._losses[index] = self._losses[index] + detached if index in self._losses else detached
-        self._worker.board.enter(Phase.FORWARD)
 
     def _enter_phase(self, phase: Phase) -> None:
         """Show the phase, and let a fault strike that waits for it."""
@@ -523,7 +526,7 @@ def _is_collective(error: BaseException) -> bool:
     """Whether the error came from a process group: torch has no type of its own for what gloo raises."""
     import torch.distributed as dist
 
-    return isinstance(error, (dist.DistError, ConnectionError)) or (
+    return isinstance(error, (dist.DistError, ConnectionError, GroupFailed)) or (
         isinstance(error, RuntimeError)
         and any(word in str(error).lower() for word in ("gloo", "process group", "nccl"))
     )

@@ -98,12 +98,13 @@ class ShardWork:
         return True
 
     def former_buffers(self) -> Callable[[], None]:
-        """What frees the buffers of reductions that were cut off; to be called when their groups are gone."""
+        """The release of the buffers of all reductions cut off so far, to be called when their groups are gone."""
         former, self._former = self._former, []
+        release = self.reducer.take_abandoned()
 
         def free() -> None:
             former.clear()
-            self.reducer.release_abandoned()
+            release()
 
         return free
 
@@ -127,8 +128,7 @@ class ShardWork:
             self._buffers.begin()
         else:
             self._buffers.watch()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._clear_gradients()
         self._loss = None
         self._overlapping = overlap and self.overlap is not None
         if self._overlapping and self.overlap is not None:
@@ -139,9 +139,29 @@ class ShardWork:
         if self._loss is not None and self._overlapping:
             raise BadInput("buckets", self._config.buckets, "use buckets=1 for several backward passes a shard")
         # a power of two scales without rounding; any other V rounds the same way at every world size
-        (loss / self.shard_count).backward()
+        try:
+            (loss / self.shard_count).backward()
+        except BaseException:
+            self._forget_pass()
+            raise
         detached = loss.detach()
         self._loss = detached if self._loss is None else self._loss + detached
+
+    def _forget_pass(self) -> None:
+        """A backward pass has failed, which the user's code may repeat. What a pass before it gave is left as it is."""
+        if self._loss is None:
+            self._clear_gradients()
+        if self._overlapping and self.overlap is not None:
+            self.overlap.restart()
+
+    def abandon(self) -> None:
+        """Forget what a loop body left that did not come to its end."""
+        if self.overlap is not None:
+            self.overlap.abandon()
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def end(self, shard: int) -> None:
         """The loop body is over. The first time this shows which buffers move, and puts them back.
@@ -251,7 +271,7 @@ class ShardWork:
         return [Seal(*words) for words in self._news.seals(sidecars)]
 
     def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
-        """Sum over all ranks. Raises RuntimeError when a rank is lost or data is corrupt; the contribution is kept.
+        """Sum over all ranks. Raises as :meth:`Reducer.reduce`; the contribution is kept.
 
         Args:
             arrived: is shown the parameters' reduced gradients before anybody reads them.

@@ -25,6 +25,7 @@ from chaoskit.errors import BadInput
 from chaoskit.messages import GroupBroken, Healed
 from chaoskit.runtime.ballot import gather_unequal
 from chaoskit.runtime.base_trainer import BaseTrainer
+from chaoskit.runtime.collective import GroupFailed
 from chaoskit.runtime.collectives import Call
 from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.compiling import Compilations
@@ -238,13 +239,16 @@ class ReplicatedTrainer(BaseTrainer):
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        self._work.backward(self._worker.hooks.rig.loss(loss))
-        self._worker.board.enter(Phase.FORWARD)
+        try:
+            self._work.backward(self._worker.hooks.rig.loss(loss))
+        finally:
+            self._worker.board.enter(Phase.FORWARD)
 
     # -- begin --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         step, self._over = self.step, False
+        self._work.abandon()  # what the transaction before left, if the user's code caught an exception of its loop
         self._calls.close(step)
         if self._rehearsed:
             self._cut(self._settle())
@@ -308,6 +312,7 @@ class ReplicatedTrainer(BaseTrainer):
         """Take up the rank and the shards that ``formation`` gives to this worker."""
         self._formation, self._joined = formation, False
         self._inquiry.enter()
+        self._integrity.enter()
         self._cut(formation)
         self._work.keep_only(self._mine())
         generation = formation.plan.generation
@@ -373,7 +378,7 @@ class ReplicatedTrainer(BaseTrainer):
         assert formation is not None
         if self._inquiry.round is not None:
             self._conclude(formation)
-        else:
+        elif not self._missing():  # a pass that failed takes the shards with it into whose sum it was folded
             self._attempt(formation)
 
     def _attempt(self, formation: Formation) -> None:
@@ -392,7 +397,7 @@ class ReplicatedTrainer(BaseTrainer):
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
             reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
             self._stopwatch.lap(Lap.WAIT)
-        except (GenerationSuperseded, RuntimeError) as error:
+        except (GenerationSuperseded, GroupFailed, CorruptSegment, DoubtfulSum) as error:
             if isinstance(error, CorruptSegment):
                 self._inquiry.received(formation, error, self._work.seals(error.sidecars))
             elif isinstance(error, DoubtfulSum):
@@ -478,7 +483,7 @@ class ReplicatedTrainer(BaseTrainer):
             try:
                 group = self._worker.regrouper.group(formation)
                 rows = gather_unequal(group if group.size > 1 else None, row, self.device)
-            except (GenerationSuperseded, RuntimeError) as error:
+            except (GenerationSuperseded, GroupFailed) as error:
                 self._leave(formation, error)
                 return
             self._write_down(formation, step, call.conclude(rows))

@@ -22,6 +22,7 @@ class Attempts(Protocol):
     def _take_step(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]: ...
     def _backward(self, loss: Tensor) -> None: ...
     def _finish(self) -> None: ...
+    def _interrupt(self) -> None: ...
 
 
 class Transaction:
@@ -69,3 +70,5 @@ class Transaction:
     ) -> None:
         if kind is None:
             self._trainer._finish()
+        elif issubclass(kind, Exception):
+            self._trainer._interrupt()

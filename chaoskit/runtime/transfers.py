@@ -14,8 +14,10 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
+from chaoskit.runtime.collective import GroupFailed
 
-class GroupAborted(RuntimeError):
+
+class GroupAborted(GroupFailed):
     """The group was left while an operation was under way."""
 
 

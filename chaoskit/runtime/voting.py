@@ -14,11 +14,12 @@ class Seal(NamedTuple):
     Attributes:
         state: checksum of a slice of its weights and optimizer state.
         gradient: checksum of the reduced gradient of the step before, where the reduction cannot check it at once.
-        torn: 1 if its state is not what it was after the last commit.
+        torn: 1 if its state has changed between two commits, in a slice that was not compared since.
         complaint: 1 + the rank from which it received corrupt data more than once (itself: from several).
         shard: checksum of its gradient of the shard that is audited in this step.
         heir: 1 if it copied its state from a peer so lately that not every slice was compared since: it may have copied
             what was corrupt already, so it is no second witness.
+        layout: digest of what lies where in its arena; 0 if its state is in none.
     """
 
     state: int = 0
@@ -27,6 +28,7 @@ class Seal(NamedTuple):
     complaint: int = 0
     shard: int = 0
     heir: int = 0
+    layout: int = 0
 
 
 @dataclass(frozen=True, slots=True)

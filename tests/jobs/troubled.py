@@ -201,3 +201,14 @@ def late_ones_differ(
             Path(marker).touch()
 
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
+
+
+def out_of_memory(trainer: Any, *, steps: int, at_step: int) -> None:
+    """The device of the first process with rank 1 has no memory left for the reductions of a step."""
+
+    def run_out(_: Any) -> None:
+        if trainer.worker == "node1.0" and trainer.step == at_step:
+            raise torch.OutOfMemoryError("out of memory")
+
+    trainer._worker.hooks.rig.on_reduction.append(run_out)
+    _train(trainer, steps)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from chaoskit import Trainer
 from chaoskit.fixtures.jobs.goal import Goal
+from chaoskit.vocabulary import Phase
 
 _CHANCE = torch.Generator().manual_seed(0)
 DATA = TensorDataset(torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE))
@@ -67,6 +69,60 @@ def sharded(trainer: Trainer, *, notes: str, steps: int, until: Until = None) ->
             for shard in step.shards(DATA, batch_size=8):
                 step.backward(cross_entropy(model(shard.batch[0]), shard.batch[1]))
         note(trainer, notes)
+
+
+class _Between(torch.autograd.Function):
+    """Calls a function in the backward pass, when the gradients of all later layers are there."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Tensor, act: Callable[[], None]) -> Tensor:
+        context.act = act
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        context.act()
+        return gradients[0], None
+
+
+def fails_in_backward(trainer: Trainer, *, steps: int, at_step: int, caught: str) -> None:
+    """The backward pass of each shard of rank 1 fails once in a step, half-way, and the job computes it again.
+
+    Args:
+        caught: around the pass (``pass``), or around the transaction (``block``).
+    """
+    torch.manual_seed(trainer.seed)
+    first, last = nn.Linear(8, 16), nn.Linear(16, 16)
+    model = nn.ModuleList([first, last])
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    failed: set[int] = set()
+
+    def loss_of(shard: Any) -> Tensor:
+        def fail() -> None:
+            if trainer.step == at_step and trainer.rank == 1 and shard.index not in failed:
+                failed.add(shard.index)
+                raise TimeoutError("this backward pass fails")
+
+        return cross_entropy(last(_Between.apply(torch.tanh(first(shard.batch[0])), fail)), shard.batch[1])
+
+    while trainer.step < steps:
+        try:
+            with trainer.transaction() as step:
+                for shard in step.shards(DATA, batch_size=8):
+                    try:
+                        step.backward(loss_of(shard))
+                    except TimeoutError:
+                        _require_phase(trainer, Phase.FORWARD)
+                        if caught == "block":
+                            raise
+                        step.backward(loss_of(shard))
+        except TimeoutError:
+            _require_phase(trainer, Phase.OUTSIDE)
+
+
+def _require_phase(trainer: Any, phase: Phase) -> None:
+    if (shown := trainer._worker.board.phase) is not phase:
+        raise RuntimeError(f"code that may take its time is shown as {shown.label}, not as {phase.label}")
 
 
 def note(trainer: Trainer, notes: str) -> None:

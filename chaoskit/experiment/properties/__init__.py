@@ -149,7 +149,8 @@ PROPERTIES: tuple[Property, ...] = (
         "corruption is found",
         "A flipped bit of the state, or of what was received, is found and its rank is named.",
         progress.corruption,
-        bound="state_hash_steps for the state; for what was received the same step (the next one if reduction is fast)",
+        bound="state_hash_steps for the state; for what was received the same step (the next one if reduction is "
+        "fast); in sharded jobs nothing is compared",
     ),
     Property(
         21,
@@ -275,6 +276,9 @@ LEFT_OUT: dict[int, str] = {
 }
 
 
+_NOT_COMPARED = "not compared, as the job is sharded: weights, optimizer state and gradients"
+
+
 def check_properties(trace: Trace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
     """Every property that applies to the run, with its check.
 
@@ -301,12 +305,17 @@ def _check(one: Property, problems: list[str]) -> Check:
     return Check(name=one.title, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
 
 
-def summary(found: Sequence[tuple[Property, Check]]) -> list[Check]:
-    """For an outcome: each violated property of its own, and all that hold in one line."""
+def summary(found: Sequence[tuple[Property, Check]], *, sharded: bool = False) -> list[Check]:
+    """For an outcome: each violated property of its own, and all that hold in one line.
+
+    Args:
+        sharded: the line says what nothing has looked at in the run of a sharded job.
+    """
     own = [(one, check) for one, check in found if not one.shown_by]
     broken = [check for _, check in own if check.verdict != Verdict.PASSED]
     held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
-    return [*broken, Check(name="properties", verdict=Verdict.PASSED, detail=f"{len(held)} hold: {', '.join(held)}")]
+    detail = f"{len(held)} hold: {', '.join(held)}" + (f"; {_NOT_COMPARED}" if sharded else "")
+    return [*broken, Check(name="properties", verdict=Verdict.PASSED, detail=detail)]
 
 
 __all__ = ["LEFT_OUT", "PROPERTIES", "Property", "Trace", "check_properties", "summary"]

@@ -205,8 +205,8 @@ def _finished_ns(trace: Trace, step: int) -> int:
 
 def _promised_steps(trace: Trace, where: str) -> int | None:
     config = trace.config
-    if config.nodes < 2:
-        return None  # with whom should it compare?
+    if config.nodes < 2 or config.job.sharded:
+        return None  # no rank has a second copy to compare with, or none compares it
     if where in ("weight", "optimizer") and config.state_hash_steps:
         return config.state_hash_steps
     if where == "received" and config.hash_every == 1:

@@ -59,7 +59,7 @@ class Rig:
         return loss
 
     def before_reduction(self, group: Group) -> None:
-        """This rank is about to send its gradients. Raises RuntimeError when the group is left meanwhile."""
+        """This rank is about to send its gradients. Raises GroupFailed when the group is left meanwhile."""
         for act in list(self.on_reduction):
             act(group)
 

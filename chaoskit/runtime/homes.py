@@ -1,0 +1,58 @@
+"""Where the tensors of a state were found last: a look at the same objects tells, cheaply, that none has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Homes:
+    """The tensors of a model and its optimizers, by identity and address, when they all were in their places.
+
+    Args:
+        committed: tensors that stand for buffers of the model.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
+        self._held: list[tuple[Mapping[Any, Any], list[Any]]] = []
+        self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
+        for module in model.modules():
+            for held in (module._parameters, module._buffers, module._modules):
+                self._hold(held)
+        self._hold(committed)
+        for optimizer in optimizers:
+            self._hold(optimizer.state)
+            for state in optimizer.state.values():
+                self._hold(state)
+        self._tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
+        self._addresses = _addresses(self._tensors)
+
+    def _hold(self, held: Mapping[Any, Any]) -> None:
+        self._held.append((held, list(held.values())))
+
+    def are_unchanged(self) -> bool:
+        """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
+        return (
+            all(
+                one.state is state and one.param_groups is groups and _same(_parameters(one), parameters)
+                for one, state, groups, parameters in self._optimizers
+            )
+            and all(_same(held.values(), values) for held, values in self._held)
+            and _addresses(self._tensors) == self._addresses
+        )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _same(found: Any, remembered: Sequence[Any]) -> bool:
+    return len(found) == len(remembered) and all(map(is_, found, remembered))
+
+
+def _addresses(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
