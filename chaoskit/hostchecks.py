@@ -52,12 +52,8 @@ def require_cuda(nodes: int) -> None:
         raise BadInput("device", "cuda", f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'")
 
 
-def answer_within(limit_s: float, ask: Callable[[], Answer]) -> Answer:
-    """Return what ``ask`` returns, or raise what it raises. It runs on a thread: a disk that hangs holds up only that.
-
-    Raises:
-        TimeoutError: after ``limit_s``. It is an OSError, as of a disk that fails.
-    """
+def on_thread(ask: Callable[[], Answer]) -> Future[Answer]:
+    """Call ``ask`` on a thread that does not keep the process alive: a disk that hangs holds up nothing else."""
     answer: Future[Answer] = Future()
 
     def work() -> None:
@@ -67,6 +63,16 @@ def answer_within(limit_s: float, ask: Callable[[], Answer]) -> Answer:
             answer.set_exception(error)
 
     threading.Thread(target=work, name="ck-answer", daemon=True).start()
+    return answer
+
+
+def answer_within(limit_s: float, ask: Callable[[], Answer]) -> Answer:
+    """Return what ``ask`` returns on a thread, or raise what it raises.
+
+    Raises:
+        TimeoutError: after ``limit_s``. It is an OSError, as of a disk that fails.
+    """
+    answer = on_thread(ask)
     try:
         return answer.result(limit_s)
     except TimeoutError:

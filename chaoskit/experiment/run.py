@@ -16,7 +16,7 @@ import msgspec
 from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.storing import await_last
+from chaoskit.experiment.storing import await_last, last_step
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
@@ -145,7 +145,9 @@ def _execute(
         ended_ns = time.monotonic_ns()
         if end is not None and end.ok and config.disk is not None and conductor.first_node:
             left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
-            await_last(cluster, conductor.first_node, config, directory, left_s, watch)
+            if reason := await_last(cluster, conductor.first_node, config, directory, left_s, watch):
+                step = last_step(directory / "journal")
+                journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
     finally:
         try:
             cluster.end()

@@ -170,8 +170,9 @@ class Progress:
                 self.step, self.weights_digest = max(self.step, step), digest
             case EndJob():
                 self.end = message
-            case Storing(step, tier, target, written_bytes):
+            case Storing(step, tier, target, written_bytes, answers):
                 so_far = f", {number(written_bytes / 1e6)} MB so far" if tier == "disk" else ""
+                so_far = so_far if answers else ", which does not answer"
                 return [("info", f"waiting until step {step} is stored in {target}{so_far}")]
             case NodesLost():
                 return [("bad", message.text)]
