@@ -100,11 +100,17 @@ class Referee:
         return Turn(side, told[0][DROPPED:], wall_s, used[waiting], used["other"])
 
     def close(self) -> None:
-        """End the turns: ranks that wait for one fail."""
-        self._listener.close()
+        """End the turns: ranks that wait for one fail, and so does :meth:`gather` or :meth:`play` on another thread."""
+        _end(self._listener)
         for rank in (rank for ranks in self._ranks.values() for rank in ranks.values()):
-            rank.connection.close()
-            rank.lines.close()
+            _end(rank.connection)
+
+
+def _end(connection: socket.socket) -> None:
+    """Close it, and wake up the thread that reads from it: to close it alone does not."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 @contextlib.contextmanager

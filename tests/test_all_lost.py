@@ -165,7 +165,7 @@ def test_a_launch_whose_nodes_do_not_stay_says_how_to_go_on(place: Workplace) ->
     assert told["reason"].startswith("every node was lost, and none came back in replacement_s=2: ")
     step = told["stored"]["step"]
     assert step >= 10
-    assert f"waiting 2 s at most; step {step} is stored in " in re.sub(r"waiting 1\.\d+ s", "waiting 2 s", stderr)
+    assert f"; step {step} is stored in " in stderr  # while it waited
     assert f"to go on from step {step}: {told['resume']}\n" in stderr
     status, resumed = result(place.again(told["resume"]))
     assert (status, resumed["resumed_from"], resumed["directory"]) == (0, step, "hit-2")

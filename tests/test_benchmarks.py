@@ -23,11 +23,13 @@ import psutil
 import pytest
 
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import on_thread
 from chaoskit.journal import Record
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerReady
 from chaoskit.osprocess import is_ending
 from chaoskit.vocabulary import Event, Verdict
 
+LIMIT_S = 60.0  # of a wait that must end
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -498,6 +500,27 @@ def test_the_end_of_a_rank_ends_the_comparison(tmp_path: Path) -> None:
             judge.play("ours", os.getpid())
     with pytest.raises(ConnectionError):
         ddp.wait()
+
+
+def test_a_referee_of_a_job_that_fails_does_not_wait_for_its_ranks(tmp_path: Path) -> None:
+    """Neither before they have come, nor in a turn."""
+    turns, referee = importlib.import_module("turns"), importlib.import_module("referee")
+    coming = referee.Referee(tmp_path, 1)
+    gathering = on_thread(coming.gather)
+    ddp = turns.Turns(coming.path, "ddp", 0, 5)
+    coming.close()
+    with pytest.raises(OSError):
+        gathering.result(LIMIT_S)
+    ddp.__exit__(None, None, None)
+    (tmp_path / "referee").unlink()
+    playing = referee.Referee(tmp_path, 1)
+    ranks = [turns.Turns(playing.path, side, 0, 5) for side in referee.SIDES]
+    playing.gather()
+    turn = on_thread(lambda: playing.play("ours", os.getpid()))
+    ranks[1].wait()
+    playing.close()
+    with pytest.raises(OSError):
+        turn.result(LIMIT_S)
 
 
 @pytest.mark.costly
