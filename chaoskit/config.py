@@ -123,7 +123,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             with 30 s of work between two of them at most, or ``every_step``.
         entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
         replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
-            have other last bits.
+            have other last bits. A launch of which no node lives tries for so long to start them again.
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from chaoskit.errors import BadInput
+
+Answer = TypeVar("Answer")
 
 
 def require_free_port(field: str, host: str, port: int) -> None:
@@ -44,3 +50,32 @@ def require_cuda(nodes: int) -> None:
     found = torch.cuda.device_count()
     if found < nodes:
         raise BadInput("device", "cuda", f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'")
+
+
+def on_thread(ask: Callable[[], Answer]) -> Future[Answer]:
+    """Call ``ask`` on a thread that does not keep the process alive: a disk that hangs holds up nothing else."""
+    answer: Future[Answer] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="ck-answer", daemon=True).start()
+    return answer
+
+
+def answer_within(limit_s: float, ask: Callable[[], Answer]) -> Answer:
+    """Return what ``ask`` returns on a thread, or raise what it raises.
+
+    Raises:
+        TimeoutError: after ``limit_s``. It is an OSError, as of a disk that fails.
+    """
+    answer = on_thread(ask)
+    try:
+        return answer.result(limit_s)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise TimeoutError(f"no answer within {limit_s:g} s") from None

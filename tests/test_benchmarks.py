@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,13 @@ import psutil
 import pytest
 
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import on_thread
 from chaoskit.journal import Record
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerReady
 from chaoskit.osprocess import is_ending
 from chaoskit.vocabulary import Event, Verdict
 
+LIMIT_S = 60.0  # of a wait that must end
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -397,3 +400,141 @@ def test_a_cost_is_a_ratio_of_medians() -> None:
     assert bar.measured == "1.020 (204.0 ms to 200.0 ms; rounds 0.67 to 4.50)"
     assert vary.cost(variation, [0.2, 0.2], [0.205, 0.205], "10m", 1.02).met is False
     assert vary.cost(variation, [0.2, 0.2], [0.205, 0.205], "10m", None).met is None
+
+
+# -- two jobs in turns --------------------------------------------------------------------------------------------
+
+
+def turn(side: str, *seconds: float, other_cpus: float = 0.0) -> Any:
+    referee = importlib.import_module("referee")
+    return referee.Turn(side, list(seconds), sum(seconds), 0.0, other_cpus)
+
+
+def pair(ddp_s: float, ours_s: float, **more: Any) -> Any:
+    overhead = importlib.import_module("overhead")
+    return overhead.Pair(turn("ddp", ddp_s, ddp_s, ddp_s), turn("ours", ours_s, ours_s, 2 * ours_s, **more))
+
+
+def test_the_cost_is_the_median_of_pairs_and_the_mean_beside_it() -> None:
+    overhead = importlib.import_module("overhead")
+    case = overhead.Case("all", 2, False)
+    bar = overhead.bar_of(case, [pair(0.1, 0.1), pair(0.1, 0.102), pair(0.1, 0.2)])
+    assert bar.met
+    assert bar.name.startswith("no fault, exact, 2 ranks: ")
+    assert bar.measured == (
+        "1.02 x median, 1.79 x mean, 2.00 x worst of 3 pairs (DDP 100 ms median, 100 ms mean, "
+        "ours 200 ms median, 179 ms mean; longest 400 ms: ours, pair 3, step 5)"
+    )
+    assert [round(ratio, 3) for ratio in bar.samples["ratios"]] == [1.0, 1.02, 2.0]
+    assert len(bar.samples["pairs"]) == 3
+
+
+def test_pairs_beside_other_load_are_listed_and_do_not_count() -> None:
+    overhead = importlib.import_module("overhead")
+    case = overhead.Case("copies", 4, True)
+    pairs = [pair(0.1, 0.1), pair(0.1, 0.102), pair(0.1, 0.4, other_cpus=0.5)]
+    bar = overhead.bar_of(case, pairs)
+    assert bar.met
+    assert bar.name.startswith("protection copies alone, 4 ranks, input fetched ahead: ")
+    assert "worst of 2 pairs" in bar.measured
+    assert bar.measured.endswith("; 1 of 3 pairs had other load)")
+    assert [one["ours"]["marked"] for one in bar.samples["pairs"]] == [False, False, True]
+    assert overhead.bar_of(case, pairs[1:]).met is None  # half of them: nothing can be claimed
+
+
+def test_the_sides_take_turns_in_beginning() -> None:
+    referee = importlib.import_module("referee")
+    assert referee.order(3) == [("ddp", "ours"), ("ours", "ddp"), ("ddp", "ours")]
+
+
+class Players:
+    """One rank of each side, on threads, whose steps last as long as a test says."""
+
+    def __init__(self, directory: Path, step_s: float) -> None:
+        self._turns, self._referee = importlib.import_module("turns"), importlib.import_module("referee")
+        self.referee, self._step_s = self._referee.Referee(directory, 1), step_s
+        self._threads = [threading.Thread(target=self._play, args=(side,)) for side in self._referee.SIDES]
+
+    def _play(self, side: str) -> None:
+        turns = self._turns.Turns(self.referee.path, side, 0, 5)
+        with turns, contextlib.suppress(ConnectionError):
+            while True:
+                turns.wait()
+                while not turns.note(self._step_s):
+                    time.sleep(self._step_s)
+                turns.hand_over()
+
+    def __enter__(self) -> Any:
+        for thread in self._threads:
+            thread.start()
+        self.referee.gather()
+        return self.referee
+
+    def __exit__(self, *error: object) -> None:
+        self.referee.close()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_turn_beside_other_load_is_marked(tmp_path: Path) -> None:
+    """The load is a process of another tree: an orphan."""
+    begin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    done = subprocess.run(["sh", "-c", begin], capture_output=True, text=True, check=True)
+    try:
+        with Players(tmp_path, step_s=0.3) as referee:
+            played = referee.play("ours", os.getpid())
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
+    assert played.seconds == [0.3, 0.3, 0.3]  # without the first two
+    assert played.is_marked
+
+
+def test_the_end_of_a_rank_ends_the_comparison(tmp_path: Path) -> None:
+    """The others must not wait for a turn that never comes."""
+    turns, referee = importlib.import_module("turns"), importlib.import_module("referee")
+    with referee.refereed(tmp_path, 1) as judge:
+        ddp, ours = (turns.Turns(judge.path, side, 0, 5) for side in referee.SIDES)
+        judge.gather()
+        ours.__exit__(None, None, None)
+        with pytest.raises(ConnectionError):
+            judge.play("ours", os.getpid())
+    with pytest.raises(ConnectionError):
+        ddp.wait()
+
+
+def test_a_referee_of_a_job_that_fails_does_not_wait_for_its_ranks(tmp_path: Path) -> None:
+    """Neither before they have come, nor in a turn."""
+    turns, referee = importlib.import_module("turns"), importlib.import_module("referee")
+    coming = referee.Referee(tmp_path, 1)
+    gathering = on_thread(coming.gather)
+    ddp = turns.Turns(coming.path, "ddp", 0, 5)
+    coming.close()
+    with pytest.raises(OSError):
+        gathering.result(LIMIT_S)
+    ddp.__exit__(None, None, None)
+    (tmp_path / "referee").unlink()
+    playing = referee.Referee(tmp_path, 1)
+    ranks = [turns.Turns(playing.path, side, 0, 5) for side in referee.SIDES]
+    playing.gather()
+    turn = on_thread(lambda: playing.play("ours", os.getpid()))
+    ranks[1].wait()
+    playing.close()
+    with pytest.raises(OSError):
+        turn.result(LIMIT_S)
+
+
+@pytest.mark.costly
+def test_both_jobs_train_in_turns(tmp_path: Path) -> None:
+    """A smoke run of the real jobs; each pair is in the file, step by step."""
+    command = [sys.executable, str(BENCHMARKS / "overhead.py"), "--quick", "--only", "all", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    bars = msgspec.json.decode((tmp_path / "overhead.json").read_bytes())["bars"]
+    assert [bar["name"].partition(":")[0] for bar in bars] == [
+        "no fault, exact, 2 ranks",
+        "no fault, exact, 2 ranks, input fetched ahead",
+    ]
+    for bar in bars:
+        (only,) = bar["samples"]["pairs"]
+        assert len(only["ddp"]["seconds"]) == len(only["ours"]["seconds"]) == 3
+        assert min(only["ddp"]["seconds"] + only["ours"]["seconds"]) > 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,27 @@ from chaoskit.checkpoint.portion import Portion
 from chaoskit.checkpoint.remote.backoff import Backoff
 from chaoskit.checkpoint.remote.opening import open_store
 from chaoskit.checkpoint.remote.store import Traffic
-from chaoskit.config import CheckpointTier
+from chaoskit.config import CheckpointTier, JobSpec, RunConfig
 from chaoskit.control.saving import Saver
 from chaoskit.control.timetable import Patience
-from chaoskit.experiment.storing import Storing
+from chaoskit.experiment.storing import Storing, await_last
+from chaoskit.hostchecks import answer_within
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.launcher.progress import Progress
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate import abilities
+from chaoskit.substrate.disk import Slow
+from chaoskit.substrate.disks import Disk
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import SlowDisk
 
 LAUNCH_S = 300.0
+LIMIT_S = 60.0  # of a wait that must end
 JOBS = Path(__file__).parent / "jobs" / "troubled.py"
 PLAIN = f"{JOBS}:plain"
+needs_fuse = pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks() or "possible here")
 NEVER = 1000  # steps from one snapshot to the next: of a run that is shorter none is due
 
 
@@ -213,6 +223,65 @@ def test_what_is_waited_for_is_told() -> None:
     assert disk.text == "waiting until step 7 is stored in /kept, 12.4 MB so far"
     (remote,) = progress.handle(Storing(7, "remote", "s3://kept", 0), 1.0)
     assert remote.text == "waiting until step 7 is stored in s3://kept"
+    (hung,) = progress.handle(Storing(7, "disk", "/kept", 0, answers=False), 1.0)
+    assert hung.text == "waiting until step 7 is stored in /kept, which does not answer"
+
+
+# -- the wait of a launcher -----------------------------------------------------------------------------------------
+
+
+class StoringNode:
+    """A node of which a process lives, though the job has ended; and what its launcher waits for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.stored, self.run = directory / "stored", directory / "run"
+        (self.stored / ".staging").mkdir(parents=True)  # a snapshot has begun
+        self.told: list[Storing] = []
+        self._config = RunConfig(job=JobSpec("job.py"), disk=CheckpointTier(target=str(self.stored)))
+
+    @contextlib.contextmanager
+    def living(self) -> Iterator[None]:
+        with contextlib.closing(LocalSubstrate()) as substrate:
+            self._cluster = substrate.bare(1, self.run)
+            try:
+                self._cluster.start("node0", ("sleep", "1000"), dict(os.environ), str(self.stored.parent))
+                wait_until(lambda: self._cluster.node("node0"), "its process")
+                yield
+            finally:
+                self._cluster.end()
+
+    def awaited(self, limit_s: float, **more: Any) -> str:
+        """Wait for it as a launcher does, on a thread: a wait that does not end is an error of the test."""
+        storing = (self._cluster, "node0", self._config, self.run, limit_s, self.told.append)
+        return answer_within(LIMIT_S, lambda: await_last(*storing, **more))
+
+
+def test_a_node_that_stores_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    """It lives on; the launcher does not wait for longer than it was told."""
+    node = StoringNode(tmp_path)
+    with node.living():
+        assert node.awaited(1.5) == "it was not stored before the deadline of the run"
+    assert [one.answers for one in node.told] == [True]
+
+
+@needs_fuse
+def test_a_disk_that_hangs_does_not_hold_up_the_deadline(tmp_path: Path) -> None:
+    """The launcher asks the disk what is written so far; it does not answer."""
+    node = StoringNode(tmp_path)
+    with node.living(), contextlib.closing(Disk(node.stored, [], UndoLog(tmp_path / "undo"))) as disk:
+        disk.impose(Slow(delay_ms=3_600_000.0))
+        assert node.awaited(1.5) == "it was not stored before the deadline of the run"
+    assert [one.answers for one in node.told] == [False]
+
+
+@needs_fuse
+def test_a_disk_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    """A launch has no deadline, and a node whose disk hangs may never end."""
+    node = StoringNode(tmp_path)
+    with node.living(), contextlib.closing(Disk(node.stored, [], UndoLog(tmp_path / "undo"))) as disk:
+        disk.impose(Slow(delay_ms=3_600_000.0))
+        assert node.awaited(math.inf, patience_s=0.5) == "nothing of it was written for 0.5 s, and its node did not end"
+    assert {one.answers for one in node.told} == {False}
 
 
 # -- launches -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,8 +126,9 @@ def launch(
 
     The script defines [bold]train(trainer, ...)[/]. Workers that die, hang, raise or
     compute NaN are replaced; the others go on without losing a step.
-    With [bold]--checkpoints[/] the state is stored, too: the same command, given again
-    after everything was lost, goes on from there.
+    With [bold]--checkpoints[/] the state is stored, too: nodes that are all lost are
+    started again, and the job goes on from there, as it does when the same command is
+    given again. A launch that fails prints that command.
     With [bold]--rules[/] (a list of them, or the YAML with logMonitoringConfiguration)
     the log of every rank is watched, and ranks that match a rule with the action
     restart-process are replaced. Ctrl-C ends everything.
@@ -169,10 +172,36 @@ def launch(
         otlp_endpoint=otlp_endpoint,
         **settings,
     )
+    if result.stored is not None:
+        result.resume = resume_command(context)
     print_result(result, shown)
     if machine:
         print_json(plain(result))
     return 0 if result.ok and not result.not_stored else EXIT_FAILED
+
+
+def resume_command(context: typer.Context) -> str:
+    """Return the command line of a launch as it is to be given again: with another directory for the report."""
+    words = ["chaoskit", "launch"]
+    typed = _typed(context)
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name not in typed or name == "resume":
+            continue
+        if name == "report":
+            value = _next_directory(Path(str(value)))
+        option = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
+        if isinstance(value, bool):
+            words += option if value else parameter.secondary_opts[:1]
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                words += [*option, str(one)]
+    return shlex.join(words)
+
+
+def _next_directory(report: Path) -> Path:
+    """``run-2`` for ``run``, or the first number that is free."""
+    return next(path for n in itertools.count(2) if not (path := report.with_name(f"{report.name}-{n}")).exists())
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -276,8 +305,7 @@ def print_result(result: LaunchResult, shown: Console) -> None:
         shown.print(Text(f"{steps}{loss}"), soft_wrap=True)
     if result.not_stored:
         shown.print(Text.assemble(("not stored", "bold red"), f": {result.not_stored}"), soft_wrap=True)
-        hint = "give the same command again: it goes on from the newest snapshot, and stores the end"
-        shown.print(Text(hint, "dim"), soft_wrap=True)
+    _print_stored(result, shown)
     if result.cut_short_by:
         told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
         shown.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
@@ -295,6 +323,16 @@ def print_result(result: LaunchResult, shown: Console) -> None:
     if result.account is not None:
         shown.print(render_account(result.account), soft_wrap=True)
     shown.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
+
+
+def _print_stored(result: LaunchResult, shown: Console) -> None:
+    """Print where a job that did not end as it should can go on."""
+    if result.stored is not None:
+        step, age = result.stored.step, duration(result.stored.age_s)
+        shown.print(Text(f"stored: step {step} in {result.stored.path}, {age} old"), soft_wrap=True)
+        shown.print(Text(f"to go on from step {step}: {result.resume}"), soft_wrap=True)
+    elif result.nothing_stored and result.steps:
+        shown.print(Text(f"nothing is stored: {result.nothing_stored}"), soft_wrap=True)
 
 
 def _print_error(result: LaunchResult, shown: Console) -> None:

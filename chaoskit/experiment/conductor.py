@@ -37,6 +37,8 @@ from chaoskit.vocabulary import Event
 from faults.base import Target
 
 Watch = Callable[[Any], None]
+#: Called with the cluster whenever nothing was heard for a moment: no node lives, or no coordinator.
+WhenSilent = Callable[[Cluster], None]
 
 _IDLE_S = 0.2
 _OBSERVE_S = 0.004  # while a fault has no evidence yet, or waits for another one
@@ -58,10 +60,11 @@ class Conductor(Striker):
         watch: Watch,
         store: ObjectProxy | None = None,
         requests: Requests | None = None,
+        when_silent: WhenSilent | None = None,
     ) -> None:
         super().__init__(experiment.faults, journal)
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
-        self._requests = requests or Requests()
+        self._requests, self._when_silent = requests or Requests(), when_silent
         self._config = experiment.config
         self._roster = Roster()
         self._detections = 0
@@ -83,6 +86,8 @@ class Conductor(Striker):
             if message is not None:
                 self._watch(message)
                 self._hear(message)
+            elif self._when_silent is not None:
+                self._when_silent(self._cluster)
             if isinstance(message, EndJob):
                 self._look_for_evidence()
                 self._sum_up()

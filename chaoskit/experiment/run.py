@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from chaoskit.experiment.conductor import Conductor, Watch
+from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.storing import await_last
+from chaoskit.experiment.storing import await_last, last_step
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import EndJob
@@ -71,6 +71,7 @@ def execute(
     watch: Watch = lambda message: None,
     port: int = 0,
     requests: Requests | None = None,
+    when_silent: WhenSilent | None = None,
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
@@ -79,6 +80,8 @@ def execute(
         watch: is shown every message of the coordinator.
         port: of the coordinator; 0 for any.
         requests: what is wanted of the run while it lasts.
+        when_silent: what a launch does when it hears nothing, as when all nodes are lost. Experiments do nothing: a
+            node that is lost stays lost unless a fault brings it back.
 
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
@@ -86,7 +89,7 @@ def execute(
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store, requests)
+        return _execute(experiment, substrate, undo, directory, watch, port, store, requests, when_silent)
 
 
 @contextlib.contextmanager
@@ -126,6 +129,7 @@ def _execute(
     port: int,
     store: ObjectProxy | None,
     requests: Requests | None,
+    when_silent: WhenSilent | None,
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
@@ -135,13 +139,15 @@ def _execute(
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
-    conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests)
+    conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests, when_silent)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
         ended_ns = time.monotonic_ns()
         if end is not None and end.ok and config.disk is not None and conductor.first_node:
             left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
-            await_last(cluster, conductor.first_node, config, directory, left_s, watch)
+            if reason := await_last(cluster, conductor.first_node, config, directory, left_s, watch):
+                step = last_step(directory / "journal")
+                journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
     finally:
         try:
             cluster.end()

@@ -24,8 +24,10 @@ from chaoskit.experiment.storing import why_not_stored
 from chaoskit.hostchecks import require_free_port, require_writable
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
+from chaoskit.launcher.outage import NodeStarter
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.quarantined import QuarantinedNodes
+from chaoskit.launcher.stored import Stored, look_at_stored
 from chaoskit.launcher.view import View
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
@@ -47,6 +49,9 @@ class LaunchResult(msgspec.Struct, kw_only=True):
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
         not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
             where it is stored in each, or nothing is to be.
+        stored: of a job that failed, or whose end is not stored, the newest snapshot.
+        nothing_stored: of a job that failed, why there is none.
+        resume: the command that goes on from ``stored``, where a command launched the job.
         cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
         unfit: nodes that found on themselves that they are not fit to train, and why.
         account: where the time went.
@@ -68,6 +73,9 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     directory: str
     logs: str
     not_stored: str = ""
+    stored: Stored | None = None
+    nothing_stored: str = ""
+    resume: str = ""
     resumed_from: int = 0
     cut_short_by: str = ""
     unfit: dict[str, str] = {}
@@ -167,9 +175,15 @@ def launch_shown(
             view.watch(message)
 
         watch_all = quarantined.watching(watch)
-        requests = Requests()
+        requests, starter = Requests(), NodeStarter(config, directory, watch_all)
         with _substrate(substrate) as (place, undo), listening(requests, directory, control_port), view.shown():
-            run = execute(experiment, place, undo, directory, watch=watch_all, port=port, requests=requests)
+            run = execute(
+                *(experiment, place, undo, directory),
+                watch=watch_all,
+                port=port,
+                requests=requests,
+                when_silent=starter.look,
+            )
     quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
@@ -218,6 +232,8 @@ def _result(
     else:
         result.error = progress.error
         result.error_log = str(_log_of(progress.culprit, directory / "log"))
+    if not result.ok or result.not_stored:
+        result.stored, result.nothing_stored = look_at_stored(experiment.config, directory / "journal")
     return result
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from chaoskit.experiment.blackbox.conduct import Shown, Struck
 from chaoskit.experiment.storing import Storing
+from chaoskit.launcher.outage import NodesLost
 from chaoskit.messages import (
     Beat,
     EndJob,
@@ -169,9 +170,12 @@ class Progress:
                 self.step, self.weights_digest = max(self.step, step), digest
             case EndJob():
                 self.end = message
-            case Storing(step, tier, target, written_bytes):
+            case Storing(step, tier, target, written_bytes, answers):
                 so_far = f", {number(written_bytes / 1e6)} MB so far" if tier == "disk" else ""
+                so_far = so_far if answers else ", which does not answer"
                 return [("info", f"waiting until step {step} is stored in {target}{so_far}")]
+            case NodesLost():
+                return [("bad", message.text)]
         return []
 
     def _on_fault(self, fault: str) -> list[tuple[str, str]]:
@@ -194,18 +198,22 @@ class Progress:
     def _regroup(self, plan: Plan, now_s: float) -> list[tuple[str, str]]:
         first, before, self.plan = self.plan is None, self.world, plan
         world = self.world
+        stored = next((copy for copy in plan.restore if copy.path), None)
+        if stored is not None:
+            self.step = min(self.step, stored.step)  # the steps after it are taken again
         if world < self.nodes and self._below_full_size is None:
             self._below_full_size = OpenIncident(self.incident.since_s if self.incident else now_s, self.step)
         for open_one in filter(None, (self.incident, self._below_full_size)):
             open_one.begin(plan.generation, self.step)
         if first:
             self.training_since_s = now_s
-            stored = next((copy for copy in plan.restore if copy.path), None)
             if stored is None:
                 return [("info", f"{plural(world, 'rank')} train")]
             self.resumed_from = stored.step
             return [("info", f"{plural(world, 'rank')} train, from step {stored.step} on: {stored.path}")]
-        if world > before:
+        if stored is not None:
+            change = f"{plural(world, 'rank')} go on from step {stored.step}: {stored.path}"
+        elif world > before:
             change = f"{plural(world, 'rank')}, {world - before} joined"
         elif world < before:
             change = f"{plural(world, 'rank')} go on"
