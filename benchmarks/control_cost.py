@@ -1,9 +1,9 @@
 """CPU time of the control processes of a running job: ``python benchmarks/control_cost.py [--beside CHECKOUT]``.
 
 The control processes are the coordinator, the agents and ``chaoskit launch`` itself. Nothing breaks while they are
-watched, so what they spend is what protection costs by time, however long a step takes. With ``--beside`` a job of
-another checkout of chaoskit runs at the same time, under the same load, and the ratio of both is given. Writes
-results/control_cost.json and .md. Exit status 1 if the bar is not met.
+watched, so what they spend is what protection costs by time, however long a step takes. With ``--beside`` jobs of this
+checkout of chaoskit and of another one take turns, and the ratio of both is given. Writes results/control_cost.json and
+.md. Exit status 1 if the bar is not met.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
-import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import psutil
@@ -27,7 +26,7 @@ from bars import Bar, Report, look_at_machine, save, show
 from lab import say
 
 HERE = Path(__file__).parents[1]
-#: What the control processes may spend, of what those of the other checkout spend at the same time.
+#: What the control processes may spend, of what those of the other checkout spend.
 RATIO_MAX = 0.6
 _START_S, _SETTLE_S = 180.0, 4.0  # until all processes are there; then until spares and health checks are done
 _COORDINATOR = "ck-coordinator"
@@ -94,11 +93,11 @@ class Job:
                 raise TimeoutError(f"no training within {_START_S:g} s")
             time.sleep(0.1)
 
-    def read(self) -> dict[str, tuple[int, Spent]]:
-        """Role -> number of processes, and what they have spent."""
+    def read(self) -> dict[str, Spent]:
+        """Role -> what its processes have spent."""
         roles = control_processes(self._process.pid, self._nodes)
         found = {role: [spent(pid) for pid in pids] for role, pids in roles.items()}
-        return {role: (len(each), Spent(*map(sum, zip(*each, strict=True)))) for role, each in found.items()}
+        return {role: Spent(*map(sum, zip(*each, strict=True))) for role, each in found.items()}
 
     def end(self) -> None:
         """End the launcher, and with it the job."""
@@ -110,36 +109,31 @@ class Job:
             self._process.wait()
 
 
-@contextlib.contextmanager
-def jobs(checkouts: list[Path], nodes: int, size: str, folder: Path) -> Iterator[list[Job]]:
-    """One job of each checkout at the same time, all of which train."""
-    running = [Job(checkout, nodes, size, folder / f"{nodes}-{number}") for number, checkout in enumerate(checkouts)]
-    try:
-        for job in running:
+def measure(checkout: Path, nodes: int, size: str, seconds: float) -> dict[str, Role]:
+    """What each role of a job spends once it trains."""
+    with tempfile.TemporaryDirectory(prefix="chaoskit-bench-") as folder:
+        job = Job(checkout, nodes, size, Path(folder) / "run")
+        try:
             job.await_training()
-        time.sleep(_SETTLE_S)
-        yield running
-    finally:
-        for job in running:
+            time.sleep(_SETTLE_S)
+            begun_s, before = time.monotonic(), job.read()
+            time.sleep(seconds)
+            lasted_s, after = time.monotonic() - begun_s, job.read()
+        finally:
             job.end()
-
-
-def watch(job: Job, before: dict[str, tuple[int, Spent]], seconds: float) -> dict[str, Role]:
-    """What each role has spent since ``before``, a second."""
     found = {}
-    for role, (_, after) in job.read().items():
-        cpu_ns, wakeups = (now - then for now, then in zip(after, before[role][1], strict=True))
-        found[role] = Role(cpu_ns / 1e6 / seconds, wakeups / seconds)
+    for role, then in before.items():
+        cpu_ns, wakeups = (now - was for now, was in zip(after[role], then, strict=True))
+        found[role] = Role(cpu_ns / 1e6 / lasted_s, wakeups / lasted_s)
     return found
 
 
-def measure(checkouts: list[Path], nodes: int, size: str, seconds: float, folder: Path) -> list[dict[str, Role]]:
-    """Of each checkout, what the roles spend."""
-    with jobs(checkouts, nodes, size, folder) as running:
-        begun_s, before = time.monotonic(), [job.read() for job in running]
-        time.sleep(seconds)
-        lasted_s = time.monotonic() - begun_s
-        return [watch(job, then, lasted_s) for job, then in zip(running, before, strict=True)]
+def middle(rounds: list[dict[str, Role]]) -> dict[str, Role]:
+    """The median of each number."""
+    return {
+        role: Role(median(one[role].cpu_ms for one in rounds), median(one[role].wakeups for one in rounds))
+        for role in rounds[0]
+    }
 
 
 def told(roles: dict[str, Role]) -> str:
@@ -152,36 +146,41 @@ def total_ms(roles: dict[str, Role]) -> float:
     return sum(role.cpu_ms for role in roles.values())
 
 
-def bar(nodes: int, found: list[dict[str, Role]]) -> Bar:
-    """The first of ``found`` is judged by the second, if there is one."""
-    mine, *others = found
+def bar(nodes: int, mine: list[dict[str, Role]], others: list[dict[str, Role]]) -> Bar:
+    """Rounds of this checkout, judged by those of the other one if there are any."""
     name = f"CPU of the control processes, {nodes} ranks"
-    samples = {"roles": [{role: one._asdict() for role, one in roles.items()} for roles in found]}
+    samples = {
+        side: [{role: one._asdict() for role, one in roles.items()} for roles in rounds]
+        for side, rounds in (("mine", mine), ("others", others))
+    }
     if not others:
-        return Bar(topic="control", name=name, measured=told(mine), samples=samples)
-    ratio = total_ms(mine) / total_ms(others[0])
-    measured = f"{ratio:.2f} x; {told(mine)}; beside it {told(others[0])}"
-    # Both are under the same load: a busy machine changes the times, and hardly their ratio.
+        return Bar(topic="control", name=name, measured=told(middle(mine)), samples=samples)
+    ratio = median(total_ms(roles) for roles in mine) / median(total_ms(roles) for roles in others)
+    measured = f"{ratio:.2f} x; {told(middle(mine))}; the other {told(middle(others))}"
     limit, met = f"at most {RATIO_MAX:g} x", ratio <= RATIO_MAX
-    return Bar(topic="control", name=name, measured=measured, limit=limit, met=met, timed=False, samples=samples)
+    return Bar(topic="control", name=name, measured=measured, limit=limit, met=met, samples=samples)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], help="worlds to measure")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long each is watched")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long each job is watched")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs of each checkout and world")
     parser.add_argument("--size", default="10m", help="of the reference job's model")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout, for the ratio")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY")
     options = parser.parse_args()
     machine = look_at_machine()
-    checkouts = [HERE, *([options.beside.resolve()] if options.beside else [])]
     bars = []
     for nodes in options.nodes:
-        say(f"{nodes} ranks")
-        with tempfile.TemporaryDirectory(prefix="chaoskit-bench-") as folder:
-            bars.append(bar(nodes, measure(checkouts, nodes, options.size, options.seconds, Path(folder))))
-        say(f"  {bars[-1].measured}")
+        found: dict[Path, list[dict[str, Role]]] = {HERE: []}
+        if options.beside:
+            found[options.beside.resolve()] = []
+        for number in range(options.rounds):
+            for checkout, rounds in found.items():
+                rounds.append(measure(checkout, nodes, options.size, options.seconds))
+                say(f"  {nodes} ranks, round {number + 1}, {checkout}: {told(rounds[-1])}")
+        bars.append(bar(nodes, found[HERE], [one for checkout in list(found)[1:] for one in found[checkout]]))
     report = Report(machine=machine, smoke=False, bars=bars)
     save(report, options.results, "control_cost")
     show(report)
