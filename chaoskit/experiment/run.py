@@ -71,6 +71,7 @@ def execute(
     watch: Watch = lambda message: None,
     port: int = 0,
     requests: Requests | None = None,
+    heartbeat_s: float = 0.0,
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
@@ -79,6 +80,7 @@ def execute(
         watch: is shown every message of the coordinator.
         port: of the coordinator; 0 for any.
         requests: what is wanted of the run while it lasts.
+        heartbeat_s: how far apart the heartbeats of a node may be that ``watch`` is shown while nothing else happens.
 
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
@@ -86,7 +88,7 @@ def execute(
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store, requests)
+        return _execute(experiment, substrate, undo, directory, watch, port, store, requests, heartbeat_s)
 
 
 @contextlib.contextmanager
@@ -126,6 +128,7 @@ def _execute(
     port: int,
     store: ObjectProxy | None,
     requests: Requests | None,
+    heartbeat_s: float,
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
     started_ns = time.monotonic_ns()
@@ -134,7 +137,7 @@ def _execute(
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
-    cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
+    cluster = substrate.launch(config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s)
     conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)

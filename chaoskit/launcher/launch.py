@@ -35,6 +35,9 @@ from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
+#: What is shown of a run that goes on is as old as this at most.
+_HEARTBEAT_S = 0.25
+
 
 class LaunchResult(msgspec.Struct, kw_only=True):
     """How a launch ended; what ``--json`` prints.
@@ -169,7 +172,16 @@ def launch_shown(
         watch_all = quarantined.watching(watch)
         requests = Requests()
         with _substrate(substrate) as (place, undo), listening(requests, directory, control_port), view.shown():
-            run = execute(experiment, place, undo, directory, watch=watch_all, port=port, requests=requests)
+            run = execute(
+                experiment,
+                place,
+                undo,
+                directory,
+                watch=watch_all,
+                port=port,
+                requests=requests,
+                heartbeat_s=_HEARTBEAT_S,
+            )
     quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
