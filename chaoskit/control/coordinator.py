@@ -46,6 +46,8 @@ _TICK_MIN_S = 0.001
 #: Heartbeats that follow the first one within this time are looked at together.
 _GATHER_S = 0.005
 _FAREWELL_S = 1.0
+#: So many connections may be without a proof at a time: when another one comes, the oldest is closed.
+_UNPROVEN_MAX = 256
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +71,7 @@ class Coordinator:
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._observers = Observers()
         self._clients: dict[int, asyncio.StreamWriter] = {}
+        self._unproven: dict[asyncio.StreamWriter, None] = {}  # clients that have yet to show the token, oldest first
         self._numbers = itertools.count()
         self._ended, self._watched = asyncio.Event(), asyncio.Event()
         self._succeeds = self._resumes = self._record.term > 1
@@ -135,7 +138,7 @@ class Coordinator:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await wire.accept_async(reader, writer, self._spec.token)
+            await self._await_proof(reader, writer)
             hello = await wire.read_message(reader)
             if isinstance(hello, AgentHello):
                 await self._serve_agent(hello, reader, writer)
@@ -150,6 +153,15 @@ class Coordinator:
             self._fail()
         finally:
             writer.close()
+
+    async def _await_proof(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unproven[writer] = None
+        if len(self._unproven) > _UNPROVEN_MAX:
+            next(iter(self._unproven)).transport.abort()
+        try:
+            await wire.accept_async(reader, writer, self._spec.token)
+        finally:
+            del self._unproven[writer]
 
     async def _serve_agent(self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._hold(self._record.check)  # it may have waited for long, while this process was asleep
