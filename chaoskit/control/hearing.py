@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.inheritance import Inheritance
@@ -53,6 +52,12 @@ from chaoskit.messages import (
 )
 from chaoskit.vocabulary import Event
 
+#: What a coordinator listens to, beside heartbeats.
+_HEARD = (
+    *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, Pong),
+    *(WorkerLost, LinksTested, LinksMeasured, HealthReport, Sealed, SourceFailed, LinesMatched, RuleFired),
+    *(Release, Ping, PullNode, Arm, ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, EndJob),
+)
 #: A heartbeat that follows so many intervals after one that was answered is answered, too.
 _UNANSWERED_BEATS = 1.2
 #: A lease that is longer is hardly shorter by an answer that is left out.
@@ -82,13 +87,16 @@ class Hearing(Inheritance):
         """
         if isinstance(message, Heartbeat):  # nearly all that is ever heard
             return [Show(message), *self._hear_beats(message, now_s)]
+        if not isinstance(message, _HEARD):
+            raise Refused(f"unexpected {type(message).__name__}")
         if not isinstance(message, WorkerFailed):  # most of these are a matter of the agent, which reports the loss
             self._facts.note(message)
-        shown: list[Output] = [Show(message)] if isinstance(message, messages.Message) else []
+        looked = self._look_at_beats(now_s)  # they were said before this, and may not hold after it
+        shown: list[Output] = [Show(message)]
         for listen in (self._hear_worker, self._hear_node, self._hear_observer):
             if (outputs := listen(message, shown, now_s)) is not None:
-                return outputs
-        raise Refused(f"unexpected {type(message).__name__}")
+                return looked + outputs
+        raise AssertionError(f"{type(message).__name__} is heard by none")
 
     def _hear_worker(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
@@ -129,7 +137,10 @@ class Hearing(Inheritance):
                 if self._membership.host_of(worker) is None:
                     return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
                 lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)
-                return self._note_trained(trained_in, now_s) + self._lose_worker(lost, now_s)
+                settled = self._note_trained(trained_in, now_s)
+                if self._membership.host_of(worker) is None:  # it was to leave as soon as its generation had worked
+                    return settled
+                return settled + self._lose_worker(lost, now_s)
             case LinksTested(node, number, unreachable):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)
