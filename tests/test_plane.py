@@ -770,6 +770,30 @@ def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
     assert second.successor().plane.membership.plan is None
 
 
+@pytest.mark.parametrize("grace_s", [float("inf"), float("nan")])
+def test_a_notice_without_an_end_is_refused(grace_s: float) -> None:
+    policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
+    remembered = len(bench.record)
+    bench.hear(messages.SpotNotice("b", grace_s), messages.LendNodes("r", "job", 1, grace_s))
+    answers = [
+        one.message for one in bench.outputs if isinstance(one, Show) and isinstance(one.message, messages.Answered)
+    ]
+    assert [one.accepted for one in answers] == [False, False]
+    assert len(bench.record) == remembered
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 7])
+def test_a_rank_that_the_world_does_not_have_meets_nobody(rank: int) -> None:
+    """It would let a barrier open for a member that has not come."""
+    bench = Bench().begin()
+    bench.plane.ask("a", Exchange(1, STANDING, 0, b""))
+    with pytest.raises(Refused, match="rank"):
+        bench.plane.ask("stranger", Exchange(1, STANDING, rank, b""))
+    outputs = bench.plane.ask("b", Exchange(1, STANDING, 1, b""))
+    assert len(outputs) == 2, "both are told"
+
+
 # -- when it must be called ---------------------------------------------------------------------------------------
 
 
