@@ -2,7 +2,7 @@
 
 Every message is encoded as MessagePack behind a 4-byte length. Unknown fields, unknown types and oversized frames are
 refused. Nothing is ever unpickled. A TCP connection begins with a mutual challenge that shows knowledge of the run's
-token without sending it.
+token without sending it. The server's side of it for blocking sockets is in :mod:`chaoskit.handshakes`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from chaoskit.errors import Refused
 from chaoskit.messages import Accepted, AnyMessage, Challenge, Message, Proof
 
 FRAME_BYTES_MAX = 16 * 2**20
+#: The same before the other side has shown that it knows the token.
+UNPROVEN_BYTES_MAX = 1024
+#: A client has this long to show it.
+PROOF_S = 10.0
 _LENGTH = struct.Struct("!I")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -53,11 +57,35 @@ def decoder(kinds: Any) -> Callable[[bytes], Any]:
 decode = decoder(AnyMessage)
 
 
-def _checked_length(header: bytes | bytearray) -> int:
+def _checked_length(header: bytes | bytearray, most_bytes: int = FRAME_BYTES_MAX) -> int:
     (length,) = _LENGTH.unpack(header)
-    if length > FRAME_BYTES_MAX:
-        raise Refused(f"frame of {length} bytes, more than {FRAME_BYTES_MAX}: not a chaoskit connection")
+    if length > most_bytes:
+        raise Refused(f"frame of {length} bytes, more than {most_bytes}: not a chaoskit connection")
     return int(length)
+
+
+class ShortFrame:
+    """One frame of a side that has yet to show that it knows the token."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are to be read next; 0 when the frame is whole. Raises Refused if it is too long."""
+        end = _LENGTH.size
+        if len(self._data) >= end:
+            end += _checked_length(self._data[: _LENGTH.size], UNPROVEN_BYTES_MAX)
+        return end - len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """Add what was read."""
+        self._data += data
+
+    @property
+    def body(self) -> bytes:
+        """Without the length."""
+        return bytes(self._data[_LENGTH.size :])
 
 
 class Splitter:
@@ -97,19 +125,24 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(encode(message))
 
 
-def receive(connection: socket.socket, decode: Callable[[bytes], Any] = decode) -> Any:
+def receive(
+    connection: socket.socket, decode: Callable[[bytes], Any] = decode, *, most_bytes: int = FRAME_BYTES_MAX
+) -> Any:
     """The next message. Raises ConnectionError at the end of the stream."""
-    return decode(receive_exactly(connection, _checked_length(receive_exactly(connection, _LENGTH.size))))
+    length = _checked_length(receive_exactly(connection, _LENGTH.size), most_bytes)
+    return decode(receive_exactly(connection, length))
 
 
 # -- asyncio streams (coordinator, agents, harness) ---------------------------------------------------------------
 
 
-async def read_message(reader: asyncio.StreamReader, decode: Callable[[bytes], Any] = decode) -> Any:
+async def read_message(
+    reader: asyncio.StreamReader, decode: Callable[[bytes], Any] = decode, *, most_bytes: int = FRAME_BYTES_MAX
+) -> Any:
     """The next message. Raises ConnectionError at the end of the stream, and when the network has given it up."""
     try:
         header = await reader.readexactly(_LENGTH.size)
-        return decode(await reader.readexactly(_checked_length(header)))
+        return decode(await reader.readexactly(_checked_length(header, most_bytes)))
     except asyncio.IncompleteReadError:
         raise ConnectionError("connection closed by the other side") from None
     except OSError as error:  # "no route to host", "timed out": the kernel's word is no ConnectionError
@@ -185,18 +218,8 @@ def introduce(connection: socket.socket, token: str, timeout_s: float = 10.0) ->
     connection.settimeout(timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     handshake = Handshake(token)
-    send(connection, handshake.answer(receive(connection)))
-    handshake.confirm(receive(connection))
-    connection.settimeout(None)
-
-
-def accept(connection: socket.socket, token: str, timeout_s: float = 10.0) -> None:
-    """Authenticate the client of a blocking server-side connection."""
-    connection.settimeout(timeout_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    handshake = Handshake(token)
-    send(connection, handshake.challenge())
-    send(connection, handshake.accept(receive(connection)))
+    send(connection, handshake.answer(receive(connection, most_bytes=UNPROVEN_BYTES_MAX)))
+    handshake.confirm(receive(connection, most_bytes=UNPROVEN_BYTES_MAX))
     connection.settimeout(None)
 
 
@@ -205,8 +228,8 @@ async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.S
     reader, writer = await asyncio.open_connection(*address)
     try:
         handshake = Handshake(token)
-        writer.write(encode(handshake.answer(await read_message(reader))))
-        handshake.confirm(await read_message(reader))
+        writer.write(encode(handshake.answer(await read_message(reader, most_bytes=UNPROVEN_BYTES_MAX))))
+        handshake.confirm(await read_message(reader, most_bytes=UNPROVEN_BYTES_MAX))
     except BaseException:
         writer.close()
         raise
@@ -214,13 +237,13 @@ async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.S
 
 
 async def accept_async(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = 10.0
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = PROOF_S
 ) -> None:
     """Authenticate the client of a server-side asyncio connection."""
     handshake = Handshake(token)
     writer.write(encode(handshake.challenge()))
     try:
-        proof = await asyncio.wait_for(read_message(reader), timeout_s)
+        proof = await asyncio.wait_for(read_message(reader, most_bytes=UNPROVEN_BYTES_MAX), timeout_s)
     except TimeoutError:
-        raise Refused(f"said nothing for {timeout_s:g} s") from None
+        raise Refused(f"has not shown that it knows the token for {timeout_s:g} s") from None
     writer.write(encode(handshake.accept(proof)))

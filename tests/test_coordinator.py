@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from chaoskit.control import events
 from chaoskit.control.outputs import Remember
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Record
+from chaoskit.elastic import events as happenings
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.job import JobSpec
 from chaoskit.journal import Record as JournalRecord
@@ -253,6 +255,43 @@ def test_a_record_is_read_by_the_next_term(tmp_path: Path) -> None:
     second = Record(path)
     assert (first.term, second.term) == (1, 2)
     assert second.memory == [JOINED, Remember(events.GenerationSeen(7), 2.0)]
+
+
+@pytest.mark.parametrize("deadline_s", [math.inf, -math.inf])
+def test_a_record_holds_numbers_that_are_not_finite(tmp_path: Path, deadline_s: float) -> None:
+    """JSON has none of them. A line that the next coordinator cannot read would cost it the whole record."""
+    path = tmp_path / "record"
+    endless = Remember(events.Elastic(happenings.Notice("node0", deadline_s)), 2.0)
+    Record(path).append([JOINED, endless, JOINED])
+    heir = Record(path)
+    assert (heir.damage, heir.memory) == ("", [JOINED, endless, JOINED])
+    assert Record(path).memory == heir.memory
+
+
+def test_the_directory_is_synced_after_a_record_has_taken_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the record of the coordinator before may be there again after a power cut."""
+    path = tmp_path / "record"
+    genuine, synced = os.fsync, list[tuple[bool, bool]]()
+
+    def spy(fd: int) -> None:
+        genuine(fd)
+        synced.append((os.fstat(fd).st_ino == tmp_path.stat().st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", spy)
+    Record(path)
+    assert synced == [(False, False), (True, True)], "the file before it is renamed, the directory after it"
+
+
+def test_two_coordinators_with_the_same_pid_write_two_drafts(tmp_path: Path) -> None:
+    """Each is process 1 of its container, and the directory is on a volume of both."""
+    path = tmp_path / "record"
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text("of another container")
+    Record(path)
+    assert draft.read_text() == "of another container"
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, draft.name}
 
 
 def test_a_coordinator_that_was_only_asleep_is_fenced(tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(servers: A
     accepted, closed = threading.Event(), threading.Event()
 
     def made(_: int) -> None:
-        if threading.current_thread().name == "copies":
+        if threading.current_thread().name == "copy-server":
             accepted.set()
             assert closed.wait(LIMIT_S)
 

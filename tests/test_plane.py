@@ -771,6 +771,80 @@ def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
     assert second.successor().plane.membership.plan is None
 
 
+@pytest.mark.parametrize("grace_s", [float("inf"), float("nan")])
+def test_a_notice_without_an_end_is_refused(grace_s: float) -> None:
+    policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
+    remembered = len(bench.record)
+    bench.hear(messages.SpotNotice("b", grace_s), messages.LendNodes("r", "job", 1, grace_s))
+    answers = [
+        one.message for one in bench.outputs if isinstance(one, Show) and isinstance(one.message, messages.Answered)
+    ]
+    assert [one.accepted for one in answers] == [False, False]
+    assert len(bench.record) == remembered
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 7])
+def test_a_rank_that_the_world_does_not_have_meets_nobody(rank: int) -> None:
+    """It would let a barrier open for a member that has not come."""
+    bench = Bench().begin()
+    bench.plane.ask("a", Exchange(1, STANDING, 0, b""))
+    with pytest.raises(Refused, match="rank"):
+        bench.plane.ask("stranger", Exchange(1, STANDING, rank, b""))
+    outputs = bench.plane.ask("b", Exchange(1, STANDING, 1, b""))
+    assert len(outputs) == 2, "both are told"
+
+
+# -- when it must be called ---------------------------------------------------------------------------------------
+
+
+def test_a_plane_whose_nodes_train_is_next_called_when_a_lease_runs_out() -> None:
+    """A coordinator that woke up without a reason would take the CPU from the training."""
+    bench = Bench().begin()
+    bench.go_on(1.0, "a", "b")
+    lease_s = bench.config.heartbeat_ms / 1000 * (bench.config.lease_beats - 0.2)
+    assert bench.plane.next_tick_s(bench.now_s) == pytest.approx(bench.now_s - 0.05 + lease_s)
+
+
+def test_a_plane_is_called_when_a_broken_generation_is_planned_again() -> None:
+    bench = Bench().begin()
+    bench.hear(GroupBroken("a.0", 1, "reset"))
+    assert bench.plane.next_tick_s(bench.now_s) == bench.now_s + BROKEN_GRACE_S
+    assert plans(bench.wait(BROKEN_GRACE_S)) == [2]
+
+
+def test_a_plane_that_forms_a_generation_is_called_every_few_milliseconds() -> None:
+    bench = Bench().begin()
+    bench.hear(GroupBroken("a.0", 1, "reset"))
+    bench.wait(BROKEN_GRACE_S)
+    assert bench.plane.next_tick_s(bench.now_s) < bench.now_s + 0.05
+    bench.hear(*(Formed(worker, 2) for worker in WORKERS))
+    bench.go_on(0.2, "a", "b")
+    assert bench.plane.next_tick_s(bench.now_s) > bench.now_s + 0.05
+
+
+# -- answers to heartbeats ----------------------------------------------------------------------------------------
+
+
+def answered(gaps_s: Sequence[float], **settings: Any) -> list[int]:
+    """Which heartbeats of a node are answered that come so far apart, by number."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, **settings)).begin()
+    for number, gap_s in enumerate(gaps_s):
+        bench.now_s += gap_s
+        bench.hear(Heartbeat("a", (), number))
+    return [one.message.sent_ns for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, Heard)]
+
+
+def test_each_second_heartbeat_is_answered_and_each_that_was_waited_for() -> None:
+    """An answer wakes an agent up. One that comes late was missed by the agent for long enough."""
+    assert answered([0.04] * 6) == [0, 2, 4]
+    assert answered([0.04, 0.2, 0.04, 0.04, 0.2]) == [0, 1, 3, 4]
+
+
+def test_a_short_lease_is_prolonged_by_every_heartbeat() -> None:
+    assert answered([0.04] * 6, coordinator_outage_s=0.5) == [0, 1, 2, 3, 4, 5]
+
+
 # -- when the network is parted -----------------------------------------------------------------------------------
 
 
@@ -1159,6 +1233,7 @@ class Uneven:
                     member.worker, plan.generation, member.rank, 3, Phase.FORWARD, 1.0, 0.0, 3, 0.0, effort=effort
                 )
                 sent += self.bench.hear(Heartbeat(member.node, (beat,)))
+            sent += self.bench.wait(0.0)
         return sent
 
     @property

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ranks
+from support.network import accept
 from support.ranks import Line
 from support.relay import Relay
 from support.waiting import LIMIT_S, stays, wait_until
@@ -626,7 +627,7 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
     def offer() -> None:
         connection, _ = listener.accept()
         with connection:
-            wire.accept(connection, TOKEN)
+            accept(connection, TOKEN)
             connection.sendall(struct.pack("!q", 3) + b"abc")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

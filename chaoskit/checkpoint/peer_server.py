@@ -6,10 +6,8 @@ be needed. Memory is bounded: beyond the budget, pieces that no restore can use 
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -33,9 +31,9 @@ from chaoskit.checkpoint.seal import Checksum, Torn
 from chaoskit.checkpoint.slots import Busy, Slots
 from chaoskit.checkpoint.stored import StoredCopy, compare
 from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.handshakes import proven
 from chaoskit.osprocess import host_id, lower_priority, set_name
 
-_BREATH_S = 0.02
 _NICENESS = 10
 
 #: Moments that ``probe`` is told of: within a copy that is received, before it is complete, before the answer.
@@ -144,21 +142,13 @@ class CopyServer:
 
     def _accept(self) -> None:
         set_name("ck-copies")
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EINVAL, errno.EBADF):
-                    return  # closed
-                time.sleep(_BREATH_S)  # a client that is gone again, or no descriptor at this moment
-                continue
+        for connection in proven(self._listener, self._token, made=self._made, unmade=self._unmade):
             threading.Thread(target=self._serve, args=(connection,), name="copies", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         set_name("ck-copies")
         with connection, self._known(connection):
             try:
-                wire.accept(connection, self._token)
                 while True:
                     connection.settimeout(None)  # an owner may have nothing to send for long
                     message = protocol.receive(connection)
@@ -169,7 +159,6 @@ class CopyServer:
 
     @contextmanager
     def _known(self, connection: socket.socket) -> Iterator[None]:
-        self._made(connection.fileno())
         with self._lock:
             self._connections[connection] = set()
             if self._closed:  # accepted before the end

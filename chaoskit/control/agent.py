@@ -411,7 +411,8 @@ class Agent:
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)
             self._keeper.went_on(max((beat.step for beat in beats), default=0))
-            await asyncio.sleep(interval_s)
+            # at common moments: whatever hears the nodes of a host wakes up once for all of them
+            await asyncio.sleep(interval_s - time.monotonic() % interval_s)
 
     def _watched(self) -> list[tuple[str, Board]]:
         return [(charge.name, charge.board) for charge in self._charges.values() if charge.pid and not charge.lost]

@@ -26,13 +26,24 @@ from chaoskit import messages, wire
 from chaoskit.config import RunConfig
 from chaoskit.control.acknowledgement import Acknowledgements
 from chaoskit.control.nodes import REATTACH_S
+from chaoskit.control.observers import Observers
 from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, JournalFull, Refused
 from chaoskit.journal import Journal
-from chaoskit.messages import AgentHello, EndJob, Heard, ObserverHello, Probe, RendezvousHello, Trigger, Welcome
+from chaoskit.messages import (
+    AgentHello,
+    EndJob,
+    Heard,
+    Heartbeat,
+    ObserverHello,
+    Probe,
+    RendezvousHello,
+    Trigger,
+    Welcome,
+)
 from chaoskit.osprocess import (
     Starvation,
     die_with_parent,
@@ -48,9 +59,14 @@ from chaoskit.vocabulary import Event
 EXIT_OVER = 0
 _EXIT_GONE = 1
 
-_TICK_S = 0.02
+#: What has no due time of its own is looked at so often, also when nothing is heard.
+_TICK_S = 0.1
 _TICK_MIN_S = 0.001
+#: Heartbeats that follow the first one within this time are looked at together.
+_GATHER_S = 0.005
 _FAREWELL_S = 1.0
+#: So many connections may be without a proof at a time: when another one comes, the oldest is closed.
+_UNPROVEN_MAX = 256
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,12 +89,16 @@ class Coordinator:
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._acknowledgements = Acknowledgements()
-        self._observers: set[asyncio.StreamWriter] = set()
+        self._observers = Observers()
         self._clients: dict[int, asyncio.StreamWriter] = {}
+        self._unproven: dict[asyncio.StreamWriter, None] = {}  # clients that have yet to show the token, oldest first
         self._numbers = itertools.count()
         self._ended, self._watched = asyncio.Event(), asyncio.Event()
         self._succeeds = self._resumes = self._record.term > 1
         self._alone_until_s = time.monotonic() + REATTACH_S
+        self._ticks_soon = False
+        self._beaten: set[str] = set()  # nodes that were heard since the last tick
+        self._timer: asyncio.TimerHandle | None = None
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Until the job ends. One listener is for agents and observers, one for the store."""
@@ -89,13 +109,12 @@ class Coordinator:
         if self._spec.config.resume and not self._record.memory:
             self._look_for_snapshots()
         servers = [await asyncio.start_server(self._greet, sock=listener) for listener in listeners]
-        ticker = asyncio.ensure_future(self._tick())
+        self._tick_soon()
         try:
             await self._ended.wait()
             await self._await_observer()
             await self._drain()
         finally:
-            ticker.cancel()
             for server in servers:
                 server.close()
 
@@ -129,7 +148,7 @@ class Coordinator:
                 await asyncio.wait_for(self._watched.wait(), self._alone_until_s - time.monotonic())
 
     async def _drain(self) -> None:
-        for writer in (*self._agents.values(), *self._observers):
+        for writer in (*self._agents.values(), *self._observers.writers):
             with contextlib.suppress(TimeoutError, OSError):
                 writer.close()
                 await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
@@ -139,12 +158,12 @@ class Coordinator:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await wire.accept_async(reader, writer, self._spec.token)
+            await self._await_proof(reader, writer)
             hello = await wire.read_message(reader)
             if isinstance(hello, AgentHello):
                 await self._serve_agent(hello, reader, writer)
             elif isinstance(hello, ObserverHello):
-                await self._serve_observer(reader, writer)
+                await self._serve_observer(hello, reader, writer)
             elif isinstance(hello, RendezvousHello):
                 await self._serve_client(reader, writer)
         except (ConnectionError, Refused) as error:
@@ -154,6 +173,15 @@ class Coordinator:
             self._fail(error)
         finally:
             writer.close()
+
+    async def _await_proof(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unproven[writer] = None
+        if len(self._unproven) > _UNPROVEN_MAX:
+            next(iter(self._unproven)).transport.abort()
+        try:
+            await wire.accept_async(reader, writer, self._spec.token)
+        finally:
+            del self._unproven[writer]
 
     async def _serve_agent(self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._hold(self._record.check)  # it may have waited for long, while this process was asleep
@@ -168,31 +196,35 @@ class Coordinator:
             self._starved[hello.node] = (Starvation(hello.pid, hello.pid), 0)
         writer.write(wire.encode(self._welcome()))
         self._carry_out(outputs)
+        self._tick_soon()
         try:
             while True:
                 message = await wire.read_message(reader)
                 if self._agents.get(hello.node) is not writer:
                     return  # this node was given up meanwhile
-                self._hold(self._record.check)  # one that is over must not prolong the lease of a node
-                self._carry_out(self._plane.hear(message, time.monotonic()))
+                self._hear_agent(hello.node, message)
         except (ConnectionError, Refused):
             if self._agents.get(hello.node) is writer:
                 dead = hello.host_id.startswith(kernel_id()) and is_ending(hello.pid)
                 detail = "the agent's connection ended"
                 self._carry_out(self._plane.detach(hello.node, detail, time.monotonic(), dead=dead))
+                self._tick_soon()
             raise
 
     def _welcome(self) -> Welcome:
         return Welcome(self._spec.config, self._spec.triggers, self._record.term, os.getpid())
 
-    async def _serve_observer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._observers.add(writer)
+    async def _serve_observer(
+        self, hello: ObserverHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._observers.add(writer, hello)
         self._watched.set()
         for message in (self._welcome(), *self._plane.picture()):
             writer.write(wire.encode(message))
         try:
             while True:
                 self._carry_out(self._plane.hear(await wire.read_message(reader), time.monotonic()))
+                self._tick_soon()
         finally:
             self._observers.discard(writer)
 
@@ -208,17 +240,50 @@ class Coordinator:
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
+    def _hear_agent(self, node: str, message: Any) -> None:
+        """Nodes of one host beat together: one look does for them all."""
+        self._hold(self._record.check)  # one that is over must not prolong the lease of a node
+        self._carry_out(self._plane.hear(message, time.monotonic()))
+        if not isinstance(message, Heartbeat):
+            self._tick_soon()
+            return
+        self._beaten.add(node)
+        if len(self._beaten) == len(self._agents):
+            self._tick_soon()
+        elif len(self._beaten) == 1:
+            self._tick_within(_GATHER_S)
+
+    def _tick_soon(self) -> None:
+        """Tick when all that has arrived is heard."""
+        if not self._ticks_soon:
+            self._ticks_soon = True
+            asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick_within(self, seconds: float) -> None:
+        """Tick then, if no tick is due earlier."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and not self._timer.cancelled():
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._tick_soon)
+
+    def _tick(self) -> None:
+        self._ticks_soon = False
+        self._beaten.clear()
+        if self._timer is not None:
+            self._timer.cancel()
         try:
-            while True:
-                until_due_s = self._plane.next_tick_s() - time.monotonic()
-                await asyncio.sleep(min(_TICK_S, max(_TICK_MIN_S, until_due_s)))
-                self._hold(self._record.check)
-                if time.monotonic() > self._alone_until_s:
-                    self._say_resumed()  # no node has come that could know better
-                self._carry_out(self._plane.tick(time.monotonic(), self._starvation(), self._acknowledgements.take()))
+            self._hold(self._record.check)
+            now_s = time.monotonic()
+            if now_s > self._alone_until_s:
+                self._say_resumed()  # no node has come that could know better
+            self._carry_out(self._plane.tick(now_s, self._starvation(), self._acknowledgements.take()))
         except Exception as error:  # noqa: BLE001 - as in _greet
             self._fail(error)
+        now_s = time.monotonic()
+        until_due_s = self._plane.next_tick_s(now_s) - now_s
+        self._tick_within(min(_TICK_S, max(_TICK_MIN_S, until_due_s)))
 
     def _starvation(self) -> dict[str, float]:
         """How long each agent on this host has waited for a CPU since this was last asked."""
@@ -243,7 +308,7 @@ class Coordinator:
                         self._acknowledgements.ask(node, writer.get_extra_info("socket"))
                     self._write(writer, message)
                 case Show(message):
-                    self._show(message)
+                    self._observers.show(message, time.monotonic())
                 case Reply(client, message):
                     assert isinstance(client, int)
                     self._write(self._clients.get(client), message)
@@ -265,11 +330,6 @@ class Coordinator:
     def _write(self, writer: asyncio.StreamWriter | None, message: messages.Message) -> None:
         if writer is not None:
             writer.write(wire.encode(message))
-
-    def _show(self, message: messages.Message) -> None:
-        data = wire.encode(message)
-        for writer in self._observers:
-            writer.write(data)
 
     def _disconnect(self, node: str) -> None:
         writer = self._agents.pop(node, None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from chaoskit import messages
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.inheritance import Inheritance
+from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.limits import Limits
 from chaoskit.control.losses import difference
 from chaoskit.control.outputs import Note, Output, Remember, Send, Show
@@ -51,6 +52,17 @@ from chaoskit.messages import (
 )
 from chaoskit.vocabulary import Event
 
+#: What a coordinator listens to, beside heartbeats.
+_HEARD = (
+    *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, Pong),
+    *(WorkerLost, LinksTested, LinksMeasured, HealthReport, Sealed, SourceFailed, LinesMatched, RuleFired),
+    *(Release, Ping, PullNode, Arm, ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, EndJob),
+)
+#: A heartbeat that follows so many intervals after one that was answered is answered, too.
+_UNANSWERED_BEATS = 1.2
+#: A lease that is longer is hardly shorter by an answer that is left out.
+_LONG_LEASE_BEATS = 25
+
 
 class Hearing(Inheritance):
     """Decisions, by what others say."""
@@ -60,6 +72,11 @@ class Hearing(Inheritance):
     ) -> None:
         super().__init__(config, memory, now_s, policies, limits)
         self._repeats = Repeats(limit=config.nodes)
+        self._beats_are_fresh = False
+        self._answered_s: dict[str, float] = {}  # by node
+        beat_s = config.heartbeat_ms / 1000 * REPORT_SHARE
+        # a short lease is prolonged as often as can be
+        self._answer_s = _UNANSWERED_BEATS * beat_s if config.coordinator_outage_s > _LONG_LEASE_BEATS * beat_s else 0.0
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
 
     def hear(self, message: Any, now_s: float) -> list[Output]:
@@ -68,13 +85,18 @@ class Hearing(Inheritance):
         Raises:
             Refused: if it is none that a coordinator listens to.
         """
+        if isinstance(message, Heartbeat):  # nearly all that is ever heard
+            return [Show(message), *self._hear_beats(message, now_s)]
+        if not isinstance(message, _HEARD):
+            raise Refused(f"unexpected {type(message).__name__}")
         if not isinstance(message, WorkerFailed):  # most of these are a matter of the agent, which reports the loss
             self._facts.note(message)
-        shown: list[Output] = [Show(message)] if isinstance(message, messages.Message) else []
+        looked = self._look_at_beats(now_s)  # they were said before this, and may not hold after it
+        shown: list[Output] = [Show(message)]
         for listen in (self._hear_worker, self._hear_node, self._hear_observer):
             if (outputs := listen(message, shown, now_s)) is not None:
-                return outputs
-        raise Refused(f"unexpected {type(message).__name__}")
+                return looked + outputs
+        raise AssertionError(f"{type(message).__name__} is heard by none")
 
     def _hear_worker(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
@@ -111,13 +133,14 @@ class Hearing(Inheritance):
 
     def _hear_node(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
-            case Heartbeat():
-                return shown + self._hear_beats(message, now_s)
             case WorkerLost(worker, node, cause, detail, detected_ns, trained_in):
                 if self._membership.host_of(worker) is None:
                     return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
                 lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)
-                return self._note_trained(trained_in, now_s) + self._lose_worker(lost, now_s)
+                settled = self._note_trained(trained_in, now_s)
+                if self._membership.host_of(worker) is None:  # it was to leave as soon as its generation had worked
+                    return settled
+                return settled + self._lose_worker(lost, now_s)
             case LinksTested(node, number, unreachable):
                 self._links.answer(node, number, unreachable)
                 return self._look_at_links(now_s)
@@ -151,23 +174,32 @@ class Hearing(Inheritance):
         return None
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
-        heard = Send(heartbeat.node, Heard(heartbeat.sent_ns))
+        heard = self._answer_beat(heartbeat, now_s)
         if heartbeat.node not in self._membership.nodes:
-            return [heard]  # it waits for the others
+            return heard  # it waits for the others
         self._contact.beat(heartbeat.node, now_s)
         live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
         self._watch.hear(live, now_s)
         self._workload.hear(live)
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
+        self._beats_are_fresh = True
         started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
-        looked = [
-            *self._dismiss_behind(now_s),
-            *self._look_for_hangs(now_s),
-            *self._look_at_workload(now_s),
-            *self._look_at_clocks(heartbeat, now_s),
-        ]
-        return [heard, *started, *looked]
+        return [*heard, *started, *self._look_at_clocks(heartbeat, now_s)]
+
+    def _answer_beat(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
+        """Prolong the lease of a node, with each second heartbeat: each answer wakes its agent up."""
+        if now_s < self._answered_s.get(heartbeat.node, -math.inf) + self._answer_s:
+            return []
+        self._answered_s[heartbeat.node] = now_s
+        return [Send(heartbeat.node, Heard(heartbeat.sent_ns))]
+
+    def _look_at_beats(self, now_s: float) -> list[Output]:
+        """What follows from the beats of all nodes together, if any was heard since the last look."""
+        if not self._beats_are_fresh:
+            return []
+        self._beats_are_fresh = False
+        return [*self._dismiss_behind(now_s), *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint

@@ -6,6 +6,7 @@ written down and not carried out: what they say is told again, and what they lef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from chaoskit.config import RunConfig
@@ -121,6 +122,11 @@ class Inheritance(Nodes):
         self._resuming = False
         self._inherited_until_s = now_s + self._limits.forming_s
         return self._carry_out_ruling(self._ruled, now_s) if self._ruled is not None else []
+
+    def _generation_due_s(self) -> tuple[float, float]:
+        """When a generation is planned again: one that broke, and one that the last coordinator left unsettled."""
+        broken_s = self._broken[0] if self._broken is not None else math.inf
+        return broken_s, self._inherited_until_s if self._inherited_until_s is not None else math.inf
 
     def _stall_inherited(self, now_s: float) -> list[Output]:
         """Plan the generation again that the last coordinator left unsettled, if it has not formed by now."""

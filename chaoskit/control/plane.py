@@ -25,6 +25,8 @@ from chaoskit.control.policies import POLICIES, Policies
 from chaoskit.control.rendezvous import Client
 from chaoskit.messages import Store
 
+_FORMING_TICK_S = 0.02
+
 
 class ControlPlane(Hearing):
     """Serves one run.
@@ -78,12 +80,16 @@ class ControlPlane(Hearing):
         """A worker closed its connection to the rendezvous."""
         self._board.forget(client)
 
-    def next_tick_s(self) -> float:
-        """When the next node is given up, or asked for a sign, if nothing is heard until then."""
-        return self._contact.next_look_s()
+    def next_tick_s(self, now_s: float) -> float:
+        """When :meth:`tick` must be called, if nothing is heard until then: at a moment that is known to matter.
+
+        While a generation is formed, or copies are sought, every few milliseconds.
+        """
+        due_s = min(self._contact.next_look_s(), *self._generation_due_s())
+        return min(due_s, now_s + _FORMING_TICK_S) if self._membership.is_forming else due_s
 
     def tick(self, now_s: float, starved_s: Mapping[str, float], acknowledged: Collection[str] = ()) -> list[Output]:
-        """To be called every few milliseconds, when all input was read.
+        """To be called when all input was read, and at the time that :meth:`next_tick_s` says.
 
         Args:
             starved_s: node -> time since the last call in which its agent waited for a CPU: no silence of its own.
@@ -97,6 +103,7 @@ class ControlPlane(Hearing):
         self._contact.listen(self._membership.keepers, now_s, acknowledged)
         outputs += [Send(node, messages.Probe()) for node in self._contact.ask(now_s)]
         outputs += self._give_up_silent(now_s)
+        outputs += self._look_at_beats(now_s)
         outputs += self._look_at_links(now_s)
         outputs += self._admit(self._attendance.due(now_s), now_s)
         outputs += self._keep_unfit_out(now_s)

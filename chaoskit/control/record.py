@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -42,10 +43,18 @@ class _Line(msgspec.Struct, frozen=True):
     lag_s: float = 0.0
 
 
+class _Packed(msgspec.Struct, frozen=True):
+    """A line that JSON cannot say, as it holds a number that is not finite: in MessagePack."""
+
+    packed: bytes
+
+
 _encoder = msgspec.json.Encoder()
 _header_decoder = msgspec.json.Decoder(_Header)
 _line_decoder = msgspec.json.Decoder(_Line)
 _RESERVE_BYTES = 2**18
+_packed_decoder = msgspec.json.Decoder(_Packed)
+_unpacker = msgspec.msgpack.Decoder(_Line)
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -75,15 +84,16 @@ class Record:
     def _replace(self, term: int, before: int) -> None:
         """Write a record with this ``term`` in the place of the one that ``before`` is open on."""
         self.term = term
-        draft = self._path.with_suffix(f".{os.getpid()}")
-        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._fd, name = tempfile.mkstemp(prefix=f"{self._path.stem}.", dir=self._path.parent)
+        draft = Path(name)
         _write(self._fd, [_encoder.encode(_Header(term)), *map(_encode, self.memory)])
         os.fsync(self._fd)
         self._reserve()
         self._inode = os.fstat(self._fd).st_ino
         if self._path.is_dir():  # a file can take the place of anything else
-            self._path.rename(self._path.with_suffix(f".{os.getpid()}.aside"))
+            self._path.rename(draft.with_name(f"{draft.name}.aside"))
         draft.rename(self._path)
+        _sync_directory(self._path.parent)
         late: list[Remember] = []
         with contextlib.suppress(OSError, _Damaged):
             late = _read(before)[1][len(self.memory) :]
@@ -148,8 +158,24 @@ def _write(fd: int, lines: list[bytes]) -> None:
         data = data[os.write(fd, data) :]
 
 
+def _sync_directory(path: Path) -> None:
+    """Make a rename in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _encode(entry: Remember) -> bytes:
-    return _encoder.encode(_Line(entry.now_s, entry.event, entry.lag_s))
+    line = _Line(entry.now_s, entry.event, entry.lag_s)
+    data = _encoder.encode(line)
+    try:
+        if _line_decoder.decode(data) == line:
+            return data
+    except msgspec.ValidationError:
+        pass
+    return _encoder.encode(_Packed(msgspec.msgpack.encode(line)))
 
 
 def _open(path: Path) -> int:
@@ -183,5 +209,8 @@ def _read(fd: int) -> tuple[int, list[Remember]]:
 
 
 def _decode(line: bytes) -> Remember:
-    decoded = _line_decoder.decode(line)
+    try:
+        decoded = _line_decoder.decode(line)
+    except msgspec.ValidationError:
+        decoded = _unpacker.decode(_packed_decoder.decode(line).packed)
     return Remember(decoded.event, decoded.now_s, decoded.lag_s)

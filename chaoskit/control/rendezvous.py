@@ -46,7 +46,7 @@ class RendezvousBoard:
         """Take in a request of a worker: its answer, now or when another request allows it.
 
         Raises:
-            Refused: if it is no request to a rendezvous.
+            Refused: if it is no request to a rendezvous, or of a rank that the world does not have.
         """
         if not isinstance(request, (Put, Get, Exchange)):
             raise Refused(f"unexpected {type(request).__name__} in a rendezvous")
@@ -56,6 +56,8 @@ class RendezvousBoard:
             return self._resolve(f"key/{request.key}", Value(request.value))
         if isinstance(request, Get):
             return self._wait(client, f"key/{request.key}")
+        if not 0 <= request.rank < self._world:
+            raise Refused(f"rank {request.rank} of a world of {self._world} in a rendezvous")
         return [*self._arrive(request), *self._wait(client, f"exchange/{request.name}")]
 
     def forget(self, client: Client) -> None:

@@ -201,6 +201,11 @@ class Roll:
         return self._settled
 
     @property
+    def is_forming(self) -> bool:
+        """Whether the next generation has yet to work, or copies of the state to be found."""
+        return not self._finished and (not self._settled or self._revival.active)
+
+    @property
     def is_short(self) -> bool:
         """Whether a rank is missing, and there is no new generation: too few are left, or nobody has the state."""
         return not self._finished and len(self.members) < self.world

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from chaoskit.control import events
@@ -32,8 +34,10 @@ class Sizing(Decisions):
         self, message: ScaleTo | LendNodes | SpotNotice | NoticeCancelled | ReturnNodes, now_s: float
     ) -> list[Output]:
         """Somebody wants another size."""
-        if isinstance(message, LendNodes) and (message.nodes < 1 or not message.grace_s >= 0):
+        if isinstance(message, LendNodes) and (message.nodes < 1 or not 0 <= message.grace_s < math.inf):
             return self._answer(Answer(message.request, False, "ask for 1 node or more, and a grace of 0 s or more"))
+        if isinstance(message, SpotNotice) and not math.isfinite(message.grace_s):
+            return self._answer(Answer("", False, "say in how many seconds the node is taken away"))
         match message:
             case ScaleTo(request, size, asked_by):
                 happening: happenings.Event = happenings.Scale(request, size, asked_by)

@@ -31,6 +31,10 @@ _PATIENCE = 2
 _COORDINATOR = "coordinator"
 
 
+class _Silent(Exception):
+    """The coordinator has not answered for too long."""
+
+
 class Uplink:
     """Sends to the coordinator of the moment, and attaches to the next one.
 
@@ -65,7 +69,7 @@ class Uplink:
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
         self._leases = Leases(config.heartbeat_ms / 1000, _PATIENCE * config.lease_beats)
-        self._silent = asyncio.Event()
+        self._reader: asyncio.StreamReader | None = None  # of the coordinator that is followed
         self._acknowledged_ns = self._now_ns()
         self.facts = Facts()
         self.clock = OffsetWindow()  # beside that of the coordinator
@@ -88,17 +92,17 @@ class Uplink:
 
     def look(self, now_s: float) -> None:
         """To be called with every heartbeat: has the coordinator fallen silent?"""
-        if self._leases.expired(now_s):
-            self._silent.set()
+        if self._leases.expired(now_s) and self._reader is not None:
+            self._reader.set_exception(_Silent())
 
     async def follow(self) -> AsyncIterator[Any]:
         """Every message of every coordinator, until one ends the job or none is left."""
-        reader: asyncio.StreamReader | None
-        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self._begin(self._now_ns())
-        while reader is not None:
+        while self._reader is not None:
             try:
-                while (message := await self._next(reader)) is not None:
+                while True:
+                    message = await wire.read_message(self._reader)
                     if isinstance(message, Heard):
                         self._acknowledge(message)
                         continue
@@ -106,25 +110,15 @@ class Uplink:
                     yield message
                     if isinstance(message, EndJob):
                         return
+            except _Silent:
+                pass  # the connection is kept: it may only be slow
             except (ConnectionError, Refused):
                 self._hang_up()
-            reader = await self._attach()
-
-    async def _next(self, reader: asyncio.StreamReader) -> Any | None:
-        """The next message; None when the coordinator has been silent for too long."""
-        reading = asyncio.ensure_future(wire.read_message(reader))
-        silence = asyncio.ensure_future(self._silent.wait())
-        try:
-            await asyncio.wait((reading, silence), return_when=asyncio.FIRST_COMPLETED)
-            return await reading if reading.done() else None
-        finally:
-            reading.cancel()
-            silence.cancel()
+            self._reader = await self._attach()
 
     def _begin(self, sent_ns: int) -> None:
         """A coordinator has answered what was sent then."""
         self._leases.beat(_COORDINATOR, self._now_ns() / 1e9)
-        self._silent.clear()
         self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
 
     def _acknowledge(self, heard: Heard) -> None:

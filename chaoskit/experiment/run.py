@@ -71,6 +71,7 @@ def execute(
     watch: Watch = lambda message: None,
     port: int = 0,
     requests: Requests | None = None,
+    heartbeat_s: float = 0.0,
     when_silent: WhenSilent | None = None,
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
@@ -80,6 +81,7 @@ def execute(
         watch: is shown every message of the coordinator.
         port: of the coordinator; 0 for any.
         requests: what is wanted of the run while it lasts.
+        heartbeat_s: how far apart the heartbeats of a node may be that ``watch`` is shown while nothing else happens.
         when_silent: what a launch does when it hears nothing, as when all nodes are lost. Experiments do nothing: a
             node that is lost stays lost unless a fault brings it back.
 
@@ -89,7 +91,7 @@ def execute(
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store, requests, when_silent)
+        return _execute(experiment, substrate, undo, directory, watch, port, store, requests, heartbeat_s, when_silent)
 
 
 @contextlib.contextmanager
@@ -129,6 +131,7 @@ def _execute(
     port: int,
     store: ObjectProxy | None,
     requests: Requests | None,
+    heartbeat_s: float,
     when_silent: WhenSilent | None,
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness")
@@ -138,7 +141,7 @@ def _execute(
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
-    cluster = substrate.launch(config, experiment.triggers(), directory, port=port)
+    cluster = substrate.launch(config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s)
     conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests, when_silent)
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)

@@ -16,6 +16,7 @@ import msgspec
 
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.handshakes import proven
 from chaoskit.health import tcp
 from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
@@ -79,12 +80,8 @@ class PairServer:
     def _serve(self, niceness: int) -> None:
         if niceness:
             lower_priority(niceness)  # of the threads that are started here, too
-        while True:
+        for connection in proven(self._listener, self._token, timeout_s=self._silent_s):
             self._room.acquire()
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
             thread = threading.Thread(target=self._test, args=(connection,), name="pair-test", daemon=True)
             with self._lock:
                 if self._closed:
@@ -104,7 +101,6 @@ class PairServer:
             self._room.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        wire.accept(connection, self._token, self._silent_s)
         connection.settimeout(self._silent_s)
         with self._lock:
             self.served += 1

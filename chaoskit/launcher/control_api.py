@@ -7,6 +7,8 @@ import hmac
 import json
 import os
 import secrets
+import select
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +22,6 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
 from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
 
-_CLOSE_S = 0.05  # the end of a launch waits so long for the server
 _BODY_BYTES_MAX = 65536
 
 
@@ -75,14 +76,25 @@ def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Do
     server.daemon_threads = True
     door = Door(f"http://127.0.0.1:{server.server_port}", token, os.getpid())
     path = open_door(directory, door)
-    threading.Thread(target=server.serve_forever, args=(_CLOSE_S,), name="door", daemon=True).start()
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=_serve, args=(server, theirs), name="door", daemon=True)
+    thread.start()
     try:
         yield door
     finally:
         path.unlink(missing_ok=True)
         requests.end()
-        server.shutdown()
+        ours.close()
+        thread.join()
+        theirs.close()
         server.server_close()
+
+
+def _serve(server: ThreadingHTTPServer, over: socket.socket) -> None:
+    """Answer until the other end of ``over`` is closed; ``serve_forever`` would wake up again and again to look."""
+    sources: list[Any] = [server, over]
+    while over not in select.select(sources, [], [])[0]:
+        server.handle_request()
 
 
 def _fields(kind: type[Any]) -> str:

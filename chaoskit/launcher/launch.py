@@ -37,6 +37,9 @@ from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
+#: What is shown of a run that goes on is as old as this at most.
+_HEARTBEAT_S = 0.25
+
 
 class LaunchResult(msgspec.Struct, kw_only=True):
     """How a launch ended; what ``--json`` prints.
@@ -178,10 +181,14 @@ def launch_shown(
         requests, starter = Requests(), NodeStarter(config, directory, watch_all)
         with _substrate(substrate) as (place, undo), listening(requests, directory, control_port), view.shown():
             run = execute(
-                *(experiment, place, undo, directory),
+                experiment,
+                place,
+                undo,
+                directory,
                 watch=watch_all,
                 port=port,
                 requests=requests,
+                heartbeat_s=_HEARTBEAT_S,
                 when_silent=starter.look,
             )
     quarantined.conclude()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from chaoskit.config import RunConfig
@@ -32,7 +34,13 @@ class AgentHello(Message, frozen=True):
 
 
 class ObserverHello(Message, frozen=True):
-    """The harness, or a live view: sees everything, may release triggers and stop the run."""
+    """The harness, or a live view: sees everything, may release triggers and stop the run.
+
+    ``heartbeat_s``: how far apart the heartbeats of a node may be that it is shown while nothing else happens; 0 for
+    all of them.
+    """
+
+    heartbeat_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Welcome(Message, frozen=True):

@@ -7,7 +7,6 @@ one that overlapped a commit is repeated. What is read from a sealed copy must h
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import struct
 import threading
@@ -21,6 +20,7 @@ from chaoskit import wire
 from chaoskit.checkpoint.arena import ArenaView
 from chaoskit.checkpoint.seal import CHUNK_BYTES, checksum
 from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.handshakes import proven
 from chaoskit.messages import Endpoint
 from chaoskit.osprocess import host_id, is_ending
 from chaoskit.runtime.group import disown, reown
@@ -31,7 +31,6 @@ Probe = Callable[[int], None]
 
 _SEQUENCE = struct.Struct("!q")
 _RETRY_S = 0.001
-_BREATH_S = 0.02
 _SILENT_S = 10.0  # a peer that sends nothing for so long, or writes all the time, cannot be read
 
 
@@ -75,15 +74,7 @@ class StateServer:
         threading.Thread(target=self._accept, name="state-server", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EINVAL, errno.EBADF):
-                    return  # closed
-                time.sleep(_BREATH_S)  # a client that is gone again, or no descriptor at this moment
-                continue
-            disown(connection.fileno())
+        for connection in proven(self._listener, self._token, made=disown, unmade=reown):
             threading.Thread(target=self._serve, args=(connection,), name="state-send", daemon=True).start()
 
     def close(self) -> None:
@@ -96,7 +87,6 @@ class StateServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                wire.accept(connection, self._token)
                 self._send_state(connection)
             except (OSError, Refused):
                 return  # the peer went away, or is not one of ours

@@ -151,9 +151,18 @@ class Substrate(Protocol):
     name: str
 
     def launch(
-        self, config: RunConfig, triggers: tuple[Trigger, ...], run_directory: Path, *, port: int = 0
+        self,
+        config: RunConfig,
+        triggers: tuple[Trigger, ...],
+        run_directory: Path,
+        *,
+        port: int = 0,
+        heartbeat_s: float = 0.0,
     ) -> Cluster:
-        """Start coordinator and agents of a run. Journals and logs go below ``run_directory``."""
+        """Start coordinator and agents of a run. Journals and logs go below ``run_directory``.
+
+        ``heartbeat_s``: of the cluster's observer, see :class:`chaoskit.messages.ObserverHello`.
+        """
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started, without coordinator and agents.

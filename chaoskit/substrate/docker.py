@@ -112,7 +112,13 @@ class DockerSubstrate(LocalSubstrate):
     # -- runs -----------------------------------------------------------------------------------------------------
 
     def launch(
-        self, config: RunConfig, triggers: tuple[Trigger, ...], run_directory: Path, *, port: int = 0
+        self,
+        config: RunConfig,
+        triggers: tuple[Trigger, ...],
+        run_directory: Path,
+        *,
+        port: int = 0,
+        heartbeat_s: float = 0.0,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -126,7 +132,7 @@ class DockerSubstrate(LocalSubstrate):
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS])
-        return super().launch(config, triggers, run_directory, port=port)
+        return super().launch(config, triggers, run_directory, port=port, heartbeat_s=heartbeat_s)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started.

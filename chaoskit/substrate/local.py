@@ -172,7 +172,13 @@ class LocalSubstrate:
         return int(reply)
 
     def launch(
-        self, config: RunConfig, triggers: tuple[Trigger, ...], run_directory: Path, *, port: int = 0
+        self,
+        config: RunConfig,
+        triggers: tuple[Trigger, ...],
+        run_directory: Path,
+        *,
+        port: int = 0,
+        heartbeat_s: float = 0.0,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -188,7 +194,8 @@ class LocalSubstrate:
             start = StartCoordinator(coordinator)
             pids = [self._start(start, first.fileno(), second.fileno(), *network.namespace(COORDINATOR))]
         try:
-            observer = attach(network, token)
+            hello = ObserverHello(heartbeat_s)
+            observer = attach(network, token, hello)
             for node in nodes:
                 pids.append(self.start_agent(network, node, token, run_directory))  # noqa: PERF401 - see below
         except (OSError, Refused) as error:
@@ -198,7 +205,7 @@ class LocalSubstrate:
             log = run_directory / "log" / "coordinator.log"
             raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
         disks = Disks(self._undo, self._enter_mounts)
-        return self._cluster(network, observer, token, pids, nodes, run_directory, disks)
+        return self._cluster(network, observer, token, pids, nodes, run_directory, disks, hello)
 
     def _cluster(self, *arguments: Any) -> LocalCluster:
         return LocalCluster(self, *arguments)
@@ -252,16 +259,19 @@ def node_names(count: int) -> tuple[str, ...]:
     return tuple(f"node{number}" for number in range(count))
 
 
-def attach(network: Network, token: str) -> socket.socket:
+def attach(network: Network, token: str, hello: ObserverHello) -> socket.socket:
     """An observer's connection to the coordinator. Raises OSError, Refused."""
     connection = network.connect()
     try:
         wire.introduce(connection, token)
-        wire.send(connection, ObserverHello())
+        wire.send(connection, hello)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+_ALL = ObserverHello()
 
 
 class LocalCluster(Levers):
@@ -277,9 +287,10 @@ class LocalCluster(Levers):
         nodes: tuple[str, ...],
         run_directory: Path,
         disks: Disks,
+        hello: ObserverHello = _ALL,
     ) -> None:
         super().__init__(network, nodes, run_directory, disks, substrate.holds)
-        self._substrate, self._observer = substrate, observer
+        self._substrate, self._hello, self._observer = substrate, hello, observer
         self.address, self.token, self.store_port = network.address, token, network.store[1]
         self._pids = pids
         self.coordinator_pid = pids[0]
@@ -316,7 +327,7 @@ class LocalCluster(Levers):
         self._observer.close()
         self._splitter = wire.Splitter()
         try:
-            self._observer = attach(self._network, self.token)
+            self._observer = attach(self._network, self.token, self._hello)
         except (OSError, Refused) as error:
             raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
 

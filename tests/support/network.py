@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import time
 from collections.abc import Iterator
+
+from chaoskit.handshakes import Unproven
+from support.waiting import LIMIT_S
 
 HOST = "127.0.0.1"
 
@@ -28,3 +33,19 @@ def without_networks(*command: str) -> list[str]:
     """
     script = 'echo 0 > /proc/sys/user/max_net_namespaces\nexec "$@"'
     return ["unshare", "--user", "--map-root-user", "sh", "-ec", script, "sh", *command]
+
+
+def accept(connection: socket.socket, token: str) -> None:
+    """Authenticate the client of one connection, as a server does it for many.
+
+    Raises:
+        OSError: if it ends. Refused: if the client does not know the token.
+    """
+    until_s = time.monotonic() + LIMIT_S
+    client = Unproven(connection, token, until_s)
+    while time.monotonic() < until_s:
+        select.select([connection], [], [], LIMIT_S)
+        with contextlib.suppress(BlockingIOError):
+            client.read()
+            return
+    raise TimeoutError("no proof of the token")
