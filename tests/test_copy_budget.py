@@ -23,6 +23,7 @@ class Job:
     def __init__(self, *, every_step: bool = False, alone: bool = False, cost_s: float = 0.025) -> None:
         self.budget = CopyBudget(every_step=every_step)
         self.step, self.now_s, self.cost_s = -1, 100.0, cost_s
+        self.generation = 1
         self.at_s: dict[int, float] = {}
         self.copies: list[int] = []
         self.begin(alone=alone)
@@ -34,7 +35,7 @@ class Job:
         """Whether the state was to be copied."""
         self.step, self.now_s = self.step + 1, self.now_s + step_s
         self.at_s[self.step] = self.now_s
-        if not self.budget.wants(self.step, self.now_s):
+        if not self.budget.wants(self.step, self.generation, self.now_s):
             return False
         if fails:
             self.budget.failed(self.step)
@@ -74,6 +75,20 @@ def test_the_first_state_of_a_membership_is_copied() -> None:
     for _ in range(20):
         job.commit(0.15)
     assert job.copies[-2:] == [25, 42]
+
+
+def test_a_membership_that_waited_for_a_step_boundary_begins_with_a_copy() -> None:
+    """Its plan comes earlier: what the one before commits meanwhile is none of its states."""
+    job = Job()
+    for _ in range(25):
+        job.commit(0.15)
+    job.begin()
+    for _ in range(3):
+        job.commit(0.15)
+    job.generation = 2
+    for _ in range(20):
+        job.commit(0.15)
+    assert job.copies[-3:] == [25, 28, 45]
 
 
 def test_no_copy_waits_for_half_a_minute_of_work() -> None:

@@ -36,6 +36,7 @@ class CopyBudget:
         self._every_step = every_step
         self._steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._costs_s: deque[float] = deque(maxlen=_RECENT_COPIES)
+        self._generation = 0
         self.begin(alone=False)
 
     def begin(self, *, alone: bool) -> None:
@@ -45,6 +46,9 @@ class CopyBudget:
             alone: there is one rank or one node, so no other rank has the state: each commit is copied.
         """
         self._always = self._every_step or alone
+        self._restart()
+
+    def _restart(self) -> None:
         self._failures = 0
         self._seen: tuple[int, float] | None = None
         self._copied_s: float | None = None
@@ -73,8 +77,16 @@ class CopyBudget:
         """What a copy costs, by the median of the recent ones; 0 before the first."""
         return median(self._costs_s) if self._costs_s else 0.0
 
-    def wants(self, step: int, now_s: float) -> bool:
-        """Whether the state of ``step`` steps, committed by now, is to be copied."""
+    def wants(self, step: int, generation: int, now_s: float) -> bool:
+        """Whether the state of ``step`` steps, committed by now, is to be copied.
+
+        Args:
+            generation: the one that the state stands in. A membership that waits for a step boundary begins after the
+                one before it has committed some more steps.
+        """
+        if generation != self._generation:
+            self._generation = generation
+            self._restart()
         if self._seen is not None and step > self._seen[0]:
             self._steps_s.append((now_s - self._seen[1]) / (step - self._seen[0]))
         self._seen = step, now_s

@@ -194,7 +194,7 @@ class Keeper(NodeKeeper):
     def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed, if its turn has come. Training never waits long for it."""
         step = kept.view.step
-        if not self._budget.wants(step, time.monotonic()):
+        if not self._budget.wants(step, kept.view.generation, time.monotonic()):
             return
         if self._has(step):  # a new generation of the same state
             self._budget.copied(step, None)

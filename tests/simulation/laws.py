@@ -263,9 +263,16 @@ class Laws:
         self.require(
             target >= self.high - 1
             or generation < max(self.formed)  # a zombie hears of the past: a newer one has begun without it
-            or (target < 0 and self.high == 1),  # a copy in place broke off
+            or (target < 0 and self.high == 1)  # a copy in place broke off
+            or self._newest_is_gone,
             f"generation {generation} goes back to step {target} from {self.high}",
         )
+
+    @property
+    def _newest_is_gone(self) -> bool:
+        """Whether the ranks that went on alone are lost, with their word of it; a rank that was to leave is not."""
+        living = [worker for worker in self._world.workers.values() if worker.alive]
+        return not self._world.haven and all(worker.step < self.high - 1 for worker in living)
 
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
         """All contributions of a step have come together."""

@@ -93,7 +93,7 @@ class ReplicaKeeper:
             return
         if self._busy:
             self._rung = True
-        elif not self.budget.wants(worker.step, self._world.engine.now_s):
+        elif not self.budget.wants(worker.step, worker.state_generation, self._world.engine.now_s):
             self._answer(worker)
         elif self.copy is not None and (self.copy.worker, self.copy.step) == (worker.name, worker.step):
             self._made(worker, worker.step, None)
