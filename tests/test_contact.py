@@ -108,6 +108,15 @@ def test_who_returns_before_that_was_never_lost_and_the_others_are_given_up_now(
     assert sorted(node for node, _ in lost) == ["node0", "node1", "node3"]
 
 
+def test_a_node_that_has_yet_to_come_to_this_coordinator_hides_no_cut() -> None:
+    """All that were heard are silent: the first one that returns gives the others their time, as without it."""
+    clock = Clock(nodes=FOUR[1:])
+    clock.contact.expect("node0", clock.now_s + 60.0)
+    assert clock.run(1.0, heard=(), keepers=FOUR) == []
+    assert clock.run(0.5 * RETURN_S, heard=("node1",), keepers=FOUR) == []
+    assert clock.run(RETURN_S, heard=("node1",), keepers=FOUR)[0] == ("node2", "silent for 3 beats")
+
+
 def test_nodes_without_the_state_are_no_reason_to_give_up_those_that_have_it() -> None:
     clock = Clock()
     assert clock.run(5.0, heard=("node3",), keepers=FOUR[:3]) == []

@@ -121,10 +121,15 @@ class Contact:
             since_s = now_s - (self._leases.slow_s if slow else self._leases.lease_s)
             detail = self._slow_detail if slow else self._detail
             self._silent[node] = (since_s, self._left.pop(node, detail))
-        if keepers and all(node in self._silent for node in keepers):
+        if self._may_be_cut_off(keepers):
             self._cut_off = True
         elif self._cut_off and (not keepers or self._is_kept(keepers, now_s)):  # not all come back at once
             self._cut_off, self._patient_until_s = False, now_s + RETURN_S
+
+    def _may_be_cut_off(self, keepers: Collection[str]) -> bool:
+        """Whether all nodes that have the state are silent, apart from those that never came to this coordinator."""
+        heard = [node for node in keepers if node in self._heard_s]
+        return bool(heard) and all(node in self._silent for node in heard)
 
     def lost(self, keepers: Collection[str], now_s: float) -> list[tuple[str, str]]:
         """Silent nodes that may be given up now, each with how it was lost."""
