@@ -573,8 +573,8 @@ def gives_up_what_is_out_of_reach() -> Seams:
 
 
 def puts_old_answers_beside_new_ones() -> Seams:
-    """What others told before a node came back counts beside what that node tells."""
-    return Seams(limits=Limits(apart_s=math.inf))
+    """What others told before a node came back counts beside what that node tells, however old it is."""
+    return Seams(limits=Limits(apart_s=math.inf, fresh_s=math.inf))
 
 
 def gives_up_too_soon() -> Seams:
@@ -591,7 +591,7 @@ def gives_up_too_soon() -> Seams:
 
 SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
     gives_up_what_is_out_of_reach: "the state is there|is stored",
-    puts_old_answers_beside_new_ones: "is stored",
+    puts_old_answers_beside_new_ones: "is stored|the state is there",
     gives_up_too_soon: "the state is there|is stored|begins anew|goes on unseen",
     mixes_cuts: "cut in two ways|do not make up",
     offers_partial_sets: "makes one state|cut in another way|not over|given up|all of|begins with|no worker took over"

@@ -102,6 +102,7 @@ class Attention(Generations):
             now_s,
             worked=self._membership.worked,
             over=self._membership.is_gathering,
+            grows=bool(self._membership.spares) and len(self._membership.members) < self._membership.size,
         )
         outputs: list[Output] = []
         for hang in guilty:

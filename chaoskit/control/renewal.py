@@ -82,7 +82,7 @@ class Renewal(Succession):
             lost = f"the coordinator's record was lost, and {lost}"
         if not self._has_answers(now_s):
             return None
-        if not revival.snapshots and not self._may_begin_anew():
+        if not revival.snapshots and (self._growing or not self._may_begin_anew()):
             stored = self._config.disk is not None and (not self._nodes or revival.owed)
             if stored and revival.waited_s(now_s) < startup_s:
                 return None  # a node that comes back sees what is stored
