@@ -73,7 +73,10 @@ def test_a_rank_that_is_killed_around_a_call(chaos: Chaos, tmp_path: Path, where
         assert list(noted[worker]) == list(range(1, last + 1))
     assert list(noted[dead]) == list(range(1, FAULT_STEP))
     (successor,) = noted.keys() - first
-    assert list(noted[successor]) == list(range(FAULT_STEP, last + 1))
+    begun = min(noted[successor])
+    assert list(noted[successor]) == list(range(begun, last + 1))
+    # The rank that died may have been the only one that had committed the step, where no call of all came before.
+    assert begun == FAULT_STEP or (begun == FAULT_STEP - 1 and where != "between")
 
 
 def test_the_world_shrinks_in_the_middle_of_a_call(chaos: Chaos, tmp_path: Path) -> None:

@@ -487,16 +487,35 @@ def lost(worker: str, cause: str, t_ns: int = LOST_NS) -> Record:
     return Record(t_ns, "coordinator", Event.DETECTED, fields)
 
 
-@pytest.mark.parametrize(("beats", "late"), [(2, False), (20, True)])
-def test_a_hang_before_the_step_time_is_known_may_be_found_later(undo: UndoLog, beats: int, late: bool) -> None:
-    """The coordinator learns how long a step takes by its heartbeats, and has a limit of 10 s until then."""
-    struck_ns, heartbeat_ms, hang = 100 * 10**9, 250, Hang(rank=1, at_step=8, how="spin")
+def committed(steps: int, until_ns: int) -> list[Record]:
+    """The commits of rank 0, 10 ms apart."""
+    fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
+    began_ns = until_ns - steps * 10**7
+    return [
+        Record(began_ns + step * 10**7, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize(("steps", "late"), [(2, False), (20, True)])
+def test_a_hang_before_the_phases_are_known_may_be_found_later(undo: UndoLog, steps: int, late: bool) -> None:
+    """The coordinator learns from steps how long phases take, and allows for a start until then."""
+    struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=steps, how="spin")
     struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns})
-    commit = {"step": 0, "generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
-    begun = Record(struck_ns - beats * heartbeat_ms * 10**6, "node0.w0", Event.COMMIT, commit)
-    records = [begun, lost("node1.w0", "hung", struck_ns + 15 * 10**9)]
+    records = [*committed(steps, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
     strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
-    assert bool(lease(trace_of(run_of(strikes, records, heartbeat_ms=heartbeat_ms)))) == late
+    assert bool(lease(trace_of(run_of(strikes, records)))) == late
+
+
+def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found(undo: UndoLog) -> None:
+    struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=20, how="spin")
+    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns})
+    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    found = []
+    for suspects in range(4):
+        before = [lost(f"node2.w{number}", "hung", struck_ns - 10**9) for number in range(suspects)]
+        records = [*committed(20, struck_ns), *before, lost("node1.w0", "hung", struck_ns + 18 * 10**9)]
+        found.append(bool(lease(trace_of(run_of(strikes, records)))))
+    assert found == [True, True, False, False], "2, 4, 8 and 16 s, beside 12 s of slack"
 
 
 @pytest.mark.parametrize(("starved_ms", "late"), [(0.0, True), (4_000.0, True), (9_000.0, False)])
@@ -505,11 +524,9 @@ def test_time_without_a_cpu_is_no_time_of_a_hang(undo: UndoLog, starved_ms: floa
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=8, how="spin")
     beat = Beat("node1.w0", 1, 1, 8, Phase.FORWARD, starved_ms + 600, starved_ms, 8, 1.0)
     struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns}, beat=(0.0, beat))
-    commit = {"step": 0, "generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
-    begun = Record(struck_ns - 20 * 250 * 10**6, "node0.w0", Event.COMMIT, commit)
-    records = [begun, lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
+    records = [*committed(8, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
     strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
-    assert bool(lease(trace_of(run_of(strikes, records, heartbeat_ms=250)))) == late
+    assert bool(lease(trace_of(run_of(strikes, records)))) == late
 
 
 def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:

@@ -127,9 +127,9 @@ class Contact:
             self._cut_off, self._patient_until_s = False, now_s + RETURN_S
 
     def _may_be_cut_off(self, keepers: Collection[str]) -> bool:
-        """Whether all nodes that have the state are silent, apart from those that never came to this coordinator."""
-        heard = [node for node in keepers if node in self._heard_s]
-        return bool(heard) and all(node in self._silent for node in heard)
+        """Whether all nodes that have the state are silent, or have yet to come to this coordinator."""
+        silent = [node for node in keepers if node in self._silent]
+        return bool(silent) and all(node in silent or node not in self._heard_s for node in keepers)
 
     def lost(self, keepers: Collection[str], now_s: float) -> list[tuple[str, str]]:
         """Silent nodes that may be given up now, each with how it was lost."""
