@@ -73,7 +73,7 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
     reports_a_step_that_changes: (429, "took step|wrong state|other states|goes back to step|the state is there"),
     trains_behind_the_others: (141, "goes back to step|wrong state|other states|not over"),
     follows_the_slowest: (5681, "goes back to step"),
-    ends_the_last_replica: (316357, "every replica was lost"),
+    ends_the_last_replica: (34009, "every replica was lost"),
 }
 
 

@@ -59,7 +59,7 @@ def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(chaos: Chaos, stop
     age_ms, limit_ms = int(told[2]), int(told[3])
     assert HANG_S * 1000 <= limit_ms <= age_ms
     assert (outcome.suspects, outcome.hang_limits_ms[told[1]] >= 2 * limit_ms - 1) == (1, True)
-    stopwatch.within(HANG_S + 0.7, hang, found)
+    stopwatch.within(HANG_S + 1.0, hang, found)  # one that spins takes CPU time from those that look
 
 
 def test_a_pause_whose_like_was_seen_before_is_left_alone(chaos: Chaos) -> None:
