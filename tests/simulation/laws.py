@@ -270,9 +270,8 @@ class Laws:
 
     @property
     def _newest_is_gone(self) -> bool:
-        """Whether the ranks that went on alone are lost or given up, with their word of it."""
-        counts = self._world.coordinator.plane.membership.host_of
-        living = [worker for worker in self._world.workers.values() if worker.alive and counts(worker.name) is not None]
+        """Whether the ranks that went on alone are lost, with their word of it; a rank that was to leave is not."""
+        living = [worker for worker in self._world.workers.values() if worker.alive]
         return not self._world.haven and all(worker.step < self.high - 1 for worker in living)
 
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
