@@ -62,7 +62,7 @@ class _Entrance:
         return [fd for fd, _ in poll.poll(None if left_s is None else left_s * 1000 + 1)]
 
     def let_in(self, made: Callable[[int], None]) -> bool:
-        """Ask whoever has connected for a proof. False once the listener is closed."""
+        """Ask a client that has connected for a proof. False once the listener is closed."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.config import RunConfig
@@ -340,6 +340,7 @@ def test_a_record_that_cannot_be_read_is_lost_and_stops_nobody(tmp_path: Path, w
     assert (heir.term, heir.memory, heir.damage) == (2, [JOINED], "")
 
 
+@settings(deadline=None)  # files and directories are synced
 @given(st.binary(max_size=200), st.booleans())
 def test_no_content_at_all_stops_a_coordinator(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, tail: bool

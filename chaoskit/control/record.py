@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from chaoskit.checkpoint.files import sync_directory
 from chaoskit.control.events import AnyEvent
 from chaoskit.control.outputs import Remember
 from chaoskit.errors import ChaoskitError
@@ -93,7 +94,7 @@ class Record:
         if self._path.is_dir():  # a file can take the place of anything else
             self._path.rename(draft.with_name(f"{draft.name}.aside"))
         draft.rename(self._path)
-        _sync_directory(self._path.parent)
+        sync_directory(self._path.parent)  # a rename is durable only then
         late: list[Remember] = []
         with contextlib.suppress(OSError, _Damaged):
             late = _read(before)[1][len(self.memory) :]
@@ -156,15 +157,6 @@ def _write(fd: int, lines: list[bytes]) -> None:
     data = memoryview(b"".join(line + b"\n" for line in lines))
     while data:  # a disk that fills up takes a part, and says so only the next time
         data = data[os.write(fd, data) :]
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename in it durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _encode(entry: Remember) -> bytes:

@@ -106,7 +106,7 @@ class Committer:
         waited_s = time.monotonic() - began_s
         self._stall_ms = round(waited_s * 1000, 3)
         if waited_s > _DUE_COPY_WAIT_S:
-            reason = f"no answer of the keeper for {waited_s:.2f} s, to a step that was to be stored"
+            reason = f"no answer of the keeper for {waited_s:.2f} s, to a step whose copy was due"
             self._worker.journal.write(Event.COPY_FAILED, worker=self._worker.name, step=step, reason=reason)
 
     def _deal(self) -> None:

@@ -215,7 +215,7 @@ def _spawn(spec: int, descriptors: list[int], log: int) -> int:
     child = subprocess.Popen(
         [sys.executable, "-c", launcher, str(os.getpid()), *map(str, descriptors)],
         pass_fds=descriptors,
-        stdin=spec,  # it holds the token, which a command line would show to everybody
+        stdin=spec,  # it holds the token, which a command line would show to all processes
         stdout=log,
         stderr=log,
         start_new_session=True,

@@ -98,7 +98,7 @@ class Line:
         self._acknowledged = True
 
     def _cross(self, to: int, act: Callable[[], None]) -> None:
-        if not (self._broken or self._severed(to)):  # else it is sent again when nobody waits for it any more
+        if not (self._broken or self._severed(to)):  # else it is sent again when it is not waited for any more
             self._engine.after(self.latency_s[1], act)
 
     def take_acknowledged(self) -> bool:

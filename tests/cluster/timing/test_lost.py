@@ -198,7 +198,7 @@ def test_an_agent_that_is_slow_costs_its_node_nothing(
 
 
 def test_an_agent_that_is_stopped_for_good_is_missed(chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path) -> None:
-    """However well its node's kernel acknowledges: a rank that nobody can end, or tell of a new plan, is no member."""
+    """However well its node's kernel acknowledges: a rank that cannot be ended, or told of a new plan, is no member."""
     stop = AgentStop(None)
     flag = Flag(tmp_path / "lost", stop)
     try:
