@@ -164,7 +164,8 @@ def _play(referee: Referee, pairs: int, ddp_pid: int, ready: threading.Event) ->
             if number >= _WARM_PAIRS:
                 found.append(pair)
                 mark = ", other load" if pair.is_marked else ""
-                say(f"    pair {len(found)}: {pair.ratio:.2f} x ({median(pair.ddp.seconds) * 1e3:.0f} ms{mark})")
+                ddp_ms, spent = median(pair.ddp.seconds) * 1e3, pair.ours.cpu_s / pair.ddp.cpu_s
+                say(f"    pair {len(found)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}")
     except BaseException:
         referee.close()
         raise
@@ -177,6 +178,7 @@ def bar_of(case: Case, pairs: Sequence[Pair]) -> Bar:
     enough = 2 * len(counted) > len(pairs)
     shown = counted if enough else list(pairs)
     ours, ddp = ([one for pair in shown for one in getattr(pair, side).seconds] for side in ("ours", "ddp"))
+    cpu_ms = [median(getattr(pair, side).cpu_s for pair in shown) * 1e3 for side in ("ddp", "ours")]
     ratio, limit = median(pair.ratio for pair in shown), LIMITS[case.reduction]
     marked = f"; {len(pairs) - len(counted)} of {len(pairs)} pairs had other load" if len(counted) < len(pairs) else ""
     return Bar(
@@ -184,7 +186,8 @@ def bar_of(case: Case, pairs: Sequence[Pair]) -> Bar:
         name=f"{case}: step time beside DDP with the same allocator, in turns",
         measured=f"{ratio:.2f} x median, {fmean(ours) / fmean(ddp):.2f} x mean, "
         f"{max(pair.ratio for pair in shown):.2f} x worst of {len(shown)} pairs "
-        f"(DDP {_times(ddp)}, ours {_times(ours)}; {longest(pairs)}{marked})",
+        f"(DDP {_times(ddp)}, ours {_times(ours)}; CPU of all processes {cpu_ms[0]:.0f} and {cpu_ms[1]:.0f} ms a step; "
+        f"{longest(pairs)}{marked})",
         limit=f"{limit:.2f} x",
         met=ratio <= limit if enough else None,
         samples={

@@ -31,6 +31,7 @@ class Turn:
     Attributes:
         seconds: of each step on rank 0, without the dropped ones.
         wall_s: of the whole turn, on the referee's clock.
+        cpu_s: CPU time of a step, over all processes of the side whose turn it was.
         waiting_cpus: that the processes of the side that waited used.
         other_cpus: that processes of neither side used.
     """
@@ -38,6 +39,7 @@ class Turn:
     side: str
     seconds: list[float]
     wall_s: float
+    cpu_s: float
     waiting_cpus: float
     other_cpus: float
 
@@ -97,7 +99,8 @@ class Referee:
         wall_s, after = time.monotonic() - begin_s, look_at_cpus(ddp_pid)
         used = {name: max(0.0, after[name] - before[name]) / wall_s for name in after}
         waiting = next(name for name in SIDES if name != side)
-        return Turn(side, told[0][DROPPED:], wall_s, used[waiting], used["other"])
+        cpu_s = used[side] * wall_s / len(told[0])
+        return Turn(side, told[0][DROPPED:], wall_s, cpu_s, used[waiting], used["other"])
 
     def close(self) -> None:
         """End the turns: ranks that wait for one fail, and so does :meth:`gather` or :meth:`play` on another thread."""
@@ -157,4 +160,4 @@ def _busy_seconds() -> float:
 def plain(turn: Turn) -> Mapping[str, Any]:
     """For the file of results."""
     used = {"other_cpus": round(turn.other_cpus, 3), "waiting_cpus": round(turn.waiting_cpus, 3)}
-    return {"seconds": turn.seconds, "marked": turn.is_marked, **used}
+    return {"seconds": turn.seconds, "cpu_s": round(turn.cpu_s, 4), "marked": turn.is_marked, **used}

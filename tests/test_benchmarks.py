@@ -407,7 +407,7 @@ def test_a_cost_is_a_ratio_of_medians() -> None:
 
 def turn(side: str, *seconds: float, other_cpus: float = 0.0) -> Any:
     referee = importlib.import_module("referee")
-    return referee.Turn(side, list(seconds), sum(seconds), 0.0, other_cpus)
+    return referee.Turn(side, list(seconds), sum(seconds), 2 * max(seconds), 0.0, other_cpus)
 
 
 def pair(ddp_s: float, ours_s: float, **more: Any) -> Any:
@@ -423,7 +423,8 @@ def test_the_cost_is_the_median_of_pairs_and_the_mean_beside_it() -> None:
     assert bar.name.startswith("no fault, exact, 2 ranks: ")
     assert bar.measured == (
         "1.02 x median, 1.79 x mean, 2.00 x worst of 3 pairs (DDP 100 ms median, 100 ms mean, "
-        "ours 200 ms median, 179 ms mean; longest 400 ms: ours, pair 3, step 5)"
+        "ours 200 ms median, 179 ms mean; CPU of all processes 200 and 408 ms a step; "
+        "longest 400 ms: ours, pair 3, step 5)"
     )
     assert [round(ratio, 3) for ratio in bar.samples["ratios"]] == [1.0, 1.02, 2.0]
     assert len(bar.samples["pairs"]) == 3
