@@ -10,20 +10,20 @@ from chaoskit.control.repeats import Repeats
 
 def test_the_same_failure_on_every_rank_ends_the_job() -> None:
     """Two ranks and a replacement fail alike at one step."""
-    repeats = Repeats(limit=2)
+    repeats = Repeats(tolerated=2)
     assert [repeats.note("ZeroDivisionError", 5) for _ in range(3)] == [False, False, True]
 
 
 def test_a_failure_that_is_heard_twice_counts_once() -> None:
     """An agent tells it again to the next coordinator, or to this one."""
-    repeats = Repeats(limit=2)
+    repeats = Repeats(tolerated=2)
     assert not any(repeats.note("ZeroDivisionError", 5, worker) for worker in "aabab")
     assert repeats.note("ZeroDivisionError", 5, "c")
 
 
 def test_progress_starts_the_count_again() -> None:
     """A failure that lets steps through is bad luck, or is at least not the end."""
-    repeats = Repeats(limit=2)
+    repeats = Repeats(tolerated=2)
     assert not any(repeats.note("ZeroDivisionError", step) for step in range(50))
 
 

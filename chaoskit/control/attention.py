@@ -42,7 +42,7 @@ class Attention(Generations):
         self._newcomers = Newcomers()
         self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
-        self._suspects = Repeats(limit=max(config.nodes, _SUSPECTS_LEAST))
+        self._suspects = Repeats(tolerated=max(config.nodes, _SUSPECTS_LEAST))
         self._rulings = Rulings(config.nodes, STRIKE_WINDOW_S)
         self._contact = Contact(
             config.heartbeat_ms / 1000,

@@ -25,7 +25,7 @@ class Generations(Sizing):
 
     def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
         super().__init__(config, now_s, policies, limits)
-        self._stalls = Repeats(limit=STALLS_MAX)
+        self._stalls = Repeats(tolerated=STALLS_MAX)
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._formed: set[str] = set()
         self._settled = 0

@@ -71,7 +71,7 @@ class Hearing(Inheritance):
         self, config: RunConfig, memory: Sequence[Remember], now_s: float, policies: Policies, limits: Limits
     ) -> None:
         super().__init__(config, memory, now_s, policies, limits)
-        self._repeats = Repeats(limit=config.nodes)
+        self._repeats = Repeats(tolerated=config.nodes)
         self._beats_are_fresh = False
         self._answered_s: dict[str, float] = {}  # by node
         beat_s = config.heartbeat_ms / 1000 * REPORT_SHARE

@@ -7,11 +7,11 @@ class Repeats:
     """Counts exceptions, each worker's once: what is heard twice has not happened twice. A pure state machine.
 
     Args:
-        limit: as many failures of one kind without progress end the job; every rank and its replacement.
+        tolerated: so many failures of one kind without progress; one more ends the job.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, tolerated: int) -> None:
+        self._tolerated = tolerated
         self._step = -1
         self._count = 0
         self._error = ""
@@ -28,4 +28,4 @@ class Repeats:
             return False
         self._heard.update([worker] if worker else [])
         self._count += 1
-        return self._count > self._limit
+        return self._count > self._tolerated
