@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from chaoskit.config import RunConfig
+from chaoskit.control.events import Suspicion
 from chaoskit.control.hang import Hang, HangDetector
 from chaoskit.control.phase_limits import CALM_STEPS, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.control.watch import Watch
@@ -200,7 +201,7 @@ def test_a_phase_is_never_suspicious_before_hang_steps_steps() -> None:
 def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
     detector = trained(commits=1_000_000)
     before_s = limit_s(detector)
-    detector.suspect(Hang("a", Phase.FORWARD, age_s=0.65, limit_s=before_s))
+    detector.limits.suspect(Suspicion(Phase.FORWARD, age_s=0.65, limit_s=before_s))
     assert detector.limits.suspects == 1
     assert detector.limits.longest_s(Phase.FORWARD) == 0.65
     assert limit_s(detector) == pytest.approx(2 * before_s)
@@ -209,19 +210,19 @@ def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
 
 @pytest.mark.promise("1,000 steps without a suspect halve it again")
 def test_calm_steps_halve_what_suspects_have_raised() -> None:
-    detector, hang = trained(commits=1_000_000), Hang("a", Phase.FORWARD, age_s=1.0, limit_s=8.0)
-    detector.suspect(hang)
+    detector, suspicion = trained(commits=1_000_000), Suspicion(Phase.FORWARD, age_s=1.0, limit_s=8.0)
+    detector.limits.suspect(suspicion)
     steps = [CALM_STEPS + 9, CALM_STEPS + 10, 2 * CALM_STEPS + 10, 9 * CALM_STEPS + 10]
     found = [limit_s(detector, step=step) for step in steps]
     assert found == pytest.approx([16.0, 8.0, 4.0, 1.5], rel=1e-3), "the longest phase stays"
-    detector.suspect(hang)
+    detector.limits.suspect(suspicion)
     assert limit_s(detector, step=10 * CALM_STEPS + 9) == pytest.approx(16.0), "the steps before it do not count"
 
 
 def test_a_suspect_in_code_of_its_own_moves_no_limit_of_a_phase() -> None:
     detector = trained()
     before_s = limit_s(detector)
-    detector.suspect(Hang("a", Phase.OUTSIDE, age_s=130.0, limit_s=120.0))
+    detector.limits.suspect(Suspicion(Phase.OUTSIDE, age_s=130.0, limit_s=120.0))
     assert limit_s(detector) == before_s
 
 

@@ -923,6 +923,22 @@ def test_rank_after_rank_that_hangs_in_the_same_step_ends_the_job() -> None:
     assert reason.startswith("rank after rank hangs in the forward phase of step 7: forward for 10000000 ms, limit")
 
 
+def test_the_next_coordinator_knows_the_suspects_of_the_one_before() -> None:
+    """A rank that may have been healthy is not ended again for a phase as long: its limit stays raised."""
+    bench = Bench().begin()
+    hang(bench, 7, 1e4)
+    heir = bench.successor()
+    heir.attach(back("a", generation=2), back("b", generation=2, workers=()))
+    heir.hear(ready("b.1"))
+    heir.go_on(0.3, *NODES)
+    sent, _ = hang(heir, 8, 1.1e4)
+    assert [order.worker for _, order in sent if isinstance(order, StopWorker)] == []
+    told = [one.fields["suspects"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.HANG_LIMITS]
+    assert told == [1]
+    sent, worker = hang(heir, 9, 1e6)
+    assert worker in [order.worker for _, order in sent if isinstance(order, StopWorker)]
+
+
 @pytest.mark.parametrize("acknowledges", [True, False])
 def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledges: bool) -> None:
     """While its kernel does, the node is lost after a second; else after three missed reports."""

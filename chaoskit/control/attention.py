@@ -59,9 +59,16 @@ class Attention(Generations):
         return told + self._advance(lost, now_s)
 
     def _stop_and_lose(
-        self, worker: str, cause: str, detail: str, now_s: float, *, aside: bool = False
+        self,
+        worker: str,
+        cause: str,
+        detail: str,
+        now_s: float,
+        *,
+        aside: bool = False,
+        suspicion: events.Suspicion | None = None,
     ) -> list[Output]:
-        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside)
+        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside, suspicion=suspicion)
         return [self._stop(worker, cause, now_s), *self._lose_worker(lost, now_s)]
 
     def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
@@ -116,12 +123,13 @@ class Attention(Generations):
 
     def _give_up_suspect(self, hang: Hang, now_s: float) -> list[Output]:
         """Go on without a rank that hangs, unless rank after rank hangs in the same step."""
-        self._watch.suspect(hang)
+        suspicion = events.Suspicion(hang.phase, hang.age_s, hang.limit_s)
+        self._watch.limits.suspect(suspicion)
         step = self._watch.committed
         if self._suspects.note(hang.phase.label, step, hang.worker):
             reason = f"rank after rank hangs in the {hang.phase.label} phase of step {step}: {hang.detail}"
             return self._advance(events.JobFailed(reason), now_s)
-        return self._stop_and_lose(hang.worker, HUNG, hang.detail, now_s)
+        return self._stop_and_lose(hang.worker, HUNG, hang.detail, now_s, suspicion=suspicion)
 
     def _dismiss_behind(self, now_s: float) -> list[Output]:
         """Have ranks leave that wait for a group, when all others are at the end of the job and will build none."""

@@ -8,6 +8,7 @@ import msgspec
 
 from chaoskit.elastic import events as elastic
 from chaoskit.messages import Endpoint, Plan, RuleFired, Snapshot, Trigger
+from chaoskit.vocabulary import Phase
 
 # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,14 @@ class WorkerReady(Event, frozen=True):
     fingerprint: str = ""
 
 
+class Suspicion(msgspec.Struct, frozen=True):
+    """Why a rank was ended that may have been healthy: it was in ``phase`` for ``age_s``; the limit was ``limit_s``."""
+
+    phase: Phase
+    age_s: float
+    limit_s: float
+
+
 class WorkerLost(Event, frozen=True):
     """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them.
 
@@ -73,6 +82,7 @@ class WorkerLost(Event, frozen=True):
     detected_ns: int = 0
     aside: bool = False
     trained_in: int = 0
+    suspicion: Suspicion | None = None
 
 
 class Settled(Event, frozen=True):

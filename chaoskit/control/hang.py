@@ -123,11 +123,6 @@ class HangDetector:
             hangs = [replace(hang, limit_s=max(hang.limit_s, last_resort_s)) for hang in hangs]
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
 
-    def suspect(self, hang: Hang) -> None:
-        """It is given up. That may be an error, where its phase is one of a step."""
-        if hang.phase in TIMED_PHASES:
-            self.limits.suspect(hang.phase, hang.age_s, hang.limit_s)
-
     def stalled(self, now_s: float) -> bool:
         """Whether every member has been waiting for the others for so long that no end is to be expected.
 

@@ -74,6 +74,8 @@ class Inheritance(Nodes):
             case events.GenerationSeen():
                 self._attendance.hurry(now_s + REATTACH_S)
                 self._attendance.linger(now_s + REATTACH_S)
+            case events.WorkerLost(suspicion=events.Suspicion() as suspicion):
+                self._watch.limits.suspect(suspicion)
             case events.Ruled():
                 self._rulings.take_in(entry.event, entry.now_s - entry.lag_s)
                 self._ruled = entry.event

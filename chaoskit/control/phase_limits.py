@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chaoskit.config import RunConfig
+from chaoskit.control.events import Suspicion
 from chaoskit.messages import Beat
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 
@@ -41,7 +42,7 @@ class PhaseLimits:
         self._raised_s = dict.fromkeys(TIMED_PHASES, 0.0)  # twice the limit at which the last suspect was found
         self._steps = 0
         self._reached = 0
-        self._calm_from = 0
+        self._calm_from: int | None = None  # None until ranks tell of their steps
         self._cure_s = 0.0
         self.suspects = 0
         self._told: tuple[dict[str, int], int] = ({}, 0)
@@ -67,6 +68,8 @@ class PhaseLimits:
             self._reached = max(self._reached, beat.step)
             for phase, longest_ms in zip(TIMED_PHASES, beat.longest_ms, strict=False):
                 self._longest_s[phase] = max(self._longest_s[phase], longest_ms / 1000)
+        if self._calm_from is None:
+            self._calm_from = self._reached
         while self._reached - self._calm_from >= CALM_STEPS:
             self._calm_from += CALM_STEPS
             self._raised_s = {phase: raised_s / 2 for phase, raised_s in self._raised_s.items()}
@@ -75,12 +78,19 @@ class PhaseLimits:
         """A new generation committed its first step ``took_s`` seconds after its plan was published."""
         self._cure_s = took_s
 
-    def suspect(self, phase: Phase, age_s: float, limit_s: float) -> None:
-        """A rank was given up for a phase of ``age_s``, which may have been healthy: the next has twice the time."""
+    def suspect(self, suspicion: Suspicion) -> None:
+        """A rank was ended that may have been healthy, now or by an earlier coordinator: the next has twice the time.
+
+        A phase of which nothing is learned (code between two steps) has a limit of its own, which stays.
+        """
+        phase = suspicion.phase
+        if phase not in TIMED_PHASES:
+            return
         self.suspects += 1
-        self._calm_from = self._reached
-        self._longest_s[phase] = max(self._longest_s[phase], age_s)
-        self._raised_s[phase] = max(self._raised_s[phase], 2 * limit_s)
+        if self._calm_from is not None:
+            self._calm_from = self._reached
+        self._longest_s[phase] = max(self._longest_s[phase], suspicion.age_s)
+        self._raised_s[phase] = max(self._raised_s[phase], 2 * suspicion.limit_s)
 
     def limit_s(self, phase: Phase, step_s: float, *, first: bool = False) -> float:
         """Return the age in seconds at which a phase is suspicious.

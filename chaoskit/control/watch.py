@@ -46,10 +46,6 @@ class Watch:
         """Return the fields of a record ``hang_limits``, if a limit has moved notably since they were last returned."""
         return self.limits.news(self.step_s)
 
-    def suspect(self, hang: Hang) -> None:
-        """It is given up on suspicion."""
-        self._hangs.suspect(hang)
-
     @property
     def committed(self) -> int:
         """Steps that some rank has committed."""
