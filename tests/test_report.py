@@ -260,6 +260,15 @@ def test_what_copies_leave_at_risk_is_told(tmp_path: Path) -> None:
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_limits_of_phases_and_the_suspects_are_told(tmp_path: Path) -> None:
+    told = msgspec.structs.replace(passed(), hang_limits_ms={"forward": 620, "optimizer": 1500}, suspects=1)
+    words = "forward 620 ms, optimizer 1.5 s; 1 rank ended on suspicion"
+    assert f"hang limits: {words}" in " ".join(terminal([told], width=120).split())
+    assert "hang limits" not in terminal([passed()], width=120)
+    write_html([told], tmp_path / "report.html")
+    assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:
     """One directory may hold the runs of several pytest sessions, and of replays."""
     first, second = "20260302-101500-17", "20260302-111500-18"

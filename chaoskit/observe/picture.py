@@ -10,7 +10,7 @@ from rich.text import Text
 
 from chaoskit.observe.frame import Frame, NodeRow
 from chaoskit.observe.notes import Note
-from chaoskit.report.summary import account_sentence, copies_sentence, duration, number, plural
+from chaoskit.report.summary import account_sentence, copies_sentence, duration, limits_sentence, number, plural
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SLOW_PHASE_S = 1.0
@@ -136,11 +136,9 @@ def _tail(frame: Frame) -> list[Text]:
 def _hang_limits(frame: Frame) -> list[Text]:
     if not frame.hang_limits_ms:
         return []
-    limits = ", ".join(f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in frame.hang_limits_ms.items())
-    line = Text.assemble(("hang limits  ", "dim"), limits, no_wrap=True, overflow="ellipsis")
-    if frame.suspects:
-        line.append(f"   {plural(frame.suspects, 'rank')} ended on suspicion", "yellow")
-    return [line]
+    told = limits_sentence(frame.hang_limits_ms, frame.suspects)
+    style = "yellow" if frame.suspects else ""
+    return [Text.assemble(("hang limits  ", "dim"), (told, style), no_wrap=True, overflow="ellipsis")]
 
 
 def _time(frame: Frame) -> list[Text]:

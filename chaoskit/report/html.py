@@ -125,6 +125,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
         "copies in memory": summary.copies_sentence(outcome.copies) if outcome.copies is not None else "",
+        "hang limits": summary.limits_sentence(outcome.hang_limits_ms, outcome.suspects),
     }
     facts = {name: value for name, value in facts.items() if value not in ("", None)}
     if ours:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -192,6 +192,12 @@ def copies_sentence(copies: CopyInterval) -> str:
     return f"at most {plural(copies.steps, 'step')}{seconds} again if every rank ends in one update"
 
 
+def limits_sentence(limits_ms: Mapping[str, int], suspects: int) -> str:
+    """How long phases may last, and on how many ranks one did longer: ``forward 620 ms; 1 rank ended on suspicion``."""
+    limits = ", ".join(f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in limits_ms.items())
+    return f"{limits}; {plural(suspects, 'rank')} ended on suspicion" if suspects else limits
+
+
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
     """How many outcomes have each verdict, zeros included."""
     verdicts = [outcome.result for outcome in outcomes]
@@ -296,6 +302,9 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
     if outcome.copies is not None:
         blocks.append(_indented(Text(f"copies in memory: {copies_sentence(outcome.copies)}", "dim"), 2))
+    if outcome.hang_limits_ms:
+        told = limits_sentence(outcome.hang_limits_ms, outcome.suspects)
+        blocks.append(_indented(Text(f"hang limits: {told}", "dim"), 2))
     name = printable(outcome.name)
     heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
     return [Text(), heading, *blocks]
