@@ -59,9 +59,7 @@ def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
     is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=20, options=options, twin=False)
 
 
-@pytest.mark.promise(
-    "A rank that waits, starts, imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
-)
+@pytest.mark.promise("A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung.")
 def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
     """The others wait for it before the first step, and do not begin without it."""
     options = longer_than_a_phase(chaos)
