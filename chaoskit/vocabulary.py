@@ -46,6 +46,9 @@ class Event(StrEnum):
     """Kinds of journal records. Everything that is asserted is computed from them."""
 
     # any process
+    OPENED = "opened"  # the first: version, role, node, pid, ticks, host, boot_id, unix_ns (the same moment on the
+    # wall clock), chaoskit, torch (None: not loaded), python, kernel, machine
+    CLOSED = "closed"  # the last, of a process that ends in order: reason
     RECORDS_LATE = "records_late"  # the disk was full: records that were written late, full_s
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint

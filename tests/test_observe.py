@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -358,10 +359,13 @@ def test_a_tail_reads_every_record_once(batches: list[list[int]], tmp_path_facto
 
 def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
     path, tail = tmp_path / "node0.jsonl", JournalTail(tmp_path)
-    path.write_text('{"t_ns":1,"event":"commit","step":1}\n{"t_ns":2,"ev')
+    with closing(Journal(tmp_path, "node0")) as journal:
+        journal.write(Event.COMMIT, t_ns=1, step=1)
+        journal.write(Event.COMMIT, t_ns=2, step=2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
     assert [record.t_ns for record in tail.poll()] == [1]
-    with path.open("a") as file:
-        file.write('ent":"commit","step":2}\n')
+    path.write_bytes(whole)
     assert [(record.t_ns, record["step"]) for record in tail.poll()] == [(2, 2)]
     assert tail.poll() == []
 

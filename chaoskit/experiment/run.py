@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.storing import await_last, last_step
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Journal, Record, read_journals
+from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.messages import EndJob
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.base import Substrate
@@ -43,9 +43,19 @@ class RawRun:
     strikes: list[Strike]
 
     @cached_property
+    def journals(self) -> Journals:
+        """What all processes wrote down. Read on demand: a launch of many days never asks."""
+        return load_journals(self.directory / "journal")
+
+    @cached_property
     def records(self) -> list[Record]:
-        """Every journal record, by time. Read on demand: a launch of many days never asks."""
-        return told_once(read_journals(self.directory / "journal"))
+        """Every journal record, by time."""
+        return told_once(self.journals.records)
+
+    @property
+    def coverage(self) -> Mapping[str, FileCoverage]:
+        """How much of each journal could be read, by source: what is missing cannot be judged."""
+        return self.journals.files
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from chaoskit.experiment.blackbox.conduct import CommandConductor, Exit
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Journal, Record, read_journals
+from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
@@ -45,9 +45,19 @@ class CommandRun:
     odd: str
 
     @cached_property
+    def journals(self) -> Journals:
+        """What all processes wrote down."""
+        return load_journals(self.directory / "journal")
+
+    @cached_property
     def records(self) -> list[Record]:
         """Every journal record, by time."""
-        return read_journals(self.directory / "journal")
+        return self.journals.records
+
+    @property
+    def coverage(self) -> Mapping[str, FileCoverage]:
+        """How much of each journal could be read, by source: what is missing cannot be judged."""
+        return self.journals.files
 
     @cached_property
     def lines(self) -> list[Line]:
