@@ -144,7 +144,7 @@ def _execute(
     heartbeat_s: float,
     when_silent: WhenSilent | None,
 ) -> RawRun:
-    journal = Journal(directory / "journal", "harness")
+    journal = Journal(directory / "journal", "harness", role="harness")
     started_ns = time.monotonic_ns()
     _write_start(journal, experiment, started_ns)
     config = experiment.config

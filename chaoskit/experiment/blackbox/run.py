@@ -88,7 +88,7 @@ def execute_command(
     """
     directory = directory.resolve()
     (directory / STATE).mkdir(parents=True, exist_ok=True)
-    journal = Journal(directory / "journal", "harness")
+    journal = Journal(directory / "journal", "harness", role="harness")
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
