@@ -102,6 +102,5 @@ def fault_check(strike: Strike) -> Check:
     if state == "undo failed":
         return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit cleanup`")
     if state == "not fired":
-        detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
-        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {strike.why_missed}")
     return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import DONE
+from chaoskit.experiment.blackbox.conduct import DONE, GOOD
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
@@ -195,7 +195,7 @@ def _completed(run: CommandRun, course: Course, twin: CommandTwin | None) -> Che
 
 
 def _nodes(run: CommandRun) -> str:
-    good = sum(end == ("exited", "status 0") for end in run.exits.values())
+    good = sum(end == GOOD for end in run.exits.values())
     return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import CommandConductor, Exit
+from chaoskit.experiment.blackbox.conduct import GOOD, CommandConductor, Exit
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.strike import Strike
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
@@ -92,9 +92,13 @@ def execute_command(
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
+    over, failure = False, ""
     try:
         _start(experiment, cluster, directory / STATE)
         over = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
+    except BaseException as error:
+        failure = f"{type(error).__name__}: {error}"
+        raise
     finally:
         ended_ns = time.monotonic_ns()
         try:
@@ -102,7 +106,11 @@ def execute_command(
         finally:
             conductor.clean_up()
             conductor.close()
-            journal.close()
+            conductor.tell_missed()
+            ok = over and set(conductor.exits.values()) == {GOOD}
+            told: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits}
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **told)
+            journal.close(conductor.run_end)
     reader = conductor.reader
     return CommandRun(
         experiment=experiment,

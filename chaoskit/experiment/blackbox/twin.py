@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
+from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.stacks.course import Course, Usual
@@ -69,11 +70,10 @@ def unfinished(run: CommandRun) -> list[str]:
 
 
 def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
-    good = ("exited", "status 0")
     return [
         f"the command on {node} {_ended(*end)}"
         for node, end in sorted(run.exits.items())
-        if end != good and node not in taken
+        if end != GOOD and node not in taken
     ]
 
 
