@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ LOGGED = Path(__file__).parent / "jobs" / "logged.py"
 PROCESSES = {"harness", "coordinator", "agent", "keeper", "worker"}
 
 
-def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
+def run(chaos: Chaos, *faults: Fault, job: str = PLAIN, **plan: Any) -> Outcome:
     """A run of two nodes and a spare, which ends when its world is full again."""
     settings: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0}
     settings |= {"until": {"world": 2, "spares": 1}, "twin": False} | plan
-    return chaos.run(PLAIN, faults=faults, **settings)
+    return chaos.run(job, faults=faults, **settings)
 
 
 def run_command(chaos: Chaos, *faults: Fault, steps: int = 20, **plan: Any) -> Outcome:
@@ -74,6 +75,30 @@ def test_the_process_that_runs_a_command_says_so_too(chaos: Chaos) -> None:
     assert [writer.role for writer in found["harness"].writers] == ["harness"]
     closed = [writer.closed for file in found.values() for writer in file.writers]
     assert None not in closed
+
+
+# -- in the outcome -----------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_bears_the_time_of_the_start(chaos: Chaos) -> None:
+    """To the millisecond, and not the time at which it was judged."""
+    outcome = run(chaos)
+    (started,) = records(outcome, Event.STARTED)
+    assert datetime.fromisoformat(outcome.started).timestamp() == pytest.approx(started["unix_ns"] / 1e9, abs=0.002)
+    outcome = run_command(chaos)
+    harness, warden = (journals(outcome).files[name].writers[0].opened for name in ("harness", "node0"))
+    assert harness is not None
+    assert warden is not None
+    began_s = datetime.fromisoformat(outcome.started).timestamp()
+    assert harness["unix_ns"] / 1e9 - 0.002 <= began_s <= warden["unix_ns"] / 1e9
+
+
+def test_versions_are_those_of_the_workers(chaos: Chaos) -> None:
+    """Their torch may be another one than the harness's, as in an image. What a command uses is not known."""
+    outcome = run(chaos, job="jobs/other_torch.py:plain")
+    assert outcome.environment["torch"] == "0.0.1+workers" != torch.__version__
+    assert set(outcome.environment) == {"chaoskit", "torch", "python", "kernel", "machine"}
+    assert "torch" not in run_command(chaos).environment
 
 
 # -- of faults ----------------------------------------------------------------------------------------------------

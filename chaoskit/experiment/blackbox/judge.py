@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 from chaoskit.experiment.blackbox.conduct import DONE, GOOD
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired, started_at
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.experiment.strike import Strike
 from chaoskit.stacks.course import Course, Usual, differs
@@ -45,7 +44,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         spares=0,
         seed=experiment.seed,
         reduction="",
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=started_at(run.coverage, run.started_ns),
         wall_s=(run.ended_ns - run.started_ns) / 1e9,
         verdict=verdict,
         reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
@@ -58,7 +57,8 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         lost_steps=course.lost_steps(),
         false_alarms=None,
         rules_fired=rules_fired(run.records, run.started_ns),
-        environment=environment(),
+        # which torch the command has is known to the command alone
+        environment=environment(run.coverage, "warden", "chaoskit", "python", "kernel", "machine"),
         directory=str(run.directory),
         settings=_settings(run),
     )
