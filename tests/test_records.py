@@ -15,7 +15,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Journals, Record, load_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Verdict
 from faults import CrashLoop, Fault, Kill
 
 PLAIN = "jobs/troubled.py:plain"
@@ -99,6 +99,13 @@ def test_versions_are_those_of_the_workers(chaos: Chaos) -> None:
     assert outcome.environment["torch"] == "0.0.1+workers" != torch.__version__
     assert set(outcome.environment) == {"chaoskit", "torch", "python", "kernel", "machine"}
     assert "torch" not in run_command(chaos).environment
+
+
+def test_a_job_that_finishes_no_step_has_not_completed(chaos: Chaos) -> None:
+    outcome = chaos.run("jobs/troubled.py:gives_up", nodes=2, spares=0, twin=False, check=False, deadline_s=120.0)
+    assert not records(outcome, Event.COMMIT)
+    (check,) = [check for check in outcome.checks if check.name == "training completed"]
+    assert (check.verdict, check.detail) == (Verdict.FAILED, "no step was finished")
 
 
 # -- of faults ----------------------------------------------------------------------------------------------------

@@ -159,6 +159,8 @@ def _completed(run: RawRun, history: History) -> Check:
         len(history.steps) == steps or (run.experiment.is_open_ended and len(history.steps) > steps)
     ):
         problems.append(f"{len(history.steps)} of {steps} steps were finished")
+    elif not history.steps:
+        problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
     return check("training completed", problems, f"{len(history.steps)} steps")
