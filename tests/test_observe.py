@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 
 from chaoskit.journal import Journal, JournalTail, read_journals
-from chaoskit.messages import Beat, Heartbeat, WorkerLost
+from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerLost, WorkerReady
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.histograms import Histogram
 from chaoskit.observe.live import FILE_NAME, Live, LiveFile, read_live
+from chaoskit.observe.metrics import RunMetrics
 from chaoskit.observe.picture import sparkline
 from chaoskit.observe.spans import Clock, Span, all_spans
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
@@ -386,6 +387,26 @@ def test_heartbeats_are_shown_to_other_processes(tmp_path: Path) -> None:
     assert live.state().pulses == {}
     (tmp_path / FILE_NAME).write_text("{")
     assert read_live(tmp_path).pulses == {}
+
+
+def test_spares_are_counted_from_the_journals(tmp_path: Path) -> None:
+    """A coordinator that takes over tells of all workers again, and of the plan first: what it says is no count."""
+    pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
+    with closing(Journal(tmp_path / "journal", "coordinator")) as journal:
+        for worker in ("node0.0", "node0.1"):
+            journal.write(Event.SPARE_READY, worker=worker)
+        members = [{"rank": 0, "worker": "node0.0", "node": "node0"}]
+        journal.write(Event.PLAN, generation=1, abort=True, members=members)
+    live = Live()
+    endpoint = Endpoint("", "", 0, 1, -1)
+    live.hear(Plan(1, (Member(0, "node0.0", "node0", endpoint, (0,)),), True))
+    for worker in ("node0.0", "node0.1"):
+        live.hear(WorkerReady(worker, "node0", endpoint))
+    metrics = RunMetrics(live, threading.RLock())
+    metrics.follower = Follower(tmp_path)
+    metrics.follower.finish()
+    found = {family.name: family for family in metrics.collect()}
+    assert [sample.value for sample in found["chaoskit_spares_ready"].samples] == [1]
 
 
 def test_a_histogram_counts_up_to_its_bounds() -> None:
