@@ -136,8 +136,12 @@ def host_id() -> str:
 
 def kernel_id() -> str:
     """Equal on two processes exactly if one can see the other in /proc."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"{boot_id()}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def boot_id() -> str:
+    """Return what the kernel has named this boot of itself: monotonic clocks are equal within one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _stat_fields(pid: int) -> list[str] | None:

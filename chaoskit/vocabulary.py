@@ -46,6 +46,9 @@ class Event(StrEnum):
     """Kinds of journal records. Everything that is asserted is computed from them."""
 
     # any process
+    OPENED = "opened"  # the first: version, role, node, pid, ticks, host, boot_id, unix_ns (the same moment on the
+    # wall clock), chaoskit, torch (None: not loaded), python, kernel, machine
+    CLOSED = "closed"  # the last, of a process that ends in order: reason
     RECORDS_LATE = "records_late"  # the disk was full: records that were written late, full_s
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
@@ -65,6 +68,9 @@ class Event(StrEnum):
     LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank
     HOOK_CALLED = "hook_called"  # one of the job's own: hook, seconds, error, and what it was told
     LONG_PHASE = "long_phase"
+    HOOK_STOPPED = (
+        "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank, phase
+    )
     LEVER = "lever"  # an in-process fault acted: fault, detail
     FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code
     FAILED = "failed"  # error, traceback
@@ -110,10 +116,23 @@ class Event(StrEnum):
         "started"  # unix_ns: the same moment on the wall clock; pid, ticks of the launcher; name, steps, nodes, spares
     )
     LOGGED = "logged"  # a command's log shows something: node, step, loss (its text); either may be missing
-    INJECTED = "injected"
-    EVIDENCE = "evidence"
+    INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: that it strikes as a whole
+    # generation (of a command: None); waiting: the worker that stands at the fault's hook, or ""
+    ACTED = "acted"  # a fault acts once more: fault, what, worker, rank, node, pid, generation; None: not known
+    EVIDENCE = "evidence"  # fault, level, observed; also what is found after the run; of several the last one counts
+    FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
     LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
-    UNDONE = "undone"
+    UNDONE = "undone"  # fault, ok: nothing of it is left
+    RUN_ENDED = "run_ended"  # reason: see RunEnd; ok, detail: of the job; exits: of a command, node -> how, status
+
+
+class RunEnd(StrEnum):
+    """Why a run was over, as its harness saw it."""
+
+    ENDED = "ended"  # the job said so, or the command had ended on every node
+    DEADLINE = "deadline"
+    COORDINATOR_LOST = "coordinator lost"  # and no other took over
+    HARNESS = "harness"  # it failed itself, was interrupted, or the job refused its input
 
 
 #: Cause of the loss of a worker whose process is gone, whichever witness noticed it first: liveness mutex, pidfd or the

@@ -94,13 +94,16 @@ class Script:
         self.book(part, cause, max(0, took_ms - allowed_ms))
         self.degraded_ms += min(took_ms, allowed_ms) if self.world < self.full else 0
 
+    def strike(self, worker: str, fault: str = "fault0", what: str = "Kill()", nodes: tuple[str, ...] = ()) -> None:
+        self.write(Event.INJECTED, "harness", fault=fault, worker=worker, what=what, nodes=nodes)
+
     def lose(self, loss: dict[str, Any]) -> None:
         """A rank is lost in the middle of a step; with ``back`` the training goes back so many steps."""
         cause, victim, before = loss["cause"], self.names[-1], self.world
         struck_ms, notice_ms = min(loss["struck"], self.step_ms), loss["notice"]
         if loss["injected"]:
             self.spend("recomputed", cause, struck_ms)
-            self.write(Event.INJECTED, "harness", worker=victim, what="Kill()")
+            self.strike(victim)
             self.spend("detected", cause, notice_ms)
         else:
             self.t_ms += struck_ms + notice_ms
@@ -268,8 +271,15 @@ any_records = st.lists(
                 st.fixed_dictionaries({"generation": generations}),
             ),
             st.tuples(
-                st.sampled_from([Event.SPARE_READY, Event.INJECTED]),
-                st.fixed_dictionaries({"worker": workers, "what": st.just("Kill()")}),
+                st.sampled_from([Event.SPARE_READY, Event.INJECTED, Event.ACTED]),
+                st.fixed_dictionaries(
+                    {
+                        "worker": workers,
+                        "what": st.just("Kill()"),
+                        "fault": st.sampled_from(["fault0", "fault1"]),
+                        "nodes": st.sampled_from([[], ["node0"]]),
+                    }
+                ),
             ),
             st.tuples(st.just(Event.NONFINITE), st.fixed_dictionaries({"step": numbers})),
             st.tuples(st.just(Event.JOB_ENDED), st.fixed_dictionaries({"ok": st.booleans()})),
@@ -421,6 +431,56 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     script.commit(0)
     account = account_for(script.records)
     assert (account.recomputed_s, account.productive_s) == (0, pytest.approx(0.19))
+
+
+@pytest.mark.parametrize(
+    ("strikes", "expected"),
+    [
+        ([("node0.0", "fault0", "Straggle()", ())], ("", 100)),
+        ([("node0.0", "fault0", "Straggle()", ()), ("node1.0", "fault1", "Kill()", ())], ("Kill()", 20)),
+        ([("node1.0", "fault0", "Kill()", ()), ("node0.0", "fault1", "Straggle()", ())], ("Kill()", 10)),
+        ([("node1.9", "fault0", "KillNode()", ("node1",))], ("KillNode()", 10)),
+        ([("node1.9", "fault0", "Kill()", ())], ("", 100)),
+    ],
+)
+def test_a_loss_is_the_doing_of_what_struck_that_worker(strikes: list[Any], expected: tuple[str, int]) -> None:
+    """Whatever struck another one before. Nothing struck it: the last usual step before the notice was interrupted.
+
+    Args:
+        expected: fault, and when it began after the last commit, in milliseconds.
+    """
+    script = Script(100, 2)
+    script.begin(0, 0, 0)
+    script.good_step()
+    script.good_step()
+    began_ms = script.t_ms
+    for strike in strikes:
+        script.t_ms += 10
+        script.strike(*strike)
+    script.t_ms = began_ms + 140
+    script.write(Event.DETECTED, worker="node1.0", rank=1, cause="exited", detail="")
+    accountant = Accountant()
+    for record in script.records:
+        accountant.take_in(record)
+    assert accountant.open is not None
+    assert (accountant.open.fault, accountant.open.begun_ns // MS - began_ms) == (expected[0], expected[1])
+
+
+def test_a_loss_is_the_doing_of_a_later_act_of_a_fault() -> None:
+    script = Script(100, 2)
+    script.begin(0, 0, 0)
+    script.good_step()
+    began_ms = script.t_ms
+    script.t_ms += 10
+    script.strike("node0.0", what="CrashLoop()")
+    script.t_ms += 20
+    script.write(Event.ACTED, "harness", fault="fault0", worker="node1.0", what="CrashLoop()")
+    script.write(Event.DETECTED, worker="node1.0", rank=1, cause="exited", detail="")
+    accountant = Accountant()
+    for record in script.records:
+        accountant.take_in(record)
+    assert accountant.open is not None
+    assert (accountant.open.fault, accountant.open.begun_ns // MS - began_ms) == ("CrashLoop()", 30)
 
 
 @pytest.mark.slow

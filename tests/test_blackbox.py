@@ -21,6 +21,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.plan import plan_command
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.planfile import save
+from chaoskit.experiment.twin import Interrupted
 from chaoskit.osprocess import is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.report.html import write_html
@@ -29,6 +30,8 @@ from chaoskit.report.statistics import estimate_recovery
 from chaoskit.report.store import decode_outcome, encode_outcome
 from chaoskit.report.summary import render_summary
 from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.course import went_back
+from chaoskit.stacks.log import Line
 from chaoskit.vocabulary import Verdict
 from faults import (
     Cut,
@@ -187,6 +190,69 @@ def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(chaos: Chaos,
     assert close.verdict is Verdict.PASSED, close.reasons
 
 
+COUNTED = """
+import sys
+from pathlib import Path
+
+counter, how = Path(sys.argv[1]), sys.argv[2]
+number = int(counter.read_text()) if counter.exists() else 0
+counter.write_text(str(number + 1))
+again = how == "always" or (how == "first" and number == 0)
+steps = [*range(30), *(range(20, 40) if again else range(30, 40))]
+for step in steps:
+    quiet = {"silent": step > 0, "one": step == 7}.get(how, False) and number > 0
+    print(f"step {step}" + ("" if quiet else f" loss {1 / (step + 1):.6f}"), flush=True)
+"""
+
+
+def counted(directory: Path, how: str) -> list[str]:
+    """A script that knows how often it has run, and behaves otherwise in its later runs, or in its first one."""
+    (directory / "counted.py").write_text(COUNTED)
+    return [sys.executable, str(directory / "counted.py"), str(directory / "runs"), how]
+
+
+def test_losses_that_one_step_of_many_shows_prove_nothing(chaos: Chaos, tmp_path: Path) -> None:
+    """All of the unbroken run are known; of the other one the first step's alone."""
+    outcome = run(chaos, counted(tmp_path, "silent"))
+    found = check(outcome, "losses equal")
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.detail == "39 of 40 steps have no loss in this run's log, and one in its twin's"
+
+
+def test_a_loss_that_is_missing_now_and_then_is_told(chaos: Chaos, tmp_path: Path) -> None:
+    outcome = run(chaos, counted(tmp_path, "one"))
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert check(outcome, "losses equal").detail == "39 of 40 losses, to the last digit"
+
+
+def test_an_unbroken_run_that_began_again_by_itself_is_run_once_more(chaos: Chaos, tmp_path: Path) -> None:
+    """It would teach that ten steps are shown twice: lost steps would be none."""
+    outcome = run(chaos, counted(tmp_path, "first"))
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert (tmp_path / "runs").read_text() == "3"
+
+
+def test_a_command_that_always_begins_again_has_no_unbroken_run(chaos: Chaos, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="its log on node0 goes back from step 29 to step 20"):
+        run(chaos, counted(tmp_path, "always"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "back"),
+    [
+        ([0, 1, 2, 3], None),
+        ([0, 0, 1, 1, 2, 2], None),
+        ([0, 1, 0, 1, 2, 2], None),  # two ranks, of which one is late
+        ([0, 1, 1, 2, 3, 3], None),  # something else is shown of every second step
+        ([0, 1, 2, 1, 2, 3], (2, 1)),
+        ([0, 0, 1, 1, 2, 0, 0, 1, 1, 2, 2, 3, 3], (2, 0)),
+    ],
+)
+def test_a_log_goes_back_where_steps_are_computed_again(steps: list[int], back: tuple[int, int] | None) -> None:
+    lines = [Line(number, node, step, None) for node in ("node0", "node1") for number, step in enumerate(steps)]
+    assert went_back(lines) == (back and ("node0", *back))
+
+
 def test_a_command_that_fails_unbroken_is_no_verdict_on_recovery(chaos: Chaos) -> None:
     with pytest.raises(HarnessError, match="did not complete: the command on node0 ended with status 3"):
         run(chaos, ["sh", "-c", "exit 3"])
@@ -339,6 +405,8 @@ import sys
 from pathlib import Path
 from chaoskit.experiment.harness import Harness
 from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.course import went_back
+from chaoskit.stacks.log import Line
 from chaoskit.substrate.local import LocalSubstrate
 
 harness = Harness(LocalSubstrate(), Path(sys.argv[1]))

@@ -7,30 +7,32 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.waiting import LIMIT_S
 
+from chaoskit.errors import HarnessError
 from chaoskit.experiment.conductor import Conductor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
 from chaoskit.experiment.run import RawRun
-from chaoskit.journal import Journal, Record
+from chaoskit.journal import Journal, Record, read_events
 from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
 from chaoskit.substrate.local import LocalCluster, LocalSubstrate, Loopback
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.vocabulary import Event, RunEnd, Verdict
 from faults import Fault, Kill
 
 END = EndJob(ok=True, reason="")
 
 
 class Script:
-    """A cluster with a given list of messages."""
+    """A cluster with a given list of messages; after the last one nothing is there any more."""
 
     nodes = ("node0", "node1", "node2")
 
@@ -39,6 +41,8 @@ class Script:
         self.released: list[str] = []
 
     def receive(self, timeout_s: float) -> Message | None:
+        if not self._messages:
+            raise ConnectionError("the coordinator is gone")
         return self._messages.pop(0)
 
     def send(self, message: Message) -> None:
@@ -87,9 +91,8 @@ def conducted(tmp_path: Path, faults: list[Fault], messages: list[Message]) -> t
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
     conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
     assert conductor.conduct(time.monotonic() + LIMIT_S) == END
-    journal.close()
     undo.close()
-    return conductor, cluster
+    return conductor, cluster  # which may have more to write down
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -127,6 +130,8 @@ def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     assert first.target is not None
     assert first.effective_ns == first.target.gone_ns > 0
     assert second.effective_ns is None, "it was not looked at afterwards"
+    (told,) = read_events(tmp_path, Event.EVIDENCE)
+    assert (told.t_ns, told["fault"], told["observed"]) == (first.effective_ns, "fault0", first.observed)
 
 
 def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
@@ -181,4 +186,23 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     run.__dict__["records"] = records
     check = next(check for check in judge(run, None, "local").checks if check.name.startswith("evidence of"))
     assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
+    conductor.tell_missed()
+    missed = [(record["fault"], record["reason"]) for record in read_events(tmp_path, Event.FAULT_MISSED)]
+    assert missed == ([("fault0", "the job had ended")] if late else [])
     assert Trace(run, History(records), []).confirmed("Kill") == ([] if late else [strike])
+
+
+@pytest.mark.parametrize(
+    ("messages", "deadline_s", "end"),
+    [([END], LIMIT_S, RunEnd.ENDED), ([], LIMIT_S, RunEnd.COORDINATOR_LOST), ([END], -1.0, RunEnd.DEADLINE)],
+)
+def test_a_conductor_knows_why_its_run_was_over(
+    tmp_path: Path, messages: list[Message], deadline_s: float, end: RunEnd
+) -> None:
+    cluster: Any = Script(messages)
+    with closing(Journal(tmp_path, "harness")) as journal, closing(UndoLog(tmp_path)) as undo:
+        experiment = plan_experiment("gpt", nodes=2, steps=9)
+        conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
+        with suppress(HarnessError):
+            conductor.conduct(time.monotonic() + deadline_s)
+    assert conductor.run_end is end

@@ -716,3 +716,41 @@ def test_what_each_fault_leads_to(kind: type[Fault], form: dict[str, Any], cause
 
 def test_every_fault_of_the_catalogue_says_what_it_leads_to() -> None:
     assert {kind for kind, _, _ in MAY_LEAD_TO} == {*CATALOGUE}
+
+
+def world_of(generation: int, size: int, *, abort: bool, t_ns: int) -> Record:
+    members = [{"rank": rank, "worker": f"node{rank}.w0", "node": f"node{rank}"} for rank in range(size)]
+    return Record(t_ns, "coordinator", Event.PLAN, {"generation": generation, "abort": abort, "members": members})
+
+
+@pytest.mark.parametrize(("resized", "seconds"), [(True, 2.0), (False, None)])
+def test_a_world_that_was_resized_is_whole_at_its_new_size(undo: UndoLog, resized: bool, seconds: float | None) -> None:
+    """Three ranks, of which one leaves as planned; then one of the others is killed, and replaced at once."""
+
+    def commit(step: int, generation: int, world: int, t_ns: int) -> list[Record]:
+        fields = {"step": step, "generation": generation, "world": world, "loss": 1.0, "grad_sum": 0}
+        return [Record(t_ns, f"node{rank}.w0", Event.COMMIT, fields | {"rank": rank}) for rank in range(world)]
+
+    second_ns = 10**9
+    size = {"size": 2, "wanted": 2, "nodes": ["node0", "node1"], "reason": "as a test"}
+    records = [
+        world_of(1, 3, abort=True, t_ns=0),
+        *commit(0, 1, 3, 1 * second_ns),
+        *([Record(second_ns + 1, "coordinator", Event.RESIZED, size)] if resized else []),
+        world_of(2, 2, abort=False, t_ns=second_ns + 2),
+        *commit(1, 2, 2, 2 * second_ns),
+        lost("node1.w0", "exited", 3 * second_ns + 1),
+        world_of(3, 2, abort=True, t_ns=3 * second_ns + 2),
+        *commit(2, 3, 2, 5 * second_ns),
+    ]
+    kill = Kill(rank=1, at_step=2)
+    struck = target(undo, injected_ns=3 * second_ns, claims={"node1.w0": 3 * second_ns})
+    run = run_of([Strike("fault0", kill, target=struck, effective_ns=3 * second_ns)], records)
+    run.__dict__["records"][-1] = Record(9 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True})
+    timeline = Timeline(run, History(run.records))
+    (incident,), alarms = timeline.incidents()
+    recovery = timeline.recovery(incident)
+    assert alarms == []
+    assert recovery is not None
+    assert (recovery.seconds, recovery.full_strength_seconds) == (2.0, seconds)
+    assert ("full strength" in [span.name for span in recovery.spans]) == resized

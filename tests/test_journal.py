@@ -22,7 +22,7 @@ from support.disks import SmallDisk, small_disk
 from support.waiting import stays, wait_until
 
 from chaoskit.errors import JournalFull
-from chaoskit.journal import Journal, read_journals, read_tail
+from chaoskit.journal import FileCoverage, Journal, JournalTail, load_journals, read_events, read_journals, read_tail
 from chaoskit.vocabulary import Event
 
 WAIT_S = 60.0
@@ -143,7 +143,7 @@ def test_two_processes_can_append_to_one_journal(tmp_path: Path, writers: list[s
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    """Wherever the last line of a file was cut off, all records before it are read, and it is not."""
+    """Wherever the last line of a file was cut off, all records before it are read, and it is counted."""
     journal = Journal(tmp_path, "worker")
     journal.write(Event.READY, worker="a")
     journal.write(Event.FAILED, error="Überraschung \u2028 \U0001f525", step=3)
@@ -155,11 +155,13 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     for cut in range(first_bytes, len(whole) - 1):
         path.write_bytes(whole[:cut])
         assert [record.event for record in read_journals(tmp_path)] == ["ready"]
+        assert coverage(tmp_path).bad_lines == coverage(tmp_path).torn == (cut > first_bytes)
     path.write_bytes(whole[:-1])
     assert [record.event for record in read_journals(tmp_path)] == ["ready", "failed"], "only its end was lost"
 
 
-names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=6).filter(lambda name: name != "event")
+RESERVED = ("event", "by", "seq", "crc", "self")
+names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=6).filter(lambda name: name not in RESERVED)
 leaves = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
     leaves | st.text(),
@@ -169,7 +171,7 @@ values = st.recursive(
 
 
 @settings(max_examples=60, deadline=None, database=None)
-@given(st.dictionaries(names.filter(lambda name: name != "self"), values, max_size=4))
+@given(st.dictionaries(names, values, max_size=4))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]) -> None:
     """Any plain values come back as they were, line breaks and odd characters included, without closing the file."""
     directory = tmp_path_factory.mktemp("journal")
@@ -232,6 +234,101 @@ def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:
     assert 100 < len(steps) < 1500
     assert steps == list(range(1500 - len(steps), 1500))
     assert [record.event for record in tail if record.source == "short"] == ["ready"]
+
+
+# -- what is damaged, missing, or there twice --------------------------------------------------------------------
+
+
+def written(directory: Path, count: int) -> Path:
+    """A journal of so many commits."""
+    with closing(Journal(directory, "worker")) as journal:
+        for step in range(count):
+            journal.write(Event.COMMIT, step=step, worker="Wörker")
+    return directory / "worker.jsonl"
+
+
+def coverage(directory: Path) -> FileCoverage:
+    return load_journals(directory).files["worker"]
+
+
+NO_RECORDS = {
+    "a number": b"1",
+    "a text": b'"opened"',
+    "a list": b"[{}]",
+    "no time": b'{"event":"ready"}',
+    "no checksum": b'{"t_ns":1,"event":"ready","by":"00000000","seq":0}',
+    "a time that is none": b'{"t_ns":"x","event":"ready"}',
+    "half a line": b'{"t_ns":1,"eve',
+    "the end of a line": b'dy","by":"00000000","seq":0,"crc":"00000000"}',
+    "the checksum of nothing": b',"crc":"00000000"}',
+    "not UTF-8": b'{"t_ns":1,"event":"\xff\xfe"}',
+    "zeros": bytes(4096),
+    "nested too deep": b'{"t_ns":' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("what", NO_RECORDS)
+def test_a_line_that_is_no_record_is_counted_and_stops_no_reader(tmp_path: Path, what: str, place: int) -> None:
+    """At the begin, in the middle and at the end of a file; each of the readers goes on with the next line."""
+    path = written(tmp_path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:place], NO_RECORDS[what] + b"\n", *lines[place:]]))
+    records = read_journals(tmp_path)
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert read_events(tmp_path, Event.COMMIT) == read_tail(tmp_path) == JournalTail(tmp_path).poll() == records
+    found = coverage(tmp_path)
+    assert (found.records, found.bad_lines, found.missing, found.torn) == (4, 1, 0, False)
+
+
+def test_no_bit_of_a_journal_changes_unnoticed(tmp_path: Path) -> None:
+    """Wherever a bit is wrong, a line is counted as bad, and no record is read that was not written."""
+    path = written(tmp_path, 3)
+    whole, records = path.read_bytes(), read_journals(tmp_path)
+    for place in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            journals = load_journals(tmp_path)
+            assert journals.files["worker"].bad_lines >= 1, (place, bit)
+            assert all(record in records for record in journals.records), (place, bit)
+
+
+def test_a_line_that_comes_again_is_read_once(tmp_path: Path) -> None:
+    path = written(tmp_path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, lines[1], lines[1], lines[3]]))
+    assert [record["step"] for record in read_journals(tmp_path)] == [0, 1, 2, 3]
+    found = coverage(tmp_path)
+    assert (found.records, found.repeated, found.missing, found.bad_lines) == (4, 3, 0, 0)
+
+
+@pytest.mark.parametrize("gone", [[0], [1, 2], [0, 4], [1, 3]])
+def test_records_that_are_missing_are_counted(tmp_path: Path, gone: list[int]) -> None:
+    """Whichever are; but not the last ones, of which the record ``closed`` tells."""
+    path = written(tmp_path, 6)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for number, line in enumerate(lines) if number not in gone))
+    found = coverage(tmp_path)
+    assert (found.records, found.missing, found.bad_lines) == (6 - len(gone), len(gone), 0)
+
+
+def test_each_writer_of_a_file_has_a_sequence_of_its_own(tmp_path: Path) -> None:
+    """An agent and its keeper write into one file, and so do coordinators one after the other."""
+    first, second = (Journal(tmp_path, "worker", role=role, node="node0") for role in ("agent", "keeper"))
+    for step in range(3):
+        first.write(Event.COMMIT, step=step)
+        second.write(Event.READY)
+    first.close("the job ended")
+    agent, keeper = coverage(tmp_path).writers
+    assert (agent.role, agent.node, agent.records, agent.missing) == ("agent", "node0", 5, 0)
+    assert agent.closed is not None
+    assert agent.closed["reason"] == "the job ended"
+    assert (keeper.role, keeper.node, keeper.records, keeper.closed) == ("keeper", "node0", 4, None)
+    assert agent.first_ns < keeper.first_ns < keeper.last_ns < agent.last_ns
+    assert agent.opened is not None
+    assert agent.opened["pid"] == os.getpid()
+    assert abs(agent.opened["unix_ns"] - time.time_ns()) < WAIT_S * 1e9
+    second.close()
 
 
 # -- a disk without room ------------------------------------------------------------------------------------------
@@ -304,10 +401,40 @@ def test_a_disk_that_stays_full_is_an_error_that_names_it(disk: SmallDisk) -> No
         disk.free()
 
 
+LIMITED_FOR_A_WHILE = """
+import resource, sys
+from pathlib import Path
+from chaoskit.journal import Journal
+from chaoskit.vocabulary import Event
+
+journal = Journal(Path(sys.argv[1]), "worker")
+journal.write(Event.COMMIT, step=0)
+size_bytes = (Path(sys.argv[1]) / "worker.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes + 20, resource.RLIM_INFINITY))
+try:
+    journal.write(Event.COMMIT, step=1)
+except OSError as error:
+    print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.write(Event.COMMIT, step=2)
+"""
+
+
+def test_a_record_that_a_limit_cuts_short_is_an_error_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Nothing of it is left in the way of the next one, and its number is missing."""
+    command = [sys.executable, "-c", LIMITED_FOR_A_WHILE, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == "File too large\n"
+    assert [record["step"] for record in read_journals(tmp_path)] == [0, 2]
+    found = coverage(tmp_path)
+    assert (found.records, found.bad_lines, found.missing, found.repeated) == (2, 0, 1, 0)
+
+
 def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
     """A file that may not grow is not a disk that will have room again."""
     code = (
-        "import resource, sys; from pathlib import Path; from chaoskit.journal import Journal, Event;"
+        "import resource, sys; from pathlib import Path;"
+        "from chaoskit.journal import Journal; from chaoskit.vocabulary import Event;"
         "journal = Journal(Path(sys.argv[1]), 'worker'); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
         "journal.write(Event.READY)"
     )
@@ -317,11 +444,13 @@ def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
 
 def test_a_journal_that_ends_in_a_torn_line_is_continued_on_a_new_one(tmp_path: Path) -> None:
     """What its last writer could not finish is lost, and no record of the next one."""
-    path = tmp_path / "worker.jsonl"
-    path.write_bytes(b'{"t_ns":1,"event":"ready"}\n{"t_ns":2,"eve')
+    path = written(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:-30])
     with closing(Journal(tmp_path, "worker")) as journal:
-        journal.write(Event.COMMIT, step=1)
-    assert [record.event for record in read_journals(tmp_path)] == ["ready", "commit"]
+        journal.write(Event.READY)
+    assert [record.event for record in read_journals(tmp_path)] == ["commit", "ready"]
+    assert coverage(tmp_path).bad_lines == 1
+    assert not coverage(tmp_path).torn
 
 
 def test_closing_waits_for_room(disk: SmallDisk) -> None:

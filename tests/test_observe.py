@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 
 from chaoskit.journal import Journal, JournalTail, read_journals
-from chaoskit.messages import Beat, Heartbeat, WorkerLost
+from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerLost, WorkerReady
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.histograms import Histogram
 from chaoskit.observe.live import FILE_NAME, Live, LiveFile, read_live
+from chaoskit.observe.metrics import RunMetrics
 from chaoskit.observe.picture import sparkline
 from chaoskit.observe.spans import Clock, Span, all_spans
 from chaoskit.vocabulary import RECOVERY_PHASES, Event
@@ -358,10 +360,13 @@ def test_a_tail_reads_every_record_once(batches: list[list[int]], tmp_path_facto
 
 def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
     path, tail = tmp_path / "node0.jsonl", JournalTail(tmp_path)
-    path.write_text('{"t_ns":1,"event":"commit","step":1}\n{"t_ns":2,"ev')
+    with closing(Journal(tmp_path, "node0")) as journal:
+        journal.write(Event.COMMIT, t_ns=1, step=1)
+        journal.write(Event.COMMIT, t_ns=2, step=2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
     assert [record.t_ns for record in tail.poll()] == [1]
-    with path.open("a") as file:
-        file.write('ent":"commit","step":2}\n')
+    path.write_bytes(whole)
     assert [(record.t_ns, record["step"]) for record in tail.poll()] == [(2, 2)]
     assert tail.poll() == []
 
@@ -382,6 +387,26 @@ def test_heartbeats_are_shown_to_other_processes(tmp_path: Path) -> None:
     assert live.state().pulses == {}
     (tmp_path / FILE_NAME).write_text("{")
     assert read_live(tmp_path).pulses == {}
+
+
+def test_spares_are_counted_from_the_journals(tmp_path: Path) -> None:
+    """A coordinator that takes over tells of all workers again, and of the plan first: what it says is no count."""
+    pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
+    with closing(Journal(tmp_path / "journal", "coordinator")) as journal:
+        for worker in ("node0.0", "node0.1"):
+            journal.write(Event.SPARE_READY, worker=worker)
+        members = [{"rank": 0, "worker": "node0.0", "node": "node0"}]
+        journal.write(Event.PLAN, generation=1, abort=True, members=members)
+    live = Live()
+    endpoint = Endpoint("", "", 0, 1, -1)
+    live.hear(Plan(1, (Member(0, "node0.0", "node0", endpoint, (0,)),), True))
+    for worker in ("node0.0", "node0.1"):
+        live.hear(WorkerReady(worker, "node0", endpoint))
+    metrics = RunMetrics(live, threading.RLock())
+    metrics.follower = Follower(tmp_path)
+    metrics.follower.finish()
+    found = {family.name: family for family in metrics.collect()}
+    assert [sample.value for sample in found["chaoskit_spares_ready"].samples] == [1]
 
 
 def test_a_histogram_counts_up_to_its_bounds() -> None:

@@ -109,7 +109,7 @@ class Agent:
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = _started_before(spec)
-        self._journal = Journal(Path(spec.run_directory) / "journal", spec.node)
+        self._journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node)
         self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_job_broken = False  # as the fork server has said, which ends then
@@ -128,15 +128,18 @@ class Agent:
         if self._log_process is not None:
             line = LogLine(self._spec.node, self._config.rules, self._log_process, self._watched, self._tell_of_log)
             self._spawn(line.run())
+        ended = "there was no coordinator for too long"
         try:
             async for message in self._uplink.follow():
                 if isinstance(message, EndJob):
+                    ended = "the job ended"
                     beating.cancel()  # no coordinator hears it any more, perhaps for minutes
                     await self._say_goodbye(message)
                 else:
                     self._obey(message)
         finally:
             self._end_all()
+        self._journal.sign_off(ended)
 
     def _hello(self) -> AgentHello:
         living = tuple(charge.name for charge in self._charges.values() if not charge.lost)
@@ -234,6 +237,7 @@ class Agent:
                 self._tell(SpotNotice(self._spec.node, max(0.0, until_s - now_s)))
             await asyncio.sleep(_RETIRE_LOOK_S)
         self._end_all()
+        self._journal.sign_off("its node left")
         os._exit(0)
 
     async def _test_links(self, order: TestLinks) -> None:

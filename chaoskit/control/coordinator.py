@@ -83,7 +83,7 @@ class Coordinator:
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
-        self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator")
+        self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator", role="coordinator")
         self._record = Record(Path(spec.run_directory) / "coordinator.record")
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
@@ -114,6 +114,7 @@ class Coordinator:
             await self._ended.wait()
             await self._await_observer()
             await self._drain()
+            self._journal.sign_off("the job ended")
         finally:
             for server in servers:
                 server.close()
@@ -325,6 +326,7 @@ class Coordinator:
             act(*arguments)
         except (Fenced, Gone) as error:
             sys.stderr.write(f"{error}\n")
+            self._journal.sign_off(str(error))
             os._exit(EXIT_OVER if isinstance(error, Fenced) else _EXIT_GONE)
 
     def _write(self, writer: asyncio.StreamWriter | None, message: messages.Message) -> None:

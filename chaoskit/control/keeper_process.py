@@ -104,8 +104,9 @@ class _Service:
         self._splitter = wire.Splitter(decode_order)
         self._descriptors: deque[int] = deque()
         self._quarters, node, config = quarters, quarters.node, quarters.config
-        journal = Journal(Path(quarters.run_directory) / "journal", node)  # the agent's, too: a record is one write
-        context = NodeContext(node, quarters.host, quarters.token, config, journal, self._tell, die_of)
+        # the agent's file, too: a record is one write
+        self._journal = Journal(Path(quarters.run_directory) / "journal", node, role="keeper", node=node)
+        context = NodeContext(node, quarters.host, quarters.token, config, self._journal, self._tell, die_of)
         self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
         answer_tests(quarters.token, door)
         if config.health != "off":
@@ -120,6 +121,7 @@ class _Service:
             if flags & socket.MSG_CTRUNC:  # later orders would get what belongs to this one
                 raise ChaoskitError(f"{NAME} has no room for the files of a worker: {more_files()}")
             if not data:
+                self._journal.sign_off("its agent ended")
                 return
             self._descriptors.extend(descriptors)
             for order in self._splitter.feed(data):
@@ -158,6 +160,7 @@ class _Service:
                 start_tests(self._quarters.node, self._quarters.token, order, self._tell)
             case Finish(timeout_s, last, workers):
                 keeper.finish(timeout_s, last=last, workers=workers)
+                self._journal.sign_off("the job ended")  # its agent ends as soon as it hears this, and it with that
                 self._tell(Finished())
 
     def _adopt(self, order: Adopt) -> None:

@@ -44,6 +44,11 @@ class Roster:
                     self.first_commit_s = time.monotonic()
 
     @property
+    def generation(self) -> int:
+        """Of the newest membership; 0 before the first."""
+        return self._plan.generation if self._plan else 0
+
+    @property
     def world(self) -> int:
         """Ranks in the newest membership; 0 before the first."""
         return len(self._plan.members) if self._plan else 0
@@ -71,6 +76,15 @@ class Roster:
         """``worker``, if it has a rank and is not known to be lost."""
         member = self._plan.member(worker) if self._plan else None
         return None if member is None else self.holder(member.rank)
+
+    def rank_of(self, worker: str) -> int | None:
+        """The rank of ``worker`` in the newest membership, lost or not; None if it has none."""
+        member = self._plan.member(worker) if self._plan else None
+        return None if member is None else member.rank
+
+    def pid_of(self, worker: str) -> int | None:
+        """The process that ``worker`` is; None until it has reported for duty."""
+        return self._places[worker][1] if worker in self._places else None
 
     def node_of(self, worker: str) -> str:
         """Where ``worker`` runs; by its name until it has reported for duty."""

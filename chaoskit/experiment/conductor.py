@@ -33,7 +33,7 @@ from chaoskit.osprocess import is_ending, start_ticks, undisturbed
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, RunEnd
 from faults.base import Target
 
 Watch = Callable[[Any], None]
@@ -82,6 +82,7 @@ class Conductor(Striker):
                 message = self._cluster.receive(self._patience_s())
             except ConnectionError as error:
                 self._look_for_evidence()
+                self.run_end = RunEnd.COORDINATOR_LOST
                 raise HarnessError(f"the coordinator ended early: {error}; see its log") from error
             if message is not None:
                 self._watch(message)
@@ -89,16 +90,25 @@ class Conductor(Striker):
             elif self._when_silent is not None:
                 self._when_silent(self._cluster)
             if isinstance(message, EndJob):
+                self._note_acts()
                 self._look_for_evidence()
                 self._sum_up()
+                self.run_end = RunEnd.ENDED
                 return message
             self._strike_due()
-            for strike in self.strikes:
-                if strike.target is not None and not strike.missed:
-                    strike.fault.again(strike.target, None)
-                    self._note_end(strike, strike.target)
+            self._go_on()
             self._look_for_evidence()
+        self.run_end = RunEnd.DEADLINE
         return None
+
+    def _place_of(self, worker: str) -> dict[str, Any]:
+        roster = self._roster
+        return {
+            "rank": roster.rank_of(worker),
+            "node": roster.node_of(worker),
+            "pid": roster.pid_of(worker),
+            "generation": roster.generation,
+        }
 
     @property
     def first_node(self) -> str:
@@ -291,7 +301,7 @@ class Conductor(Striker):
                 continue
             observed = strike.fault.observe(strike.target)
             if observed is not None:
-                strike.effective_ns, strike.observed = seen_ns, observed
+                self._confirm(strike, seen_ns, observed)
 
 
 class _Literal(str):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, RuleRecord
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Record
+from chaoskit.journal import FileCoverage, Record
 from chaoskit.vocabulary import Event, Verdict
 from faults.base import Target
 
@@ -39,15 +37,26 @@ def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
     return fired
 
 
-def environment() -> dict[str, str]:
-    """What a reader must know to compare numbers."""
-    return {
-        "chaoskit": version("chaoskit"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-    }
+def environment(coverage: Mapping[str, FileCoverage], role: str, *names: str) -> dict[str, str]:
+    """Return what a reader must know to compare numbers, as the processes of this role said it of themselves."""
+    opened = _opened(coverage, role)
+    found = {name: sorted({str(record[name]) for record in opened if record[name]}) for name in names}
+    return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def started_at(coverage: Mapping[str, FileCoverage], started_ns: int) -> str:
+    """Return the wall clock at the start of a run, in ISO 8601; "" where its harness does not tell."""
+    harness = next(iter(_opened(coverage, "harness")), None)
+    if harness is None:
+        return ""
+    unix_ns = harness["unix_ns"] + started_ns - harness.t_ns
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+
+
+def _opened(coverage: Mapping[str, FileCoverage], role: str) -> list[Record]:
+    """Return what each process of this role said of itself."""
+    writers = (writer for file in coverage.values() for writer in file.writers if writer.role == role)
+    return [writer.opened for writer in writers if writer.opened is not None]
 
 
 def fault_record(
@@ -102,6 +111,5 @@ def fault_check(strike: Strike) -> Check:
     if state == "undo failed":
         return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit cleanup`")
     if state == "not fired":
-        detail = strike.missed or f"no rank {strike.fault.rank} was there {strike.fault.moment}"
-        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {detail}")
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {strike.why_missed}")
     return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")

@@ -150,7 +150,12 @@ class Harness:
     def _command_twin(self, experiment: CommandExperiment, watch: Watch | None) -> CommandTwin:
         key = command_twin.key(experiment)
         if key not in self._command_twins:
-            self._command_twins[key] = CommandTwin.of(self._execute_command(experiment.unbroken(), watch))
+            unbroken = experiment.unbroken()
+            try:
+                found = CommandTwin.of(self._execute_command(unbroken, watch))
+            except Interrupted:  # as in a job's twin
+                found = CommandTwin.of(self._execute_command(unbroken, watch))
+            self._command_twins[key] = found
         return self._command_twins[key]
 
     def _job_twin(self, unbroken: Experiment, watch: Watch | None) -> Twin:

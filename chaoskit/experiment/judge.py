@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired
+from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired, started_at
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
@@ -59,7 +58,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         spares=config.spares,
         seed=config.seed,
         reduction=config.reduction,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=started_at(run.coverage, run.started_ns),
         wall_s=(run.ended_ns - run.started_ns) / 1e9,
         verdict=verdict,
         reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
@@ -76,7 +75,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         weights_digest=min(digests, default=None),
         twin_weights_digest=twin.weights_digest if twin else None,
         rules_fired=rules_fired(run.records, run.started_ns),
-        environment=environment(),
+        environment=environment(run.coverage, "worker", "chaoskit", "torch", "python", "kernel", "machine"),
         directory=str(run.directory),
         settings=_settings(run.experiment),
         account=_account(run, alarms),
@@ -160,6 +159,8 @@ def _completed(run: RawRun, history: History) -> Check:
         len(history.steps) == steps or (run.experiment.is_open_ended and len(history.steps) > steps)
     ):
         problems.append(f"{len(history.steps)} of {steps} steps were finished")
+    elif not history.steps:
+        problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
     return check("training completed", problems, f"{len(history.steps)} steps")

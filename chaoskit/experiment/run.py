@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.storing import await_last, last_step
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Journal, Record, read_journals
+from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals, read_events
 from chaoskit.messages import EndJob
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.base import Substrate
@@ -43,9 +43,19 @@ class RawRun:
     strikes: list[Strike]
 
     @cached_property
+    def journals(self) -> Journals:
+        """What all processes wrote down. Read on demand: a launch of many days never asks."""
+        return load_journals(self.directory / "journal")
+
+    @cached_property
     def records(self) -> list[Record]:
-        """Every journal record, by time. Read on demand: a launch of many days never asks."""
-        return told_once(read_journals(self.directory / "journal"))
+        """Every journal record, by time."""
+        return told_once(self.journals.records)
+
+    @property
+    def coverage(self) -> Mapping[str, FileCoverage]:
+        """How much of each journal could be read, by source: what is missing cannot be judged."""
+        return self.journals.files
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:
@@ -134,7 +144,7 @@ def _execute(
     heartbeat_s: float,
     when_silent: WhenSilent | None,
 ) -> RawRun:
-    journal = Journal(directory / "journal", "harness")
+    journal = Journal(directory / "journal", "harness", role="harness")
     started_ns = time.monotonic_ns()
     _write_start(journal, experiment, started_ns)
     config = experiment.config
@@ -143,6 +153,8 @@ def _execute(
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s)
     conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests, when_silent)
+    end: EndJob | None = None
+    ended_ns, failure = 0, ""
     try:
         end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
         ended_ns = time.monotonic_ns()
@@ -151,13 +163,20 @@ def _execute(
             if reason := await_last(cluster, conductor.first_node, config, directory, left_s, watch):
                 step = last_step(directory / "journal")
                 journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
+    except BaseException as error:
+        failure = f"{type(error).__name__}: {error}"
+        raise
     finally:
+        ended_ns = ended_ns or time.monotonic_ns()
         try:
             cluster.end()
         finally:
             conductor.clean_up()
-            journal.close()
-    run = RawRun(
+            _look_back(conductor, directory / "journal")
+            ok, detail = (False, failure) if end is None else (end.ok, end.reason)
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, ok=ok, detail=detail, exits={})
+            journal.close(conductor.run_end)
+    return RawRun(
         experiment=experiment,
         directory=directory,
         started_ns=started_ns,
@@ -166,6 +185,10 @@ def _execute(
         deadline_passed=end is None,
         strikes=conductor.strikes,
     )
-    if any(strike.target is not None for strike in run.strikes):
-        conductor.look_back(run.records)
-    return run
+
+
+def _look_back(conductor: Conductor, journals: Path) -> None:
+    """All processes are gone: what they wrote down last is evidence, too."""
+    if any(strike.target is not None for strike in conductor.strikes):
+        conductor.look_back(read_events(journals, Event.JOB_ENDED, Event.WORKER_EXITED))
+    conductor.tell_missed()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
 from chaoskit.messages import HookReached
 from chaoskit.osprocess import is_ending, start_ticks
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, RunEnd
 from faults.base import Fault, Target
 
 #: How a process has ended of which nobody tells.
@@ -31,7 +31,8 @@ class Strike:
     effective_ns: int | None = None
     observed: str = ""
     missed: str = ""  # why it could not be injected
-    lifted_ns: int = 0  # what is in the journal of that
+    acts: dict[str, int] = field(default_factory=dict)  # worker -> time: what is in the journal of its acts
+    lifted_ns: int = 0  # the same of its end
     answered: bool = False  # a loss that it caused is known
     undone: bool = True
 
@@ -41,6 +42,11 @@ class Strike:
         return self.target is not None or bool(self.missed)
 
     @property
+    def why_missed(self) -> str:
+        """Why it did not act."""
+        return self.missed or f"no rank {self.fault.rank} was there {self.fault.moment}"
+
+    @property
     def place(self) -> tuple[Any, ...]:
         """Equal for faults that are due at the same moment."""
         fault = self.fault
@@ -48,11 +54,17 @@ class Strike:
 
 
 class Striker:
-    """Base of the conductors: faults, and the journal in which they are written down."""
+    """Base of the conductors: faults, and the journal in which they are written down.
+
+    Attributes:
+        strikes: one for each fault, in the order of the plan.
+        run_end: why the run was over.
+    """
 
     def __init__(self, faults: Sequence[Fault], journal: Journal) -> None:
         self._journal = journal
         self.strikes = [Strike(fault_id(number), fault) for number, fault in enumerate(faults)]
+        self.run_end = RunEnd.HARNESS
 
     def _inject(self, strike: Strike, target: Target) -> bool:
         self._note_gone()
@@ -88,7 +100,39 @@ class Striker:
             rank=target.rank,
             step=target.step,
             phase=target.phase,
+            node=target.node,
+            nodes=sorted(target.struck_nodes) if strike.fault.whole_node else [],
+            pid=target.pid,
+            ticks=target.ticks,
+            generation=self._place_of(target.worker)["generation"],
+            waiting=target.waiting,
         )
+        strike.acts = {worker: t_ns for worker, t_ns in target.claims.items() if worker == target.worker}
+
+    def _place_of(self, worker: str) -> dict[str, Any]:
+        """Return rank, node, pid and generation of a worker that is struck, as far as they are known."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """Let the faults that struck act again as time passes, and write down what they did."""
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                strike.fault.again(strike.target, None)
+        self._note_acts()
+
+    def _note_acts(self) -> None:
+        for strike in self.strikes:
+            if strike.target is not None and not strike.missed:
+                self._note_claims(strike, strike.target)
+                self._note_end(strike, strike.target)
+
+    def _note_claims(self, strike: Strike, target: Target) -> None:
+        """A fault that strikes several workers, or one again, claims each before the act."""
+        for worker, t_ns in target.claims.items():
+            if strike.acts.get(worker) != t_ns:
+                strike.acts[worker] = t_ns
+                told = {"fault": strike.fault_id, "what": str(strike.fault), "worker": worker}
+                self._journal.write(Event.ACTED, t_ns=t_ns, **told, **self._place_of(worker))
 
     def _note_end(self, strike: Strike, target: Target) -> None:
         """A fault that begins and ends, like a link that flaps, ends when it has ended for the last time so far."""
@@ -103,20 +147,28 @@ class Striker:
                 continue
             observed = strike.fault.observe(strike.target)
             if observed is not None:
-                strike.effective_ns, strike.observed = time.monotonic_ns(), observed
-                self._journal.write(
-                    Event.EVIDENCE,
-                    t_ns=strike.effective_ns,
-                    fault=strike.fault_id,
-                    level="effective",
-                    observed=observed,
-                )
+                self._confirm(strike, time.monotonic_ns(), observed)
+
+    def _confirm(self, strike: Strike, t_ns: int, observed: str) -> None:
+        """The target shows the fault, and has since ``t_ns``."""
+        strike.effective_ns, strike.observed = t_ns, observed
+        told = {"fault": strike.fault_id, "level": "effective", "observed": observed}
+        self._journal.write(Event.EVIDENCE, t_ns=t_ns, **told)
 
     def _sum_up(self) -> None:
         """The last word of faults that act again and again."""
         for strike in self.strikes:
             if strike.target is not None and strike.effective_ns is not None:
-                strike.observed = strike.fault.observe(strike.target) or strike.observed
+                observed = strike.fault.observe(strike.target)
+                if observed is not None and observed != strike.observed:
+                    self._confirm(strike, strike.effective_ns, observed)
+
+    def tell_missed(self) -> None:
+        """Write down which faults did not act. To be called when all is known that ever will be."""
+        for strike in self.strikes:
+            if strike.target is None or strike.missed:
+                what, reason = str(strike.fault), strike.why_missed
+                self._journal.write(Event.FAULT_MISSED, fault=strike.fault_id, what=what, reason=reason)
 
     def clean_up(self) -> None:
         """Put back what the run itself did not."""

@@ -39,6 +39,7 @@ class Timeline:
         self._run, self._history = run, history
         self._records = run.records
         self._config = run.experiment.config
+        self._resized = [record for record in run.records if record.event == Event.RESIZED]
         self.windows = windows(run.records, self._config.memory_copies)
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
@@ -124,7 +125,7 @@ class Timeline:
         step_s = self._step_seconds(incident.injected_ns)
         spans = self._spans(incident, regroup, generation, good_ns, step_s)
         world = self._world(generation)
-        full_ns = self._full_strength(number, generation, good_ns)
+        full_ns = self._full_strength(number)
         return Recovery(
             cause=self.impact(incident),
             fault=str(incident.strike.fault) if incident.strike else None,
@@ -163,13 +164,20 @@ class Timeline:
         plan = next((r for r in found if r.event == Event.PLAN), None)
         return len(plan["members"]) if plan else int(found[0]["world"])
 
-    def _full_strength(self, number: int, generation: int, good_ns: int) -> int | None:
-        if self._world(generation) == self._config.nodes:
-            return good_ns
+    def _full_strength(self, number: int) -> int | None:
+        """End of the first step from ``number`` on in a world of the size that is wanted at that time."""
         for later, step in self._history.steps.items():
-            if later >= number and step.finishers[0]["world"] == self._config.nodes:
-                return max(record.t_ns for record in step.finishers)
+            if later < number:
+                continue
+            end_ns = max(record.t_ns for record in step.finishers)
+            if step.finishers[0]["world"] == self._full_world(end_ns):
+                return end_ns
         return None
+
+    def _full_world(self, t_ns: int) -> int:
+        """Ranks of the full world at a time: it may have been resized on purpose."""
+        sizes = [int(record["size"]) for record in self._resized if record.t_ns <= t_ns]
+        return sizes[-1] if sizes else self._config.nodes
 
     def _last(self, event: Event, generation: int, after_ns: int) -> Record | None:
         found = [r for r in self._records if r.event == event and r.t_ns >= after_ns and r["generation"] == generation]
@@ -182,7 +190,7 @@ class Timeline:
         quiesced = self._last(Event.QUIESCED, regroup["generation"] - 1, detected_ns)
         settled = self._last(Event.REGROUPED, generation, detected_ns)
         restored = [r for r in self._records if r.event == Event.RESTORED and r["generation"] == generation]
-        full_ns = self._full_strength(self._number(generation), generation, good_ns)
+        full_ns = self._full_strength(self._number(generation))
         cause = incident.detected.get("cause", "nonfinite")
         ends = {
             "detected": (detected_ns, references.detected(cause, step_s)),
@@ -191,7 +199,7 @@ class Timeline:
             "restored": (max((r.t_ns for r in restored), default=0), _restore_reference(restored)),
             "first good step": (
                 good_ns,
-                references.first_good_step(step_s, self._world(generation), self._config.nodes),
+                references.first_good_step(step_s, self._world(generation), self._full_world(good_ns)),
             ),
         }
         if full_ns is not None:

@@ -70,7 +70,7 @@ class Follower:
         on_step, on_setback: see :class:`Accountant`.
 
     Attributes:
-        started: the first record of the harness; None in a run of an older version.
+        started: what the harness said at the start of the run; None in a run of an older version.
         workers: by name; of those that ended, the ones that had a rank last.
         stored: tier -> its newest copy.
         copies: how much work lies between two copies of a replicated state; None before the first.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.messages import EndJob, Heartbeat, Plan, WorkerLost, WorkerReady
+from chaoskit.messages import EndJob, Heartbeat, WorkerLost
 
 FILE_NAME = "live.json"
 _WRITE_EVERY_S = 0.25
@@ -38,7 +38,6 @@ class LiveState(msgspec.Struct):
     t_ns: int = 0
     nodes: dict[str, int] = {}
     pulses: dict[str, Pulse] = {}
-    ready: list[str] = []
     ended: bool = False
 
     def is_fresh(self, now_ns: int) -> bool:
@@ -69,13 +68,8 @@ class Live:
                         loss = beat.loss if math.isfinite(beat.loss) else None
                         where = (beat.rank, beat.generation, beat.step, beat.phase, beat.age_ms)
                         state.pulses[beat.worker] = Pulse(beat.worker, node, *where, loss, now_ns)
-                case WorkerReady(worker):
-                    state.ready = [*state.ready, worker] if worker not in state.ready else state.ready
                 case WorkerLost(worker):
                     state.pulses.pop(worker, None)
-                    state.ready = [one for one in state.ready if one != worker]
-                case Plan():
-                    state.ready = [one for one in state.ready if message.member(one) is None]
                 case EndJob():
                     state.ended = True
 
@@ -83,7 +77,7 @@ class Live:
         """A copy that does not change any more."""
         with self._lock:
             now = self._state
-            return LiveState(now.t_ns, dict(now.nodes), dict(now.pulses), now.ready, now.ended)
+            return LiveState(now.t_ns, dict(now.nodes), dict(now.pulses), now.ended)
 
 
 class LiveFile:

@@ -125,7 +125,8 @@ class RunMetrics:
         for node in sorted(follower.nodes | set(live.nodes)):
             nodes.add_metric([node], float(live.is_up(node, now_ns)))
         yield nodes
-        yield GaugeMetricFamily("chaoskit_spares_ready", "Warm workers without a rank.", len(live.ready))
+        ready = follower.accountant.spares_ready
+        yield GaugeMetricFamily("chaoskit_spares_ready", "Warm workers without a rank.", ready)
         tiers = GaugeMetricFamily("chaoskit_snapshot_step", "Newest complete copy of the state.", labels=["tier"])
         ages = GaugeMetricFamily("chaoskit_snapshot_age_seconds", "How long ago it was told of.", labels=["tier"])
         for tier, stored in follower.stored.items():

@@ -74,7 +74,18 @@ class Hooks:
         for trigger in due:
             tid, rank = threading.get_native_id(), -1 if me is None else me.rank
             hook = HookReached(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, peer)
+            self._note_stop(hook, 0 if plan is None else plan.generation)
             self._pull(hook, self._wait(hook), replica)
+
+    def _note_stop(self, hook: HookReached, generation: int) -> None:
+        self._journal.write(
+            Event.HOOK_STOPPED,
+            fault=hook.fault,
+            step=hook.step,
+            generation=generation,
+            rank=hook.rank,
+            phase=hook.phase,
+        )
 
     def _wait(self, hook: HookReached) -> Lever:
         """Report, and wait for the lever to pull."""

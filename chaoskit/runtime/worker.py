@@ -86,7 +86,7 @@ class Control:
 
     def __init__(self, spec: WorkerSpec, connection: socket.socket, board: Board) -> None:
         self.spec = spec
-        self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal)
+        self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal, role="worker", node=spec.node)
         self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
         self.callbacks = Callbacks(self.journal)
         self.regrouper = Regrouper(
@@ -130,6 +130,7 @@ class Control:
             self._go(Dismissed(message.grace_s, message.reason))
         elif isinstance(message, EndJob):
             self.ended.set()
+            self.journal.sign_off("the job ended")
             os._exit(0 if message.ok else 1)
 
     def _go(self, order: Dismissed) -> None:
@@ -137,6 +138,7 @@ class Control:
         nothing_to_do = not self.callbacks.on_preempt or self.regrouper.done
         if nothing_to_do or not self.regrouper.dismiss(order):
             self.regrouper.note_left(told=True)
+            self.journal.sign_off("it left")
             step_back()
             os._exit(0)
 
@@ -230,7 +232,9 @@ def run_worker(spec: WorkerSpec, connection_fd: int, board_fd: int, bell_fd: int
     code = 1
     try:
         code = _train(spec, control, board)
+        control.journal.sign_off("the job ended")
     except Dismissed:
+        control.journal.sign_off("it left")
         step_back()
         code = 0
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raised is reported, then the process ends
@@ -325,6 +329,7 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
     summary = f"{type(error).__name__}: {error}"
     with contextlib.suppress(JournalFull):
         control.journal.write(Event.FAILED, error=summary, traceback=text)
+    control.journal.sign_off("it failed")  # as soon as its agent has read why, this process is ended
     control.send(WorkerFailed(spec.worker, summary, fatal, refused))
     control.ended.wait(_LAST_WORD_S)  # the agent ends this process once it has read why
 

@@ -98,8 +98,10 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     import chaoskit.runtime.worker  # noqa: F401
+    from chaoskit.journal.writer import own_version
     from chaoskit.runtime.sources import imported_sources
 
+    own_version()  # of which every worker tells
     imported_sources()  # none of these is the user's: workers need not look at them again
 
 

@@ -110,6 +110,26 @@ class Course:
         return {step: distinct(shown.losses) for step, shown in self.steps.items() if shown.losses}
 
 
+def went_back(lines: Iterable[Line]) -> tuple[str, int, int] | None:
+    """Return where a training began again by itself: node, the step before, and the lower one after; None: nowhere.
+
+    Ranks that print side by side show every step equally often, and in order. A step is shown again after a higher one,
+    and more often than others of its node, where it was computed again.
+    """
+    by_node: dict[str, list[int]] = {}
+    for line in lines:
+        if line.step is not None:
+            by_node.setdefault(line.node, []).append(line.step)
+    for node, steps in by_node.items():
+        counts, highest = Counter(steps), steps[0]
+        least = min(counts.values())
+        for step in steps:
+            if step < highest and counts[step] > least:
+                return node, highest, step
+            highest = max(highest, step)
+    return None
+
+
 def distinct(losses: Iterable[float]) -> tuple[float, ...]:
     """Each value once, in order. Two NaN are one."""
     by_text = {repr(loss): loss for loss in losses}

@@ -41,7 +41,7 @@ def run_warden(spec: WardenSpec, parent_pid: int) -> None:
     die_with_parent(parent_pid, signal.SIGTERM)
     adopt_orphans()
     set_name(NAME)
-    journal = Journal(Path(spec.run_directory) / "journal", spec.node)
+    journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="warden", node=spec.node)
     root = _start(spec)
     journal.write(Event.COMMAND_STARTED, pid=root, command=spec.command)
     status = None
@@ -51,6 +51,7 @@ def run_warden(spec: WardenSpec, parent_pid: int) -> None:
         how, told = describe_status(status)
         journal.write(Event.COMMAND_EXITED, pid=root, how=how, status=told)
     _end_all()
+    journal.sign_off("it was told to end" if status is None else "its command ended")
 
 
 def _start(spec: WardenSpec) -> int:

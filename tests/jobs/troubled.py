@@ -48,6 +48,17 @@ def plain(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any
     _train(trainer, steps, step_s=lambda step: step_s, until=until)
 
 
+def gives_up(trainer: Any) -> None:
+    """Rehearses, and returns in its first step, before that is committed."""
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with contextlib.suppress(ValueError), trainer.transaction() as step:
+        for number, shard in enumerate(step.shards(DATA, batch_size=24)):
+            if number:
+                raise ValueError("it was only looked at")
+            step.backward(model(shard.batch).square().mean())
+
+
 def chatty(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
     """Each rank prints a long line before each step."""
 

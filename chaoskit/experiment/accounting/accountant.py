@@ -7,6 +7,7 @@ one cause, so the parts add up to the wall time, to the nanosecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.experiment import account as parts
@@ -19,6 +20,28 @@ from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 
 _STRIKE_STEPS = 2  # a fault after which so many steps were committed did not stop the training
+
+
+@dataclass(slots=True)
+class _Struck:
+    """What a fault has done.
+
+    Attributes:
+        step: that was the newest when it struck.
+        acted_ns: worker -> time of the act on it.
+        nodes: that it struck as a whole, at ``begun_ns``.
+    """
+
+    what: str
+    step: int
+    begun_ns: int
+    acted_ns: dict[str, int]
+    nodes: frozenset[str]
+
+    def on(self, worker: str) -> int | None:
+        """When it struck ``worker``; None if it did not."""
+        whole = self.begun_ns if worker.rpartition(".")[0] in self.nodes else None
+        return self.acted_ns.get(worker, whole)
 
 
 class Accountant(Books):
@@ -46,7 +69,7 @@ class Accountant(Books):
         super().__init__(started_ns, full_world, spares, on_step)
         self._on_setback = on_setback
         self._false_alarms = frozenset(false_alarms)
-        self._strikes: dict[str, tuple[int, int, str]] = {}  # worker -> time, step, fault
+        self._strikes: dict[str, _Struck] = {}  # by fault
         self._lost: set[str] = set()
         self._returned: Setback | None = None  # its first good step is the current one
         self._aborted = Holding()  # of the step that the open one interrupted
@@ -76,7 +99,16 @@ class Accountant(Books):
         self._steps.full_world = record["size"]
 
     def _injected(self, record: Record) -> None:
-        self._strikes[record["worker"]] = (record.t_ns, self.step, record["what"])
+        acted_ns, nodes = {record["worker"]: record.t_ns}, frozenset(record["nodes"])
+        self._strikes[record["fault"]] = _Struck(record["what"], self.step, record.t_ns, acted_ns, nodes)
+
+    def _acted(self, record: Record) -> None:
+        """On another worker, or on the same one again."""
+        struck = self._strikes.get(record["fault"])
+        if struck is None:
+            struck = _Struck(record["what"], self.step, record.t_ns, {}, frozenset())
+            self._strikes[record["fault"]] = struck
+        struck.step, struck.acted_ns[record["worker"]] = self.step, record.t_ns
 
     def _ready_one(self, record: Record) -> None:
         if self._mode is Mode.STARTING:
@@ -181,7 +213,7 @@ class Accountant(Books):
     def _set_back(self, record: Record, cause: str) -> None:
         """Training stands still: the step that was under way has not been committed."""
         cursor_ns, usual_ns = self._time.cursor_ns, self._steps.usual_ns
-        struck = min(self._strikes.values(), default=None)
+        struck = self._take_strike(record)
         in_flight_ns = max(0, record.t_ns - cursor_ns)
         if struck is not None:
             begun_ns = struck[0]
@@ -193,9 +225,26 @@ class Accountant(Books):
         self._time.spend(("detected", cause), record.t_ns)
         self._mode, self._phase, self._cause = Mode.BROKEN, "quiesced", cause
         self._failures += cause != parts.PLANNED
-        fault, self._strikes = struck[2] if struck else "", {}
+        fault = struck[1] if struck is not None else ""
         self.open = Setback(cause, begun_ns, record.t_ns, self.step, fault=fault, world_before=self.world)
         self.open.mark("detected", record.t_ns)
+
+    def _take_strike(self, record: Record) -> tuple[int, str] | None:
+        """When and by which fault the worker was struck of which ``record`` tells; it explains nothing more.
+
+        Corrupt data can be noticed by the receiver, and be the fault of the sender.
+        """
+        suspects = [worker for worker in (record.get("worker"), *record.get("sources", ())) if worker is not None]
+        acts = [
+            (acted_ns, fault)
+            for fault, struck in self._strikes.items()
+            for worker in suspects
+            if (acted_ns := struck.on(worker)) is not None and acted_ns <= record.t_ns
+        ]
+        if not acts:
+            return None
+        acted_ns, fault = min(acts)
+        return acted_ns, self._strikes.pop(fault).what
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +276,7 @@ class Accountant(Books):
             self._steps.credit(self._time, step, self._aborted)
         elif self._mode is Mode.STARTING:
             self._mode = Mode.TRAINING
-        self._strikes = {who: one for who, one in self._strikes.items() if number <= one[1] + _STRIKE_STEPS}
+        self._strikes = {fault: one for fault, one in self._strikes.items() if number <= one.step + _STRIKE_STEPS}
         return step
 
     def _come_back(self, setback: Setback, step: Step, t_ns: int) -> None:
@@ -256,6 +305,7 @@ _HANDLERS: Mapping[str, Callable[[Accountant, Record], None]] = {
     Event.STARTED: Accountant._started,
     Event.RESIZED: Accountant._resized,
     Event.INJECTED: Accountant._injected,
+    Event.ACTED: Accountant._acted,
     Event.SPARE_READY: Accountant._ready_one,
     Event.PLAN: Accountant._planned,
     Event.SETTLED: Accountant._settled,

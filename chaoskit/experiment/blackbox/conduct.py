@@ -18,7 +18,7 @@ from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, RunEnd
 from faults.base import Target
 
 _LOOK_S = 0.005  # between two looks at the logs
@@ -30,6 +30,8 @@ _FRESH_S = 0.5  # within which whoever was struck is gone
 DONE = "done_ns"
 
 Exit = tuple[str, str]  # ("exited", "status 0"), ("killed", "SIGKILL")
+
+GOOD: Exit = ("exited", "status 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class CommandConductor(Striker):
         self._rules = NodeLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
         self.exits: dict[str, Exit] = {}
         self._roots: dict[int, Exit] = {}  # the same by pid
+        self._ranks: dict[str, int] = {}  # of the processes that were struck
         self._loss: float | None = None
         self._told_s = 0.0
 
@@ -83,17 +86,19 @@ class CommandConductor(Striker):
             self._read_logs(to_the_end=over)  # after the look: all that a node wrote before its end
             self._tell()
             self._strike_due()
-            for strike in self.strikes:
-                if strike.target is not None and not strike.missed:
-                    strike.fault.again(strike.target, None)
-                    self._note_end(strike, strike.target)
+            self._go_on()
             self._look_at_targets(over)
             if not over:
                 time.sleep(_OBSERVE_S if self._awaits_evidence() else _LOOK_S)
         self._look_at_targets(over=True)  # at those that were struck just before the deadline
         self._sum_up()
         self._explain_missed()
+        self.run_end = RunEnd.ENDED if over else RunEnd.DEADLINE
         return over
+
+    def _place_of(self, worker: str) -> dict[str, Any]:
+        node, _, pid = worker.rpartition(".")
+        return {"rank": self._ranks.get(worker), "node": node, "pid": int(pid), "generation": None}
 
     def close(self) -> None:
         """Let go of the logs."""
@@ -170,6 +175,7 @@ class CommandConductor(Striker):
             if seat is None or self._is_doomed(seat):
                 continue  # it may be started again: as soon as it is, it is struck
             target = self._target(strike, seat, found)
+            self._ranks[target.worker] = seat.rank
             if self._inject(strike, target):
                 target.notes[DONE] = time.monotonic_ns()
                 self._write_down(strike)

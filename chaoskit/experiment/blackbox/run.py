@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import CommandConductor, Exit
+from chaoskit.experiment.blackbox.conduct import GOOD, CommandConductor, Exit
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.strike import Strike
-from chaoskit.journal import Journal, Record, read_journals
+from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
@@ -45,9 +45,19 @@ class CommandRun:
     odd: str
 
     @cached_property
+    def journals(self) -> Journals:
+        """What all processes wrote down."""
+        return load_journals(self.directory / "journal")
+
+    @cached_property
     def records(self) -> list[Record]:
         """Every journal record, by time."""
-        return read_journals(self.directory / "journal")
+        return self.journals.records
+
+    @property
+    def coverage(self) -> Mapping[str, FileCoverage]:
+        """How much of each journal could be read, by source: what is missing cannot be judged."""
+        return self.journals.files
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -78,13 +88,17 @@ def execute_command(
     """
     directory = directory.resolve()
     (directory / STATE).mkdir(parents=True, exist_ok=True)
-    journal = Journal(directory / "journal", "harness")
+    journal = Journal(directory / "journal", "harness", role="harness")
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
+    over, failure = False, ""
     try:
         _start(experiment, cluster, directory / STATE)
         over = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
+    except BaseException as error:
+        failure = f"{type(error).__name__}: {error}"
+        raise
     finally:
         ended_ns = time.monotonic_ns()
         try:
@@ -92,7 +106,11 @@ def execute_command(
         finally:
             conductor.clean_up()
             conductor.close()
-            journal.close()
+            conductor.tell_missed()
+            ok = over and set(conductor.exits.values()) == {GOOD}
+            told: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits}
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **told)
+            journal.close(conductor.run_end)
     reader = conductor.reader
     return CommandRun(
         experiment=experiment,

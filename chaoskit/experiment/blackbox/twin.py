@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
+from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun
-from chaoskit.stacks.course import Course, Usual
+from chaoskit.experiment.twin import Interrupted
+from chaoskit.stacks.course import Course, Usual, went_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,18 @@ class CommandTwin:
         """The twin that ``run`` is.
 
         Raises:
+            Interrupted: if the training began again by itself: it would teach how often steps are shown wrongly.
             HarnessError: if the command did not end well.
         """
         if problems := unfinished(run):
             logs = run.directory / "log"
             raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
         lines = run.lines
+        if (back := went_back(lines)) is not None:
+            node, before, after = back
+            told = f"its log on {node} goes back from step {before} to step {after}"
+            remedy = "have each step shown once, in order, or do without a twin (twin=False)"
+            raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
         counts = Course(lines).counts()
         return cls(counts, Course(lines, Usual(counts)).losses())
 
@@ -69,11 +77,10 @@ def unfinished(run: CommandRun) -> list[str]:
 
 
 def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
-    good = ("exited", "status 0")
     return [
         f"the command on {node} {_ended(*end)}"
         for node, end in sorted(run.exits.items())
-        if end != good and node not in taken
+        if end != GOOD and node not in taken
     ]
 
 

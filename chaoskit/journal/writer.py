@@ -1,67 +1,57 @@
-"""Append-only records of what each process saw, on one clock.
-
-A journal is a file of JSON lines. Each line is written by one ``write(2)``, so a SIGKILL loses nothing that was
-reported and never tears a line of another process. ``t_ns`` is CLOCK_MONOTONIC, which all processes of a host share.
-
-While the disk is full, records wait in memory, where a SIGKILL does lose them, and are written in their order once
-there is room. A line that found room for its begin only is blanked out and written again, whole.
-"""
+"""The writing end of a journal: it loses no record for want of room, and numbers each."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
+import functools
 import os
+import platform
+import socket
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from chaoskit.errors import JournalFull
-from chaoskit.osprocess import NO_ROOM
+from chaoskit.journal import lines
+from chaoskit.osprocess import NO_ROOM, boot_id, start_ticks
 from chaoskit.vocabulary import Event
 
+#: Of what is written; told by the first record of every writer.
+FORMAT = 2
 _LATE_S = 60.0
 _LATE_BYTES_MAX = 16 * 2**20  # of records of 200 bytes, a minute at 1,400 steps a second
 _RETRY_S = 0.05
-_encoder = msgspec.json.Encoder()
 _TAIL_BYTES = 1 << 18
-_HEAD_BYTES = 64  # in which time and event stand
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One journal line. ``fields`` holds what belongs to the event; see :class:`chaoskit.vocabulary.Event`."""
-
-    t_ns: int
-    source: str
-    event: str
-    fields: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.fields[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field ``name``, or ``default`` where the record has none."""
-        return self.fields.get(name, default)
 
 
 class Journal:
     """Writes the records of one process to ``directory/source.jsonl``.
 
     Args:
+        role: of this process in the run, such as ``worker``. Where it is given, the first record is ``opened``, which
+            says what this process is, and the last one ``closed``.
+        node: where it runs; "" for what belongs to no node.
         late_s: for so long records wait for a disk that is full.
         late_bytes_max: of records that may wait.
     """
 
     def __init__(
-        self, directory: Path, source: str, *, late_s: float = _LATE_S, late_bytes_max: int = _LATE_BYTES_MAX
+        self,
+        directory: Path,
+        source: str,
+        *,
+        role: str = "",
+        node: str = "",
+        late_s: float = _LATE_S,
+        late_bytes_max: int = _LATE_BYTES_MAX,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.source = source
+        self._by, self._seq = os.urandom(4).hex().encode(), 0
         self._path = directory / f"{source}.jsonl"
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._late = _Late(late_s, late_bytes_max)
@@ -69,6 +59,9 @@ class Journal:
         self._fragment = (0, 0)  # offset and length of a line that found room in part
         if _ends_within_a_line(self._path):  # its last writer was killed, or the machine went down
             self._put(b"\n")
+        self._is_open = bool(role)
+        if role:
+            self.write(Event.OPENED, version=FORMAT, role=role, node=node, **_this_process())
 
     def write(self, event: Event, *, t_ns: int | None = None, **fields: Any) -> None:
         """Append one record. ``t_ns`` defaults to now.
@@ -77,22 +70,37 @@ class Journal:
             JournalFull: if the disk is full, and records have waited for too long, or there are too many.
             OSError: if it fails.
         """
-        line = _line(event, time.monotonic_ns() if t_ns is None else t_ns, fields)
+        begin = lines.encode(event, time.monotonic_ns() if t_ns is None else t_ns, fields)
         with self._lock:
-            if self._late.lines or not self._append(line):
+            caught_up = not self._late.lines or self._catch_up()
+            line = self._seal(begin)
+            if not caught_up or not self._append(line):
                 self._put_off(line)
+
+    def _seal(self, begin: bytes) -> bytes:
+        seq, self._seq = self._seq, self._seq + 1
+        return lines.seal(begin, self._by, seq)
 
     def has(self, event: Event, *, t_ns: int | None, **fields: Any) -> bool:
         """Whether this record is among the newest of the file, written by a process before this one perhaps."""
         if t_ns is None:
             return False
-        line = _line(event, t_ns, fields)
+        begin = lines.encode(event, t_ns, fields)
         with self._path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return line in file.readlines() or line in self._late.lines
+            return any(lines.is_of(line, begin) for line in (*file, *self._late.lines))
 
-    def close(self) -> None:
-        """Wait for room for what waits. Raises JournalFull as :meth:`write` does."""
+    def sign_off(self, reason: str) -> None:
+        """Write ``closed``, once: this process ends in order. It ends all the same where that cannot be written."""
+        with self._lock:
+            is_open, self._is_open = self._is_open, False
+        if is_open:
+            with contextlib.suppress(JournalFull, OSError):
+                self.write(Event.CLOSED, reason=reason)
+
+    def close(self, reason: str = "") -> None:
+        """Sign off, and wait for room for what waits. Raises JournalFull as :meth:`write` does."""
+        self.sign_off(reason)
         self.flush()
         os.close(self._fd)
 
@@ -107,20 +115,19 @@ class Journal:
     def _append(self, line: bytes) -> bool:
         """Write a line; False if there is no room for all of it."""
         try:
-            return self._put(line)
+            self._put(line)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             return False
+        return True
 
-    def _put(self, line: bytes) -> bool:
+    def _put(self, line: bytes) -> None:
+        """Write a line, whole. The rest of one that was cut short could follow the line of another process."""
         self._blank_out()
-        written = os.write(self._fd, line)
-        if written == len(line):
-            return True
-        self._fragment = (os.lseek(self._fd, 0, os.SEEK_CUR) - written, written)
-        self._blank_out()
-        return False
+        while (written := os.write(self._fd, line)) < len(line):  # the next attempt says why
+            self._fragment = (os.lseek(self._fd, 0, os.SEEK_CUR) - written, written)
+            self._blank_out()
 
     def _blank_out(self) -> None:
         """Make a blank line of a fragment, in its place: another process may append to this file at any moment."""
@@ -148,7 +155,10 @@ class Journal:
         while not caught_up:
             time.sleep(_RETRY_S)
             with self._lock:
-                caught_up = self._catch_up()
+                try:
+                    caught_up = self._catch_up()
+                except OSError:
+                    return  # the next record that is written meets the same error, and raises it
 
     def _catch_up(self) -> bool:
         """Write what waits, as far as there is room; whether that was all."""
@@ -158,7 +168,8 @@ class Journal:
                 return False
             late.written()
             if not late.lines and late.count:
-                late.lines.append(late.summary(time.monotonic()))
+                told = late.summary(time.monotonic())
+                late.lines.append(self._seal(lines.encode(Event.RECORDS_LATE, time.monotonic_ns(), told)))
         return True
 
 
@@ -183,11 +194,10 @@ class _Late:
     def written(self) -> None:
         self._bytes -= len(self.lines.popleft())
 
-    def summary(self, now_s: float) -> bytes:
-        """The record that tells of those which were late."""
+    def summary(self, now_s: float) -> dict[str, Any]:
+        """Return the fields of the record that tells of those which were late."""
         count, self.count = self.count, 0
-        full_s = round(now_s - self._since_s, 3)
-        return _line(Event.RECORDS_LATE, time.monotonic_ns(), {"records": count, "full_s": full_s})
+        return {"records": count, "full_s": round(now_s - self._since_s, 3)}
 
     def is_over(self, now_s: float) -> bool:
         """Whether this has gone on for too long."""
@@ -210,71 +220,29 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _line(event: Event, t_ns: int, fields: dict[str, Any]) -> bytes:
-    return _encoder.encode({"t_ns": t_ns, "event": event.value, **fields}) + b"\n"
+def _this_process() -> dict[str, Any]:
+    """Return what the record ``opened`` says: with it, times and numbers of several machines can be compared."""
+    torch, pid = sys.modules.get("torch"), os.getpid()
+    return {
+        "pid": pid,
+        "ticks": start_ticks(pid),
+        "host": socket.gethostname(),
+        "boot_id": boot_id(),
+        "unix_ns": time.time_ns(),
+        "chaoskit": own_version(),
+        "torch": None if torch is None else str(torch.__version__),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+    }
 
 
-def read_journals(directory: Path) -> list[Record]:
-    """Every record of every journal in ``directory``, ordered by time. A torn last line is left out."""
-    records = [record for path in sorted(directory.glob("*.jsonl")) for record in _read_one(path)]
-    return sorted(records, key=lambda record: record.t_ns)
+@functools.cache
+def own_version() -> str:
+    """Return the version of chaoskit that this process runs; "" where it runs from a folder that says none."""
+    from importlib import metadata  # slow to import, and torch has it already
 
-
-def _read_one(path: Path, last_bytes: int = 0) -> Iterator[Record]:
-    with path.open("rb") as file:
-        if last_bytes:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-        data = file.read()
-    for line in data.splitlines():
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue  # the machine went down in the middle of a write, or reading began in the middle of a line
-        yield Record(t_ns=fields.pop("t_ns"), source=path.stem, event=fields.pop("event"), fields=fields)
-
-
-def read_tail(directory: Path) -> list[Record]:
-    """The newest records of every journal in ``directory``: for a run that may have written for days."""
-    return [record for path in sorted(directory.glob("*.jsonl")) for record in _read_one(path, _TAIL_BYTES)]
-
-
-class JournalTail:
-    """Follows the journals of ``directory`` while they grow, without ever reading a byte twice.
-
-    Args:
-        without: events whose records are left out, before they are decoded.
-    """
-
-    def __init__(self, directory: Path, without: Collection[str] = ()) -> None:
-        self._directory = directory
-        self._read_bytes: dict[Path, int] = {}
-        self._without = tuple(f'"event":"{event}"'.encode() for event in without)
-
-    def poll(self, last_bytes: int = 0) -> list[Record]:
-        """What was written since the last call, ordered by time; not what is written only in part.
-
-        Args:
-            last_bytes: of a file that is read for the first time, no more than its end; 0 for all of it.
-        """
-        records = [record for path in self._directory.glob("*.jsonl") for record in self._news(path, last_bytes)]
-        return sorted(records, key=lambda record: record.t_ns)
-
-    def _news(self, path: Path, last_bytes: int) -> Iterator[Record]:
-        size_bytes = path.stat().st_size
-        begin = self._read_bytes.get(path, max(0, size_bytes - last_bytes) if last_bytes else 0)
-        if size_bytes <= begin:
-            return
-        with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(size_bytes - begin)
-        whole = data.rfind(b"\n") + 1
-        self._read_bytes[path] = begin + whole
-        for line in data[:whole].splitlines():
-            head = line[:_HEAD_BYTES]
-            if any(mark in head for mark in self._without):
-                continue
-            try:
-                fields = msgspec.json.decode(line)
-                yield Record(fields.pop("t_ns"), path.stem, fields.pop("event"), fields)
-            except (msgspec.DecodeError, AttributeError, KeyError):
-                continue  # reading began in the middle of a line
+    try:
+        return metadata.version("chaoskit")
+    except metadata.PackageNotFoundError:
+        return ""
