@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from chaoskit.errors import BadInput, ChaoskitError, HarnessError
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.outcome import Outcome, Recovery
+    from chaoskit.interface import Trainer
     from chaoskit.journal import Record
     from chaoskit.launcher.launch import LaunchResult, launch
     from chaoskit.logrule import LogRule
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from chaoskit.report.store import read_outcomes
     from chaoskit.rules.replay import check_log_rules
     from chaoskit.runtime.callbacks import Preemption, RankLost, Resize
-    from chaoskit.runtime.interface import Trainer
     from chaoskit.runtime.shardwork import Shard
     from chaoskit.runtime.transaction import Transaction
     from chaoskit.stacks.patterns import LogPatterns
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it.
 _HOMES = {
     # what a training script uses
-    "Trainer": "runtime.interface",
+    "Trainer": "interface",
     "Transaction": "runtime.transaction",
     "Shard": "runtime.shardwork",
     "Resize": "runtime.callbacks",

@@ -245,7 +245,7 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     defaults.pop("repeats", None)
     if "seed" in settings.forced:
         defaults["seed"] = settings.seed
-    limits = DETECTION[defaults.pop("detection", settings.detection)]
+    limits = dict(DETECTION[defaults.pop("detection", settings.detection)])
     wanted = defaults.pop("substrate", settings.substrate)
     substrate = settings.substrate if "substrate" in settings.forced else wanted
     if reason := unavailable(substrate):
@@ -279,7 +279,7 @@ class Chaos:
 
     Attributes:
         defaults: of every run of the test.
-        limits: of detection, for jobs; a command has its own.
+        limits: further defaults for jobs: the limits of detection, and what a suite adds. A command has its own.
         session: name of the pytest session.
     """
 
@@ -309,9 +309,10 @@ class Chaos:
             faults: what to break.
             check: fail the test unless the verdict is ``passed``; ``False`` only returns the outcome, which then counts
                 neither for nor against the recovery probability of the report.
-            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``
-                and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``, ``nodes``,
-                ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``, ``twin``.
+            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``,
+                ``reference`` and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``,
+                ``nodes``, ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``,
+                ``twin``.
 
         Raises:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.

@@ -11,8 +11,8 @@ import pytest
 
 import chaoskit
 from chaoskit import BadInput, Harness, launch
+from chaoskit.interface import Trainer
 from chaoskit.runtime.base_trainer import BaseTrainer
-from chaoskit.runtime.interface import Trainer
 from chaoskit.runtime.sharded_trainer import ShardedTrainer
 from chaoskit.runtime.trainer import ReplicatedTrainer
 from faults import Kill

@@ -22,6 +22,7 @@ from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
+from chaoskit.experiment.reference import reference_of
 from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.hostchecks import require_writable
@@ -123,13 +124,15 @@ class Harness:
         # such a twin depends on the sizes that the world had, or on the steps that the job took
         follows, open_ended = experiment.config.follow is not None, experiment.is_open_ended
         late = follows or open_ended
-        reference = self._job_twin(experiment.unbroken(), watch_twin) if twin and not late else None
+        unbroken = self._job_twin(experiment.unbroken(), watch_twin) if twin and not late else None
         run = self._execute(experiment, watch, port)
         if twin and late and run.end is not None and run.end.ok:
             history = History(run.records)
             schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
-            reference = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
-        return judge(run, reference, self._substrate.name)
+            unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
+        wanted = experiment.reference != "off"
+        reference = reference_of(experiment, History(run.records), run.directory) if wanted else None
+        return judge(run, unbroken, self._substrate.name, reference)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:
         for fault in faults:

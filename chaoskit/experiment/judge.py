@@ -14,6 +14,8 @@ from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Ou
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
+from chaoskit.experiment.reference import NAME as REFERENCE
+from chaoskit.experiment.reference import Reference, check_reference
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
@@ -24,8 +26,13 @@ from chaoskit.vocabulary import Event, Verdict
 from faults.base import Target
 
 
-def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
-    """Everything that can be said about ``run``. ``twin``: what the same job does unbroken, if that is known."""
+def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None) -> Outcome:
+    """Everything that can be said about ``run``.
+
+    Args:
+        twin: what the same job does unbroken, if that is known.
+        reference: what plain PyTorch makes of its first steps, where that was asked for.
+    """
     history = History(run.records)
     timeline = Timeline(run, history)
     incidents, alarms = timeline.incidents()
@@ -46,6 +53,15 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
     if twin is not None:
         checks.append(_losses(history, twin, reduction))
         checks.append(_weights(digests, twin, reduction))
+    not_applied: dict[str, str] = {}
+    if reference is not None:
+        if reference.is_there:
+            checks.append(check_reference(history.losses(), reference))
+        elif run.experiment.reference == "required":
+            checks.append(Check(name=REFERENCE, verdict=Verdict.UNKNOWN, detail=reference.reason))
+        else:
+            not_applied[REFERENCE] = reference.reason
+    checks += _runs_compared(run, twin, reference)
     properties = check_properties(Trace(run, history, recoveries), checks)
     checks += summary(properties, sharded=config.job.sharded)
     verdict = Verdict.worst([check.verdict for check in checks])
@@ -69,6 +85,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str) -> Outcome:
         exposures=exposures(timeline.windows, run.strikes, run.started_ns),
         copies=widest_interval(run.records),
         checks=checks,
+        not_applied=not_applied,
         ledger=ledger,
         lost_steps=history.repeated_steps(),
         false_alarms=len(alarms),
@@ -209,6 +226,16 @@ def _losses(history: History, twin: Twin, reduction: str) -> Check:
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
         return check(name, problems, f"{len(losses)} losses, bit for bit")
     return check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
+
+
+def _runs_compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:
+    """An error for each run that is compared with itself."""
+    others = {"twin": twin.run_id if twin else "", "reference": reference.run_id if reference else ""}
+    return [
+        Check(name=f"the {name} is another run", verdict=Verdict.ERROR, detail=f"both have the run id {run_id}")
+        for name, run_id in others.items()
+        if run_id and run_id == run.run_id
+    ]
 
 
 _FLOAT32_DRIFT = 1e-5  # largest relative difference that another order of float32 sums explains over short runs

@@ -186,6 +186,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     copies: CopyInterval | None = None  # None where no replicated state was copied
     rules_fired: list[RuleRecord] = []
     checks: list[Check] = []
+    not_applied: dict[str, str] = {}  # check -> why it says nothing about this run
     ledger: Ledger | None
     lost_steps: int
     false_alarms: int | None = 0

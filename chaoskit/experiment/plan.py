@@ -18,6 +18,9 @@ from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
 from faults.base import Fault
 
+#: Whether a run is compared with plain PyTorch.
+Wish = Literal["off", "on", "required"]
+
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
 _DEADLINE_FLOOR_S = 60.0
 
@@ -36,6 +39,8 @@ class Experiment:
         steps: of the job, where its options say so; of an open-ended job the least.
         deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
         max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
+        reference: whether its first losses are compared with those of plain PyTorch: ``off``, ``on`` (where that can be
+            had) or ``required`` (without it nothing is known).
     """
 
     name: str
@@ -45,6 +50,7 @@ class Experiment:
     steps: int | None
     deadline_s: float
     max_lost_steps: int = 0
+    reference: Wish = "off"
 
     def triggers(self) -> tuple[Trigger, ...]:
         """Where ranks stop and wait: of the faults for which that can be said before the run."""
@@ -93,6 +99,7 @@ def plan_experiment(
     faults: Sequence[Fault] = (),
     deadline_s: float | None = None,
     max_lost_steps: int | None = None,
+    reference: Wish = "off",
     **settings: Any,
 ) -> Experiment:
     """Check and assemble an experiment.
@@ -107,6 +114,8 @@ def plan_experiment(
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
         max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
             Default: 0; for a sharded job one for each fault, as it goes back to the last step that all have copied.
+        reference: compare the first losses with those of plain PyTorch in one process: ``off``, ``on`` where that can
+            be had, or ``required``: a run that has no reference is *unknown*.
         settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``; ``rules`` may
             be a file.
 
@@ -147,7 +156,9 @@ def plan_experiment(
         max_lost_steps = len(expanded) if spec.sharded else 0
     elif not max_lost_steps >= 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
-    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps)
+    if reference not in get_args(Wish):
+        raise BadInput("reference", reference, f"use one of {', '.join(get_args(Wish))}")
+    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference)
 
 
 def require_settings(names: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
-from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
 from chaoskit.job import JobSpec
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
@@ -54,6 +54,7 @@ class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     options: dict[str, Any] = {}
     deadline_s: float | str | None = None
     max_lost_steps: int = 0
+    reference: Wish = "off"
     settings: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
 
@@ -68,7 +69,7 @@ def encode(experiment: Planned) -> bytes:
         BadInput: if a field of a fault has no JSON form.
     """
     plan = _command_plan(experiment) if isinstance(experiment, CommandExperiment) else _job_plan(experiment)
-    absent = ("command", "watch") if plan.command is None else ("job", "steps", "options")
+    absent = ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
     told = {name: value for name, value in msgspec.to_builtins(plan).items() if name not in absent}
     return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
 
@@ -97,6 +98,7 @@ def _job_plan(experiment: Experiment) -> _PlanFile:
         options=options,
         deadline_s=_spelled(experiment.deadline_s),
         max_lost_steps=experiment.max_lost_steps,
+        reference=experiment.reference,
         settings={name: getattr(experiment.config, name) for name in _SETTINGS},
         faults=[_plain(fault) for fault in experiment.faults],
     )
@@ -170,7 +172,8 @@ def _decode(data: bytes, directory: Path) -> Planned:
             raise BadInput(f"settings.{name}", value, f"use one of {', '.join(settings)}")
     if plan.command is None:
         return _job(plan, directory)
-    for field, given in (("steps", plan.steps), ("options", plan.options)):
+    wish = plan.reference if plan.reference != "off" else None
+    for field, given in (("steps", plan.steps), ("options", plan.options), ("reference", wish)):
         if given:
             raise BadInput(field, given, "leave it out: a command has none")
     return plan_command(
@@ -205,6 +208,7 @@ def _job(plan: _PlanFile, directory: Path) -> Experiment:
         faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
         deadline_s=_deadline(plan.deadline_s),
         max_lost_steps=plan.max_lost_steps,
+        reference=plan.reference,
         **plan.settings,
     )
 

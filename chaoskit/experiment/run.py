@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +57,11 @@ class RawRun:
     def coverage(self) -> Mapping[str, FileCoverage]:
         """How much of each journal could be read, by source: what is missing cannot be judged."""
         return self.journals.files
+
+    @property
+    def run_id(self) -> str:
+        """Which run it is; empty if its journal does not tell."""
+        return next((str(record["run_id"]) for record in self.records if record.event == Event.STARTED), "")
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:
@@ -128,7 +134,7 @@ def _write_start(journal: Journal, experiment: Experiment, started_ns: int) -> N
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     who = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
-    told = {"name": experiment.name, "steps": experiment.steps, **who, **size}
+    told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **who, **size}
     journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told)
 
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
-import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +13,7 @@ import msgspec
 
 import chaoskit
 from chaoskit.errors import HarnessError
+from chaoskit.experiment.cache import directory_of, machine_facts, write_whole
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties
@@ -24,7 +21,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
-_FORM = 3  # of what is kept: raised when twins of before must not be used any more
+_FORM = 4  # of what is kept: raised when twins of before must not be used any more
 _STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
 
 
@@ -46,12 +43,14 @@ class Twin(msgspec.Struct, frozen=True):
     Attributes:
         losses: by step from 0, None where a batch was skipped.
         sources: path -> digest of the user's code that it imported.
+        run_id: which run it was.
     """
 
     losses: list[float | None]
     weights_digest: str
     samples_digest: str
     sources: dict[str, str] = {}
+    run_id: str = ""
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
@@ -74,7 +73,7 @@ class Twin(msgspec.Struct, frozen=True):
         if len(digests) != 1:
             raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
         sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
-        return cls(history.losses(), digests.pop(), history.samples_digest(), sources)
+        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id)
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:
@@ -101,8 +100,7 @@ class TwinCache:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        base = os.environ.get("XDG_CACHE_HOME")
-        self._directory = directory or (Path(base) if base else Path.home() / ".cache") / "chaoskit" / "twins"
+        self._directory = directory or directory_of("twins")
 
     def get(self, experiment: Experiment) -> Twin | None:
         """The twin of ``experiment``, if it was run before with the code of today."""
@@ -125,11 +123,7 @@ class TwinCache:
             yield
 
     def put(self, experiment: Experiment, twin: Twin) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._path(experiment)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(twin))
-        draft.rename(path)
+        write_whole(self._path(experiment), msgspec.json.encode(twin))
 
     def _path(self, experiment: Experiment) -> Path:
         return self._directory / f"{_key(experiment)}.json"
@@ -146,7 +140,7 @@ def _key(experiment: Experiment) -> str:
     place = str(Path(job.path).resolve())
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
     digest.update(repr(config.follow).encode() if config.follow else b"")
-    digest.update(repr((version("torch"), _installed(), platform.python_version(), _processor())).encode())
+    digest.update(machine_facts().encode())
     for path in sorted(Path(job.path).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(numerics_digest(Path(next(iter(chaoskit.__path__)))))
@@ -164,16 +158,3 @@ def numerics_digest(package: Path) -> bytes:
         for path in sorted((package / part).rglob("*.py")):
             digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.digest()
-
-
-def _installed() -> list[str]:
-    """Names and versions of all distributions, as their folders bear them: a job may compute with any of them."""
-    folders = (path for entry in {*sys.path} for path in Path(entry).glob("*.*-info"))
-    return sorted({path.name for path in folders})
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line
-    return platform.machine()

@@ -289,6 +289,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
     if outcome.result is not Verdict.PASSED:
         reasons = outcome.result_reasons or ["no reason was given"]
         blocks += [_indented(Text(printable(f"- {reason}")), 2) for reason in reasons]
+    not_applied = [f"not checked: {name}: {reason}" for name, reason in outcome.not_applied.items()]
+    blocks += [_indented(Text(printable(line), "dim"), 2) for line in not_applied]
     blocks += [_indented(Text(printable(f"log rule {fired}")), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))

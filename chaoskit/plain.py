@@ -1,0 +1,364 @@
+"""A job trained by plain PyTorch in one process: what a run is compared with that shares no code with the runtime.
+
+``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` (JSON) and writes an :class:`Answer`. The process
+imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.control``: what
+these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated here
+once more: the seed of a shard, the order of the sum, the mean of the losses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import random
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import msgspec
+
+from chaoskit.job import JobSpec
+
+#: Packages of which nothing may be loaded in this process.
+UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be trained.
+
+    Attributes:
+        samples: step -> shard -> indices into the dataset, as the run has named them.
+        seeds: further seeds with which the losses of two orders of summation are compared; see :attr:`Answer.spread`.
+    """
+
+    job: JobSpec
+    seed: int
+    samples: list[list[list[int]]]
+    seeds: list[int] = []
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of it.
+
+    Attributes:
+        losses: of the steps, from 0; fewer than were asked for where ``reason`` says why.
+        spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
+            seeds were given.
+        reason: why nothing more can be said; empty if everything was trained.
+    """
+
+    run_id: str
+    losses: list[float]
+    spread: list[float] = []
+    reason: str = ""
+
+
+class CannotTell(Exception):
+    """Plain PyTorch in one process does not show what this job does on several ranks."""
+
+
+class _Enough(BaseException):
+    """All steps were taken; leaves the train function."""
+
+
+@dataclass(frozen=True)
+class PlainShard:
+    """A slice of the global batch, as :class:`chaoskit.Shard`."""
+
+    index: int
+    samples: list[int]
+    batch: Any
+
+
+def in_halves(parts: Sequence[Any]) -> Any:
+    """Sum in the order that every world size has: left half plus right half, cut at a power of two."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = 1 << (len(parts) - 1).bit_length() - 1
+    return in_halves(parts[:middle]) + in_halves(parts[middle:])
+
+
+def backwards(parts: Sequence[Any]) -> Any:
+    """Sum from the last part to the first: another order, for the size of rounding errors."""
+    total = parts[-1]
+    for part in reversed(parts[:-1]):
+        total = total + part
+    return total
+
+
+def clip_as_one(parameters: Sequence[Any], clip_norm: float) -> None:
+    """As ``clip_grad_norm_``, with the norm of one long vector: another order of that sum, too."""
+    import torch
+
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1).float() for gradient in gradients]))
+    torch._foreach_mul_(gradients, float((clip_norm / (norm + 1e-6)).clamp(max=1.0)))
+
+
+class PlainTrainer:
+    """The interface of :class:`chaoskit.Trainer`, for one process that has all shards.
+
+    Args:
+        samples: step -> shard -> indices into the dataset.
+        reorder: sum the gradients of the shards, and their norm, in another order than runs do.
+    """
+
+    rank, world, worker, will_restore = 0, 1, "reference", False
+
+    def __init__(
+        self, seed: int, samples: Sequence[Sequence[Sequence[int]]], disk: Path, *, reorder: bool = False
+    ) -> None:
+        import torch
+
+        self.seed, self.disk, self.device = seed, disk, torch.device("cpu")
+        self.step, self.losses = 0, list[float]()
+        self._samples, self._reorder = samples, reorder
+        self._calls = 0
+        self._shard_losses: list[Any] = []
+
+    # -- what is trained ------------------------------------------------------------------------------------------
+
+    def register(self, *, model: Any, optimizer: Any, scheduler: Any = None, clip_norm: float | None = None) -> None:
+        """Name what is trained."""
+        self._model, self._clip_norm = model, clip_norm
+        self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        schedulers = [] if scheduler is None else scheduler
+        self._schedulers = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def transaction(self) -> PlainTransaction:
+        """One step."""
+        if self.step == len(self._samples):
+            raise _Enough
+        return PlainTransaction(self)
+
+    def shards(self, dataset: Any) -> Iterator[PlainShard]:
+        """All shards of the step; behind the last one the step is taken."""
+        import torch
+
+        before = self._buffers()
+        parts, losses = list[list[Any]](), list[float]()
+        for index, samples in enumerate(self._samples[self.step]):
+            seed_all(self.seed, self.step, index)
+            self._clear()
+            self._shard_losses = []
+            yield PlainShard(index, list(samples), load(dataset, samples))
+            if not self._shard_losses:
+                raise CannotTell(f"the loop body of step {self.step} called no step.backward(loss)")
+            parts.append([parameter.grad for parameter in self._parameters])
+            losses.append(float(sum(self._shard_losses[1:], self._shard_losses[0])))
+        if not all(map(torch.equal, before, self._buffers())):
+            raise CannotTell("the forward pass changes buffers of the model, as BatchNorm does")
+        with torch.autocast("cpu", enabled=False):
+            self._update(parts)
+        torch.clear_autocast_cache()
+        self.losses.append(sum(losses) / len(losses))
+        self.step += 1
+        self._calls = 0
+
+    def _buffers(self) -> list[Any]:
+        return [buffer.detach().clone() for buffer in self._model.buffers()]
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def backward(self, loss: Any) -> None:
+        """The gradients of one shard."""
+        (loss / len(self._samples[self.step])).backward()
+        self._shard_losses.append(loss.detach())
+
+    def _update(self, parts: list[list[Any]]) -> None:
+        from torch.nn.utils import clip_grad_norm_
+
+        for parameter, gradients in zip(self._parameters, zip(*parts, strict=True), strict=True):
+            parameter.grad = self._total(gradients)
+        if self._clip_norm is not None:
+            clip = clip_as_one if self._reorder else clip_grad_norm_
+            clip(self._parameters, self._clip_norm)
+        for one in (*self._optimizers, *self._schedulers):
+            one.step()
+        self._clear()
+
+    def _total(self, gradients: Sequence[Any]) -> Any:
+        """Over the shards; one that a shard did not give counts as zeros, unless no shard gave one."""
+        import torch
+
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return None
+        wide = torch.promote_types(given[0].dtype, torch.float32)
+        parts = [torch.zeros_like(given[0]) if gradient is None else gradient for gradient in gradients]
+        add = backwards if self._reorder else in_halves
+        return add([part.to(wide) for part in parts]).to(given[0].dtype)
+
+    # -- what else a job may call ---------------------------------------------------------------------------------
+
+    def mesh(self, **sizes: int) -> None:
+        """No mesh: the model stays whole, as ``fully_shard`` does nothing in this process."""
+
+    def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
+        """Of all shards; values of other ranks are not known here."""
+        if shards is None or not callable(value):
+            self._refuse("all_reduce with one value of each rank")
+        number, self._calls = self._calls, self._calls + 1
+        parts = []
+        for shard in range(shards):
+            seed_all(self.seed, self.step, number, shard)
+            parts.append(value(shard))
+        if op in ("max", "min"):
+            self._refuse(f"all_reduce with op={op!r}")
+        total = in_halves(parts)
+        return total / shards if op == "mean" else total
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of rank 0."""
+        if source != 0:
+            self._refuse(f"broadcast from rank {source}")
+        self._calls += 1
+        return value() if callable(value) else value
+
+    def barrier(self) -> None:
+        """There is no other rank."""
+        self._calls += 1
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise CannotTell(f"the job calls trainer.{what}")
+
+    def long_phase(self, name: str) -> AbstractContextManager[None]:
+        """Nothing waits for this process."""
+        return nullcontext()
+
+    def elastic_event_detected(self) -> bool:
+        """The world never changes."""
+        return False
+
+    def on_resize(self, callback: Any) -> Any:
+        """Never called; so are the next two."""
+        return callback
+
+    on_preempt = on_fault = on_resize
+
+
+class PlainTransaction:
+    """The ``with`` block around one step."""
+
+    def __init__(self, trainer: PlainTrainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def number(self) -> int:
+        """Number of the step, from 0."""
+        return self._trainer.step
+
+    def shards(self, dataset: Any, *, batch_size: int, prefetch: bool = False) -> Iterator[PlainShard]:
+        """All shards of the step."""
+        return self._trainer.shards(dataset)
+
+    def backward(self, loss: Any) -> None:
+        """The gradients of one shard."""
+        self._trainer.backward(loss)
+
+    def __enter__(self) -> PlainTransaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is left to do."""
+
+
+def seed_all(*key: int) -> None:
+    """Seed torch, random and NumPy from integers: the first 8 bytes of BLAKE2b over them, without the last bit."""
+    import torch
+
+    digest = hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
+    seed = int.from_bytes(digest, "big") >> 1
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+def load(dataset: Any, samples: Sequence[int]) -> Any:
+    """The batch of these samples, as ``DataLoader`` makes it."""
+    from torch.utils.data import default_collate
+
+    many = getattr(dataset, "__getitems__", None)
+    batch = many(list(samples)) if many is not None else [dataset[index] for index in samples]
+    return default_collate(batch) if isinstance(batch, list) else batch
+
+
+# -- the process --------------------------------------------------------------------------------------------------
+
+
+def answer(request: Request) -> Answer:
+    """Train what ``request`` names."""
+    import torch
+
+    torch.set_num_threads(1)
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    vars(fsdp)["fully_shard"] = lambda module, **_: module  # before the job imports it
+    run_id, losses = uuid.uuid4().hex, list[float]()
+    try:
+        train = _load_train(request.job)
+        losses = _train(train, request, request.seed)
+        spread = [0.0] * len(losses) if request.seeds else []
+        for seed in request.seeds:
+            pair = [_train(train, request, seed, reorder=reorder) for reorder in (False, True)]
+            for step, (one, other) in enumerate(zip(*pair, strict=True)):
+                spread[step] = max(spread[step], abs(one - other) / max(1.0, abs(one)))
+    except CannotTell as error:
+        return Answer(run_id, losses, reason=str(error))
+    except Exception as error:  # noqa: BLE001 - of the job
+        return Answer(run_id, losses, reason=f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300])
+    if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
+        return Answer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
+    return Answer(run_id, losses, spread)
+
+
+def _load_train(job: JobSpec) -> Callable[..., None]:
+    if job.module:
+        module = importlib.import_module(job.module)
+    else:
+        sys.path.insert(0, str(Path(job.path).parent))
+        spec = importlib.util.spec_from_file_location(f"chaoskit_job_{Path(job.path).stem}", job.path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    train: Callable[..., None] = getattr(module, job.function)
+    return train
+
+
+def _train(train: Callable[..., None], request: Request, seed: int, *, reorder: bool = False) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
+        disk = Path(directory) / "node0"
+        disk.mkdir()
+        trainer = PlainTrainer(seed, request.samples, disk, reorder=reorder)
+        try:
+            train(trainer, **request.job.options)
+        except _Enough:
+            pass
+    return trainer.losses
+
+
+def main() -> None:
+    """Answer one request."""
+    source, target = map(Path, sys.argv[1:])
+    request = msgspec.json.decode(source.read_bytes(), type=Request)
+    draft = target.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(answer(request)))
+    draft.rename(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The reference: plain PyTorch shows what the runtime does wrong in every run, and says where it shows nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaoskit import BadInput
+from chaoskit.experiment.history import History
+from chaoskit.experiment.judge import judge
+from chaoskit.experiment.outcome import Check, Outcome
+from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.planfile import load, save
+from chaoskit.experiment.reference import NAME, Reference, check_reference, reference_of
+from chaoskit.experiment.twin import Twin
+from chaoskit.plain import Answer, in_halves
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.runtime.tree import Subtree, merge_order
+from chaoskit.vocabulary import Verdict
+from faults import Kill
+
+JOB = str(Path(__file__).parent / "jobs" / "wrong_everywhere.py")
+TINY: dict[str, Any] = {"size": "tiny"}
+
+
+def of(outcome: Outcome, name: str) -> Check:
+    return next(check for check in outcome.checks if check.name == name)
+
+
+@pytest.mark.parametrize("how", ["scales_wrongly", "drops_a_shard", "clips_twice", "seeds_by_step_only"])
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_a_mistake_in_every_run_is_seen(chaos: Chaos, how: str, reduction: str) -> None:
+    """The twin has it, too, and is equal."""
+    plan = {"nodes": 2, "shards": 3, "spares": 0, "reduction": reduction, "options": {"how": how}}
+    outcome = chaos.run(JOB, steps=10, reference="required", check=False, **plan)
+    assert of(outcome, "losses equal the twin's").verdict == Verdict.PASSED
+    assert of(outcome, NAME).verdict == Verdict.FAILED
+    assert outcome.verdict == Verdict.FAILED
+    assert [reason for reason in outcome.reasons if reason.startswith(NAME)]
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "how"),
+    [
+        (JOB, {"nodes": 2, "shards": 3}, "8 losses of plain PyTorch, bit for bit"),
+        ("gpt", {"nodes": 3, "shards": 4, "reduction": "fast", "options": TINY}, "within what another order"),
+        ("fsdp", {"nodes": 2, "options": TINY}, "within what another order"),
+    ],
+    ids=["exact", "fast", "sharded"],
+)
+def test_a_faithful_run_equals_plain_pytorch(chaos: Chaos, job: str, plan: dict[str, Any], how: str) -> None:
+    outcome = chaos.run(job, steps=10, faults=[Kill(rank=1, at_step=4)], reference="required", twin=False, **plan)
+    assert how in of(outcome, NAME).detail
+    assert (Path(outcome.directory) / "reference.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "reason"),
+    [
+        (JOB, {"norm": True}, "the forward pass changes buffers of the model"),
+        (f"{JOB}:imports_the_runtime", {}, "the job imports chaoskit.runtime"),
+    ],
+)
+def test_what_plain_pytorch_cannot_show_is_said(
+    chaos: Chaos, target: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    plan = {"steps": 4, "nodes": 1, "spares": 0, "options": options, "reference": "on", **chaos.limits}
+    experiment = plan_experiment(target, **plan)
+    run = chaos.harness._execute(experiment, None, 0)
+    reference = reference_of(experiment, History(run.records), tmp_path)
+    outcome = judge(run, None, "local", reference)
+    assert reason in outcome.not_applied[NAME]
+    assert NAME not in [check.name for check in outcome.checks]
+    required = dataclasses.replace(run, experiment=dataclasses.replace(experiment, reference="required"))
+    assert of(judge(required, None, "local", reference), NAME).verdict == Verdict.UNKNOWN
+
+
+def test_a_run_that_is_compared_with_itself_is_an_error(chaos: Chaos) -> None:
+    experiment = plan_experiment(JOB, steps=4, nodes=1, spares=0, **chaos.limits)
+    run = chaos.harness._execute(experiment, None, 0)
+    twin = Twin.of(run)
+    assert run.run_id
+    outcome = judge(run, twin, "local")
+    assert outcome.verdict == Verdict.ERROR
+    assert "the twin is another run" in outcome.reasons[0]
+    other = msgspec.structs.replace(twin, run_id="another")
+    assert judge(run, other, "local").verdict == Verdict.PASSED
+    same = Reference(run_id=run.run_id, losses=twin.losses)  # type: ignore[arg-type]
+    assert judge(run, other, "local", same).verdict == Verdict.ERROR
+
+
+def test_losses_are_compared_step_by_step() -> None:
+    exact = Reference(losses=[1.0, 2.0], reason="")
+    assert check_reference([1.0, 2.0, 3.0], exact).verdict == Verdict.PASSED
+    assert check_reference([1.0, 2.0000001], exact).detail == "step 1: 2.0000001 instead of 2.0 in plain PyTorch"
+    assert check_reference([1.0, None], exact).verdict == Verdict.FAILED
+    rounded = Reference(losses=[1.0, 2.0], allowed=[1e-6, 1e-6])
+    assert check_reference([1.0, 2.0000001], rounded).verdict == Verdict.PASSED
+    assert check_reference([1.0, 2.00001], rounded).verdict == Verdict.FAILED
+    assert check_reference([1.0, float("nan")], rounded).verdict == Verdict.FAILED
+
+
+class _Term:
+    """A sum that is written down."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __add__(self, other: _Term) -> _Term:
+        return _Term(f"({self}+{other})")
+
+    def __str__(self) -> str:
+        return self._text
+
+
+@given(st.integers(1, 70))
+def test_both_statements_of_the_order_of_a_sum_agree(count: int) -> None:
+    """The runtime adds subtrees as they arrive; the reference splits in halves."""
+    held = {Subtree(shard, shard + 1): f"{shard}" for shard in range(count)}
+    for merge in merge_order(held, count):
+        held[merge.parent] = f"({held.pop(merge.left)}+{held.pop(merge.right)})"
+
+    assert str(in_halves([_Term(f"{shard}") for shard in range(count)])) == held[Subtree(0, count)]
+
+
+def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="use one of off, on, required"):
+        plan_experiment("gpt", steps=4, nodes=1, reference="perhaps")  # type: ignore[arg-type]
+    experiment = plan_experiment("gpt", steps=4, nodes=1, options=TINY, reference="required")
+    assert load(save(experiment, tmp_path / "plan.json")) == experiment
+
+
+def test_an_answer_is_a_file_that_a_person_can_read() -> None:
+    assert msgspec.json.encode(Answer("7f", [1.5], [0.0], "")) == (
+        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"reason":""}'
+    )
