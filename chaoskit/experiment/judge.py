@@ -8,6 +8,7 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
+from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
 from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired, started_at
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
@@ -54,6 +55,12 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         checks.append(_losses(history, twin, reduction))
         checks.append(_weights(digests, twin, reduction))
     not_applied: dict[str, str] = {}
+    if final := ending(run.records):
+        checks.append(check_finite(final))
+        if twin is not None and reduction == "exact":
+            checks.append(check_equal(final, twin.ending))
+        elif twin is not None:
+            not_applied[EQUAL] = "sums may be formed in another order"
     if reference is not None:
         if reference.is_there:
             checks.append(check_reference(history.losses(), reference))

@@ -14,6 +14,7 @@ import msgspec
 import chaoskit
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, machine_facts, write_whole
+from chaoskit.experiment.ending import Numbers, ending
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties
@@ -21,7 +22,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
-_FORM = 4  # of what is kept: raised when twins of before must not be used any more
+_FORM = 5  # of what is kept: raised when twins of before must not be used any more
 _STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
 
 
@@ -44,6 +45,7 @@ class Twin(msgspec.Struct, frozen=True):
         losses: by step from 0, None where a batch was skipped.
         sources: path -> digest of the user's code that it imported.
         run_id: which run it was.
+        ending: numbers of each tensor of its final state.
     """
 
     losses: list[float | None]
@@ -51,6 +53,7 @@ class Twin(msgspec.Struct, frozen=True):
     samples_digest: str
     sources: dict[str, str] = {}
     run_id: str = ""
+    ending: dict[str, Numbers] = {}
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
@@ -73,7 +76,7 @@ class Twin(msgspec.Struct, frozen=True):
         if len(digests) != 1:
             raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
         sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
-        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id)
+        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id, ending(run.records))
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:

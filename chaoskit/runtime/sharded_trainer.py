@@ -38,6 +38,7 @@ from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.final_state import describe
 from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import accuse
@@ -515,6 +516,8 @@ class ShardedTrainer(BaseTrainer):
     def agree_on_end(self) -> tuple[str, str]:
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
         state = self.state
+        self._worker.board.enter(Phase.LONG)
+        self._worker.journal.write(Event.FINAL_STATE, step=state.step, tensors=describe(state.described()))
         self._worker.board.enter(Phase.REDUCE)
         found = gather(self._group, state.weights_digest() + state.state_digest())
         half = len(found[0]) // 2

@@ -20,6 +20,7 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.clipping import clip_gradients
+from chaoskit.runtime.final_state import Part
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 
 
@@ -163,6 +164,12 @@ class ShardedState(Registered):
     def state_digest(self) -> bytes:
         """The same over the whole state, the optimizers' tensors included."""
         return self._digest("")
+
+    def described(self) -> Iterator[Part]:
+        """This rank's part of every tensor."""
+        buffers = {path for path, _ in self._buffers()}
+        for path, (memory, shape, box) in self.parts().items():
+            yield Part(path, memory, shape, tuple(box.start), path in buffers)
 
     def _digest(self, prefix: str) -> bytes:
         digest = hashlib.sha256()

@@ -55,6 +55,32 @@ def seeds_by_step_only(trainer: Any) -> None:
     module.seed_everything = lambda seed, step, *_: seed_everything(seed, step)
 
 
+def ends_with_nan(trainer: Any) -> None:
+    """A weight is no number after the last step, when nothing is computed from it any more."""
+    _at_the_end(trainer, lambda replica: replica.parameters[0].data.view(-1)[:1].fill_(float("nan")))
+
+
+def forgets_momentum(trainer: Any) -> None:
+    """What the optimizer remembers is lost in a recovery, in the last step: no weight shows it."""
+
+    def forget(replica: Any) -> None:
+        if trainer._formation.plan.generation > 1:
+            for path, tensor in replica.tensors():
+                if "momentum" in path:
+                    tensor.zero_()
+
+    _at_the_end(trainer, forget)
+
+
+def _at_the_end(trainer: Any, change: Any) -> None:
+    def parts() -> Any:
+        with torch.no_grad():
+            change(trainer.replica)
+        return described()
+
+    described, trainer.replica.parts = trainer.replica.parts, parts
+
+
 def normalised() -> nn.Module:
     """With statistics that the forward pass changes."""
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
