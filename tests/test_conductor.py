@@ -21,7 +21,7 @@ from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
 from chaoskit.experiment.run import RawRun
-from chaoskit.journal import Journal, Record, read_events
+from chaoskit.journal import Journal, Record, read_events, read_journals
 from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
 from chaoskit.substrate.local import LocalCluster, LocalSubstrate, Loopback
 from chaoskit.substrate.undo import UndoLog
@@ -182,14 +182,15 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     ]
     conductor.look_back(records)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[strike.fault])
-    run = RawRun(experiment, tmp_path, 0, over_ns, END, deadline_passed=False, strikes=[strike])
-    run.__dict__["records"] = records
+    conductor.tell_missed()
+    run = RawRun(experiment, tmp_path, 0, over_ns, END, deadline_passed=False)
+    run.__dict__["records"] = [*read_journals(tmp_path), *records]
     check = next(check for check in judge(run, None, "local").checks if check.name.startswith("evidence of"))
     assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
-    conductor.tell_missed()
     missed = [(record["fault"], record["reason"]) for record in read_events(tmp_path, Event.FAULT_MISSED)]
     assert missed == ([("fault0", "the job had ended")] if late else [])
-    assert Trace(run, History(records), []).confirmed("Kill") == ([] if late else [strike])
+    confirmed = Trace(run, History(records), []).confirmed("Kill")
+    assert [one.fault_id for one in confirmed] == ([] if late else ["fault0"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from chaoskit import wire
 from chaoskit.config import RunConfig
 from chaoskit.experiment.conductor import explains
 from chaoskit.experiment.history import History
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import Trace
@@ -471,9 +472,27 @@ def strike(fault: Fault, undo: UndoLog, missed: str = "") -> Strike:
     return Strike("fault0", fault, target=struck, effective_ns=None if missed else STRUCK_NS, missed=missed)
 
 
+def told(one: Strike) -> Injection:
+    """What journals say of a strike."""
+    target = one.target
+    assert target is not None
+    place = {name: getattr(target, name) for name in ("worker", "rank", "node", "pid", "step", "phase", "waiting")}
+    struck = Struck(
+        **place,
+        injected_ns=target.injected_ns,
+        done_ns=target.injected_ns,
+        claims=target.claims,
+        struck_nodes=frozenset(target.struck_nodes),
+        lifted_ns=target.lifted_ns,
+        starved_s=target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0,
+    )
+    return Injection(one.fault_id, one.fault, struck, one.effective_ns, one.observed, one.missed)
+
+
 def run_of(strikes: list[Strike], records: list[Record], **plan: Any) -> RawRun:
     experiment = plan_experiment("gpt", nodes=3, **plan)
-    run = RawRun(experiment, Path(), 0, ENDED_NS, None, deadline_passed=False, strikes=strikes)
+    run = RawRun(experiment, Path(), 0, ENDED_NS, None, deadline_passed=False)
+    run.__dict__["injections"] = [told(one) for one in strikes]
     run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
     return run
 
@@ -586,7 +605,7 @@ def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
         journal.write(Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail="")
         journal.write(Event.NODE_LOST, t_ns=LOST_NS, node="node1", detail="")
     journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")  # it had come back
-    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False, [])
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, len(alarms)) == ([], 1)
     assert strikes(trace_of(run)) is None, "it counted twice against its node"
@@ -605,7 +624,7 @@ def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, repl
         coordinator.write(Event.NODE_LOST, t_ns=LOST_NS + 3, node="node1", detail="")
     other.write(Event.WORKER_STARTED, t_ns=LOST_NS + 4, worker="node2.1", pid=2)
     agent.write(Event.WORKER_STARTED, t_ns=LOST_NS + int(100e9), worker="node1.2", pid=1)
-    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, LOST_NS + int(200e9), None, False, [])
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, LOST_NS + int(200e9), None, False)
     found = strikes(trace_of(run))
     assert found == ([] if replaced else ["node1.2 was started on node1, which is set aside"])
 
@@ -618,7 +637,7 @@ def test_strikes_of_two_machines_are_not_added(tmp_path: Path, replaced: bool) -
     if replaced:
         journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")
     journal.write(Event.DETECTED, t_ns=LOST_NS + 2, worker="node1.1", **lost)
-    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False, [])
+    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
     assert strikes(trace_of(run)) == (None if replaced else ["node1 has 2 strikes, and is not set aside"])
 
 
@@ -655,10 +674,11 @@ def test_a_fault_explains_only_what_it_leads_to(
     """Another loss of the same worker, though it was struck, has another origin: a false alarm."""
     for cause, expected in ((explained, 0), (not_explained, 1)):
         records = [Record(0, "node1", Event.WORKER_STARTED, {"worker": "node1.w0"}), lost("node1.w0", str(cause))]
-        run = run_of([strike(fault, undo)], records if cause else [])
+        one = strike(fault, undo)
+        run = run_of([one], records if cause else [])
         assert len(Timeline(run, History(run.records)).incidents()[1]) == expected, cause
         said = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
-        assert explains(run.strikes[0], said) == (cause == explained is not None)
+        assert explains(one, said) == (cause == explained is not None)
 
 
 EXITED = {"exited"}

@@ -36,6 +36,7 @@ COMMANDS = {
     "test": "Test",
     "replay": "Test",
     "report": "Test",
+    "judge": "Test",
     "faults": "Test",
     "top": "Observe",
     "trace": "Observe",

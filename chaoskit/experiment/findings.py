@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, RuleRecord
-from chaoskit.experiment.strike import Strike
 from chaoskit.journal import FileCoverage, Record
 from chaoskit.vocabulary import Event, Verdict
-from faults.base import Target
 
 
 def check(name: str, problems: list[str], fine: str) -> Check:
@@ -20,6 +19,11 @@ def check(name: str, problems: list[str], fine: str) -> Check:
         return Check(name=name, verdict=Verdict.PASSED, detail=fine)
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
     return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
+
+
+def harness_lost() -> Check:
+    """An error: the harness wrote no end of the run, so it was killed, or its journal is not whole."""
+    return Check(name="the harness ended in order", verdict=Verdict.ERROR, detail="the harness ended early")
 
 
 def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
@@ -60,7 +64,7 @@ def _opened(coverage: Mapping[str, FileCoverage], role: str) -> list[Record]:
 
 
 def fault_record(
-    strike: Strike, started_ns: int, stood: Callable[[Target], str], felt: Sequence[Evidence], moment: str = ""
+    strike: Injection, started_ns: int, stood: Callable[[Struck], str], felt: Sequence[Evidence], moment: str = ""
 ) -> FaultRecord:
     """What became of a fault.
 
@@ -95,7 +99,7 @@ def fault_record(
     return record
 
 
-def _state(strike: Strike) -> str:
+def _state(strike: Injection) -> str:
     if not strike.undone:
         return "undo failed"
     if strike.target is None or strike.missed:
@@ -103,7 +107,7 @@ def _state(strike: Strike) -> str:
     return "confirmed" if strike.effective_ns is not None else "not observed"
 
 
-def fault_check(strike: Strike) -> Check:
+def fault_check(strike: Injection) -> Check:
     """Passed with what the target showed; unknown without evidence."""
     name, state = f"evidence of {strike.fault}", _state(strike)
     if state == "confirmed":

@@ -17,6 +17,7 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.blackbox.run import CommandRun, execute_command
 from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.conductor import Watch
+from chaoskit.experiment.directory import keep
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
@@ -112,7 +113,9 @@ class Harness:
         self._require_able(experiment.faults)
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
-            return judge_command(self._execute_command(experiment, watch), unbroken, self._substrate.name)
+            command_run = self._execute_command(experiment, watch)
+            keep(command_run.directory, unbroken)
+            return judge_command(command_run, unbroken, self._substrate.name)
         try:
             return self._run_job(experiment, twin=twin, watch=watch, watch_twin=watch_twin, port=port)
         except UnbrokenFailed as error:  # the job's own fault, and none of chaoskit
@@ -132,6 +135,7 @@ class Harness:
             unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         wanted = experiment.reference != "off"
         reference = reference_of(experiment, History(run.records), run.directory) if wanted else None
+        keep(run.directory, unbroken, reference)
         return judge(run, unbroken, self._substrate.name, reference)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:

@@ -9,8 +9,17 @@ from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired, started_at
+from chaoskit.experiment.findings import (
+    check,
+    environment,
+    fault_check,
+    fault_record,
+    harness_lost,
+    rules_fired,
+    started_at,
+)
 from chaoskit.experiment.history import History
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties, summary
@@ -18,13 +27,11 @@ from chaoskit.experiment.redundancy import exposures
 from chaoskit.experiment.reference import NAME as REFERENCE
 from chaoskit.experiment.reference import Reference, check_reference
 from chaoskit.experiment.run import RawRun
-from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
 from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds, widest_interval
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
-from faults.base import Target
 
 
 def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None) -> Outcome:
@@ -44,7 +51,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     digests = {record["weights_digest"] for record in history.ends(config)}
     checks = [
         _completed(run, history),
-        *(fault_check(strike) for strike in run.strikes),
+        *(fault_check(strike) for strike in run.injections),
         _recovered(run, incidents, recoveries),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
@@ -69,6 +76,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         else:
             not_applied[REFERENCE] = reference.reason
     checks += _runs_compared(run, twin, reference)
+    if run.harness_lost:
+        checks.append(harness_lost())
     properties = check_properties(Trace(run, history, recoveries), checks)
     checks += summary(properties, sharded=config.job.sharded)
     verdict = Verdict.worst([check.verdict for check in checks])
@@ -87,9 +96,9 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
         steps=history.points(run.started_ns),
         twin_losses=twin.losses if twin else None,
-        faults=[_fault_record(run, strike, incidents, timeline) for strike in run.strikes],
+        faults=[_fault_record(run, strike, incidents, timeline) for strike in run.injections],
         recoveries=recoveries,
-        exposures=exposures(timeline.windows, run.strikes, run.started_ns),
+        exposures=exposures(timeline.windows, run.injections, run.started_ns),
         copies=widest_interval(run.records),
         checks=checks,
         not_applied=not_applied,
@@ -132,7 +141,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
+def _fault_record(run: RawRun, strike: Injection, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
     felt = [
         Evidence(
             level="impactful",
@@ -145,7 +154,7 @@ def _fault_record(run: RawRun, strike: Strike, incidents: list[Incident], timeli
     return fault_record(strike, run.started_ns, _stood, felt)
 
 
-def _stood(target: Target) -> str:
+def _stood(target: Struck) -> str:
     """Where the rank was when the fault struck, in words."""
     who = f"rank {target.rank} (pid {target.pid})"
     if not target.waiting:

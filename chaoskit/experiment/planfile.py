@@ -29,6 +29,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
 from chaoskit.job import JobSpec
+from chaoskit.logrule import LogRule
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
 from faults.base import Fault
@@ -160,6 +161,48 @@ def load(path: Path) -> Planned:
         if error.field == "plan":
             raise BadInput("plan", str(path), error.remedy) from None
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
+
+
+def recall(path: Path, *, sharded: bool) -> Planned:
+    """The experiment of a run that was made, from the plan in its directory.
+
+    Nothing is looked up or checked: the job's file may be gone, its directories may be full by now.
+
+    Args:
+        sharded: whether the job shards its state, which only its source says.
+
+    Raises:
+        BadInput: if the file cannot be read as a plan.
+    """
+    try:
+        plan = _parse(path.read_bytes())
+    except OSError as error:
+        remedy = f"name the directory of a run, which holds its plan ({error.strerror})"
+        raise BadInput("run directory", str(path.parent), remedy) from None
+    faults = tuple(_fault(number, entry) for number, entry in enumerate(plan.faults))
+    deadline_s = _deadline(plan.deadline_s)
+    assert deadline_s is not None, "a plan that was saved has a deadline"
+    if plan.command is not None:
+        watch = _patterns(plan.watch)
+        assert watch is not None, "a plan that was saved has its patterns"
+        settings = plan.settings | {"rules": msgspec.convert(plan.settings["rules"], tuple[LogRule, ...])}
+        return CommandExperiment(
+            name=plan.name,
+            command=tuple(plan.command),
+            watch=watch,
+            faults=faults,
+            deadline_s=deadline_s,
+            max_lost_steps=plan.max_lost_steps,
+            **settings,
+        )
+    options = {name: value for name, value in plan.options.items() if name != "until"}
+    options |= {"steps": plan.steps} if plan.steps is not None else {}
+    options |= {"until": plan.options["until"]} if "until" in plan.options else {}
+    target, _, function = plan.job.partition(":")
+    module = "" if target.endswith(".py") else f"chaoskit.fixtures.jobs.{target}"
+    job = JobSpec(target, function or "train", module, options, sharded)
+    config = msgspec.convert({"job": msgspec.to_builtins(job), **plan.settings}, RunConfig)
+    return Experiment(plan.name, plan.job, config, faults, plan.steps, deadline_s, plan.max_lost_steps, plan.reference)
 
 
 def _decode(data: bytes, directory: Path) -> Planned:

@@ -64,7 +64,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     """Train the first steps of a run in plain PyTorch, with the samples that its journals name.
 
     Args:
-        directory: of the run; the request and the answer stay there.
+        directory: of the run; the request and the log of the process stay there.
 
     Raises:
         HarnessError: if the process does not answer.
@@ -134,14 +134,12 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
 
 def _ask(request: Request, directory: Path) -> Answer:
     """The answer, of an earlier run where code, options, samples and machine are the same."""
-    place = directory / "reference.json"
     kept = directory_of("references") / f"{_key(request)}.json"
     try:
         answer = msgspec.json.decode(kept.read_bytes(), type=Answer)
     except (OSError, msgspec.MsgspecError):
         answer = _run(request, directory)
         write_whole(kept, msgspec.json.encode(answer))
-    write_whole(place, msgspec.json.encode(answer))
     return answer
 
 

@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
+from chaoskit.experiment.injected import Injection, injections
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.storing import await_last, last_step
-from chaoskit.experiment.strike import Strike
-from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals, read_events
+from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals, read_events, read_journals
 from chaoskit.messages import EndJob
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, RunEnd
 
 _HTTP_PORT = 80
 _STORING_LEAST_S = 5.0  # for the last state, where the deadline of the run is near
@@ -41,7 +41,7 @@ class RawRun:
     ended_ns: int
     end: EndJob | None
     deadline_passed: bool
-    strikes: list[Strike]
+    harness_lost: bool = False  # it wrote no end: what the run would have shown is not known
 
     @cached_property
     def journals(self) -> Journals:
@@ -53,6 +53,11 @@ class RawRun:
         """Every journal record, by time."""
         return told_once(self.journals.records)
 
+    @cached_property
+    def injections(self) -> list[Injection]:
+        """What came of each planned fault."""
+        return injections(self.experiment.faults, self.records)
+
     @property
     def coverage(self) -> Mapping[str, FileCoverage]:
         """How much of each journal could be read, by source: what is missing cannot be judged."""
@@ -61,7 +66,15 @@ class RawRun:
     @property
     def run_id(self) -> str:
         """Which run it is; empty if its journal does not tell."""
-        return next((str(record["run_id"]) for record in self.records if record.event == Event.STARTED), "")
+        return self._told_at_start("run_id")
+
+    @property
+    def substrate(self) -> str:
+        """Where its nodes came from; empty if its journal does not tell."""
+        return self._told_at_start("substrate")
+
+    def _told_at_start(self, name: str) -> str:
+        return next((str(record[name]) for record in self.records if record.event == Event.STARTED), "")
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:
@@ -129,13 +142,14 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
         proxy.close()
 
 
-def _write_start(journal: Journal, experiment: Experiment, started_ns: int) -> None:
+def _write_start(journal: Journal, experiment: Experiment, started_ns: int, substrate: str) -> None:
     """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     who = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
     told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **who, **size}
-    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told)
+    place = {"substrate": substrate, "sharded": experiment.config.job.sharded}
+    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told, **place)
 
 
 def _execute(
@@ -152,7 +166,7 @@ def _execute(
 ) -> RawRun:
     journal = Journal(directory / "journal", "harness", role="harness")
     started_ns = time.monotonic_ns()
-    _write_start(journal, experiment, started_ns)
+    _write_start(journal, experiment, started_ns, substrate.name)
     config = experiment.config
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
@@ -189,7 +203,24 @@ def _execute(
         ended_ns=ended_ns,
         end=end,
         deadline_passed=end is None,
-        strikes=conductor.strikes,
+    )
+
+
+def load_run(directory: Path, experiment: Experiment) -> RawRun:
+    """A run as its journals tell it, and nothing else."""
+    journal = directory / "journal"
+    told = read_events(journal, Event.STARTED, Event.RUN_ENDED)
+    started = [record for record in told if record.event == Event.STARTED]
+    ended = [record for record in told if record.event == Event.RUN_ENDED]
+    last = ended[-1] if ended else None
+    return RawRun(
+        experiment=experiment,
+        directory=directory,
+        started_ns=started[0].t_ns if started else 0,
+        ended_ns=last.t_ns if last is not None else max((one.t_ns for one in read_journals(journal)), default=0),
+        end=EndJob(last["ok"], last["detail"]) if last is not None and last["reason"] == RunEnd.ENDED else None,
+        deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
+        harness_lost=last is None,
     )
 
 

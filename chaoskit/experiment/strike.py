@@ -106,6 +106,7 @@ class Striker:
             ticks=target.ticks,
             generation=self._place_of(target.worker)["generation"],
             waiting=target.waiting,
+            done_ns=time.monotonic_ns(),
         )
         strike.acts = {worker: t_ns for worker, t_ns in target.claims.items() if worker == target.worker}
 
@@ -175,4 +176,6 @@ class Striker:
         for strike in self.strikes:
             if strike.target is not None and not strike.missed:
                 strike.undone = strike.fault.clean_up(strike.target)
-                self._journal.write(Event.UNDONE, fault=strike.fault_id, ok=strike.undone)
+                beat = strike.target.beat
+                starved_s = beat[1].starved_ms / 1000 if beat is not None else 0.0
+                self._journal.write(Event.UNDONE, fault=strike.fault_id, ok=strike.undone, starved_s=starved_s)

@@ -7,13 +7,12 @@ from statistics import median
 
 from chaoskit.experiment import references
 from chaoskit.experiment.history import History
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
 from chaoskit.experiment.run import RawRun
-from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
 from chaoskit.vocabulary import LOG_RULE, RECOVERY_PHASES, Event
-from faults.base import Target
 
 _OVERLAP_NS = 2_000_000_000
 _NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
@@ -23,7 +22,7 @@ _NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
 class Incident:
     """A fault and the loss or the bad numbers by which it was noticed."""
 
-    strike: Strike | None
+    strike: Injection | None
     detected: Record
     injected_ns: int
 
@@ -60,7 +59,7 @@ class Timeline:
             explained.setdefault((strike.fault_id, worker), Incident(strike, record, acted_ns))
         return sorted(explained.values(), key=lambda incident: incident.injected_ns), _once(alarms)
 
-    def _explanation(self, record: Record) -> tuple[Strike, int] | None:
+    def _explanation(self, record: Record) -> tuple[Injection, int] | None:
         """The strike that a notice belongs to, and when it acted on the worker.
 
         Corrupt data can be noticed by who receives it, and be the fault of who sent it.
@@ -72,8 +71,8 @@ class Timeline:
                 return found
         return None
 
-    def _striker(self, worker: str, record: Record) -> tuple[Strike, int] | None:
-        for strike in self._run.strikes:
+    def _striker(self, worker: str, record: Record) -> tuple[Injection, int] | None:
+        for strike in self._run.injections:
             target = strike.target
             if target is None or strike.missed or _cause(record) not in strike.fault.leads_to:
                 continue
@@ -88,7 +87,7 @@ class Timeline:
                 return strike, acted_ns
         return None
 
-    def _was_there(self, worker: str, target: Target) -> bool:
+    def _was_there(self, worker: str, target: Struck) -> bool:
         """Whether ``worker`` was started on a node that was struck before the last act on that."""
         return any(
             record.event == Event.WORKER_STARTED

@@ -177,7 +177,6 @@ class CommandConductor(Striker):
             target = self._target(strike, seat, found)
             self._ranks[target.worker] = seat.rank
             if self._inject(strike, target):
-                target.notes[DONE] = time.monotonic_ns()
                 self._write_down(strike)
                 self._watch(Struck(strike.fault_id))
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import DONE, GOOD
+from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
-from chaoskit.experiment.findings import check, environment, fault_check, fault_record, rules_fired, started_at
+from chaoskit.experiment.findings import (
+    check,
+    environment,
+    fault_check,
+    fault_record,
+    harness_lost,
+    rules_fired,
+    started_at,
+)
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
-from chaoskit.experiment.strike import Strike
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
 from chaoskit.vocabulary import Verdict
-from faults.base import Target
 
 STACK = "command"
 _SILENT_SHARE = 10  # so many steps one may be without a loss
@@ -30,11 +37,13 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     checks = [
         _completed(run, course, twin),
         _shows_steps(run, course),
-        *(fault_check(strike) for strike in run.strikes),
+        *(fault_check(strike) for strike in run.injections),
         *_recovered(run, course, recoveries),
         *_kept(run, course),
         *_losses(run, course, twin),
     ]
+    if run.harness_lost:
+        checks.append(harness_lost())
     verdict = Verdict.worst([check.verdict for check in checks])
     return Outcome(
         name=experiment.name,
@@ -51,7 +60,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
         steps=_points(run, course),
         twin_losses=_twin_losses(twin),
-        faults=[_fault_record(run, course, strike) for strike in run.strikes],
+        faults=[_fault_record(run, course, strike) for strike in run.injections],
         recoveries=recoveries,
         checks=checks,
         ledger=None,
@@ -80,16 +89,16 @@ def _settings(run: CommandRun) -> dict[str, Any]:
 
 
 def _landed(run: CommandRun) -> list[_Landed]:
-    return [_Landed(strike) for strike in run.strikes if strike.target is not None and not strike.missed]
+    return [_Landed(strike) for strike in run.injections if strike.target is not None and not strike.missed]
 
 
 class _Landed:
     """A strike that was injected."""
 
-    def __init__(self, strike: Strike) -> None:
+    def __init__(self, strike: Injection) -> None:
         assert strike.target is not None
         self.fault, self.target = strike.fault, strike.target
-        self.done_ns: int = strike.target.notes[DONE]  # from then on the fault is in force
+        self.done_ns = strike.target.done_ns  # from then on the fault is in force
 
 
 # -- the course -----------------------------------------------------------------------------------------------------
@@ -167,7 +176,7 @@ def _impact(run: CommandRun, course: Course, strike: _Landed) -> str:
 # -- faults ---------------------------------------------------------------------------------------------------------
 
 
-def _fault_record(run: CommandRun, course: Course, strike: Strike) -> FaultRecord:
+def _fault_record(run: CommandRun, course: Course, strike: Injection) -> FaultRecord:
     felt = []
     if strike.target is not None and not strike.missed and (impact := _impact(run, course, _Landed(strike))):
         seen = _felt(run, course, _Landed(strike))
@@ -176,7 +185,7 @@ def _fault_record(run: CommandRun, course: Course, strike: Strike) -> FaultRecor
     return fault_record(strike, run.started_ns, _stood, felt, moment(strike.fault))
 
 
-def _stood(target: Target) -> str:
+def _stood(target: Struck) -> str:
     shown = "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
     return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown}; where it stood is not known"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +13,15 @@ from typing import Any
 
 from chaoskit.experiment.blackbox.conduct import GOOD, CommandConductor, Exit
 from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.strike import Strike
+from chaoskit.experiment.injected import Injection, injections
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
+from chaoskit.osprocess import start_ticks
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import Needs, Substrate
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, RunEnd
 
 #: Below a run's directory: what ``{run_dir}`` names.
 STATE = "state"
@@ -31,6 +34,7 @@ class CommandRun:
     Attributes:
         exits: how the command ended, by node; without those that the deadline ended.
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
+        harness_lost: it wrote no end: what the run would have shown is not known.
     """
 
     experiment: CommandExperiment
@@ -39,10 +43,11 @@ class CommandRun:
     ended_ns: int
     deadline_passed: bool
     exits: dict[str, Exit]
-    strikes: list[Strike]
     lines_read: int
     example: str
     odd: str
+    harness_lost: bool = False
+    substrate: str = ""
 
     @cached_property
     def journals(self) -> Journals:
@@ -53,6 +58,11 @@ class CommandRun:
     def records(self) -> list[Record]:
         """Every journal record, by time."""
         return self.journals.records
+
+    @cached_property
+    def injections(self) -> list[Injection]:
+        """What came of each planned fault."""
+        return injections(self.experiment.faults, self.records)
 
     @property
     def coverage(self) -> Mapping[str, FileCoverage]:
@@ -91,6 +101,7 @@ def execute_command(
     journal = Journal(directory / "journal", "harness", role="harness")
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
+    _write_start(journal, experiment, started_ns, substrate.name)
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
     over, failure = False, ""
     try:
@@ -108,22 +119,44 @@ def execute_command(
             conductor.close()
             conductor.tell_missed()
             ok = over and set(conductor.exits.values()) == {GOOD}
-            told: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits}
+            reader = conductor.reader
+            logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
+            told: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits, "logs": logs}
             journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **told)
             journal.close(conductor.run_end)
-    reader = conductor.reader
+    return load_command_run(directory, experiment)
+
+
+def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandRun:
+    """A run as its journals tell it, and nothing else."""
+    journals = load_journals(directory / "journal")
+    started = [record for record in journals.records if record.event == Event.STARTED]
+    ended = [record for record in journals.records if record.event == Event.RUN_ENDED]
+    begun = started[0] if started else None
+    last = ended[-1] if ended else None
+    newest_ns = journals.records[-1].t_ns if journals.records else 0
+    logs: dict[str, Any] = last["logs"] if last is not None else {"lines": 0, "example": "", "odd": ""}
     return CommandRun(
         experiment=experiment,
         directory=directory,
-        started_ns=started_ns,
-        ended_ns=ended_ns,
-        deadline_passed=not over,
-        exits=conductor.exits,
-        strikes=conductor.strikes,
-        lines_read=reader.lines,
-        example=reader.example,
-        odd=reader.odd,
+        started_ns=begun.t_ns if begun is not None else 0,
+        ended_ns=last.t_ns if last is not None else newest_ns,
+        deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
+        exits={node: (how, status) for node, (how, status) in last["exits"].items()} if last is not None else {},
+        lines_read=logs["lines"],
+        example=logs["example"],
+        odd=logs["odd"],
+        harness_lost=last is None,
+        substrate=str(begun["substrate"]) if begun is not None else "",
     )
+
+
+def _write_start(journal: Journal, experiment: CommandExperiment, started_ns: int, substrate: str) -> None:
+    unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
+    who = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+    what = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
+    place = {"substrate": substrate, "sharded": False}
+    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **who, **what, **place)
 
 
 def _needs(experiment: CommandExperiment) -> Needs:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.conduct import GOOD
@@ -14,8 +15,7 @@ from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
 
 
-@dataclass(frozen=True, slots=True)
-class CommandTwin:
+class CommandTwin(msgspec.Struct, frozen=True):
     """What the unbroken run showed.
 
     Attributes:
@@ -64,7 +64,7 @@ def unfinished(run: CommandRun) -> list[str]:
     """Why a command did not end well; nodes that a fault took away do not count, as long as one is left."""
     taken = {
         node
-        for strike in run.strikes
+        for strike in run.injections
         if strike.target is not None and not strike.missed and strike.fault.ends_node
         for node in strike.target.struck_nodes
     }

@@ -12,9 +12,9 @@ from typing import Literal
 from chaoskit.config import RunConfig
 from chaoskit.control.phase_limits import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.experiment.history import History
+from chaoskit.experiment.injected import Injection
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.run import RawRun
-from chaoskit.experiment.strike import Strike
 from chaoskit.journal import Record
 from chaoskit.vocabulary import HUNG, Event
 
@@ -75,14 +75,14 @@ class Trace:
             found[record["step"], record["generation"]].append(record)
         return found
 
-    def confirmed(self, *kinds: str) -> list[Strike]:
+    def confirmed(self, *kinds: str) -> list[Injection]:
         """The faults of these kinds that took effect."""
-        struck = [one for one in self.run.strikes if one.fault.kind in kinds and not one.missed]
+        struck = [one for one in self.run.injections if one.fault.kind in kinds and not one.missed]
         return [one for one in struck if one.effective_ns is not None]
 
     def struck_by(self, worker: str) -> list[str]:
         """Kinds of the faults that acted on ``worker``."""
-        hit = [(one, one.target) for one in self.run.strikes if one.target is not None and not one.missed]
+        hit = [(one, one.target) for one in self.run.injections if one.target is not None and not one.missed]
         return [one.fault.kind for one, target in hit if worker in target.claims]
 
     @cached_property

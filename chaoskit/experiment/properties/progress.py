@@ -7,10 +7,9 @@ import math
 from chaoskit.control.limits import LIMITS
 from chaoskit.control.muster import FOLLOW_S
 from chaoskit.control.nodes import REATTACH_S
+from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
-from chaoskit.experiment.strike import Strike
 from chaoskit.vocabulary import HUNG, SLOW, Event
-from faults.base import Target
 
 _SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
@@ -49,8 +48,8 @@ def lease(trace: Trace) -> Finding:
     found = []
     for strike in hung:
         target = _target(strike)
-        starved_s = target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0  # no time of its phase
-        limit_s = trace.hang_limit_s(target.injected_ns) + FOLLOW_S + SLACK_S + starved_s
+        # time without a CPU is no time of its phase
+        limit_s = trace.hang_limit_s(target.injected_ns) + FOLLOW_S + SLACK_S + target.starved_s
         if trace.steps_before(target.injected_ns) < _SETTLED_STEPS:
             limit_s += trace.config.startup_s
         lost_ns = trace.lost_ns.get(target.worker)
@@ -75,7 +74,7 @@ def wall_clock(trace: Trace) -> Finding:
     return _kept(trace, trace.confirmed("ClockJump"), ())
 
 
-def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Finding:
+def _kept(trace: Trace, strikes: list[Injection], causes: tuple[str, ...]) -> Finding:
     """Whoever nothing else has struck is not given up (for one of ``causes``, where some are named)."""
     if not strikes:
         return None
@@ -96,7 +95,7 @@ def _kept(trace: Trace, strikes: list[Strike], causes: tuple[str, ...]) -> Findi
 
 
 def _on_struck_node(trace: Trace, worker: str) -> bool:
-    nodes = [one for one in trace.run.strikes if one.fault.whole_node and not one.missed]
+    nodes = [one for one in trace.run.injections if one.fault.whole_node and not one.missed]
     struck = {node for one in nodes if one.target is not None for node in one.target.struck_nodes}
     return worker.rpartition(".")[0] in struck
 
@@ -131,7 +130,7 @@ def coordinator_returns(trace: Trace) -> Finding:
     return found
 
 
-def _killed_ns(strike: Strike) -> int:
+def _killed_ns(strike: Injection) -> int:
     """The act came no earlier: the rank was released first."""
     return _target(strike).injected_ns
 
@@ -170,7 +169,7 @@ def cost(trace: Trace) -> Finding:
     for start_s, end_s in spans:
         total_s += max(0.0, end_s - max(start_s, until_s))
         until_s = max(until_s, end_s)
-    early = any(one.target is not None and one.target.step < _SETTLED_STEPS for one in trace.run.strikes)
+    early = any(one.target is not None and one.target.step < _SETTLED_STEPS for one in trace.run.injections)
     limit_s = len(spans) * (recovery_limit_s(trace) + trace.config.startup_s * early)
     return [f"{len(spans)} losses cost {total_s:.1f} s, limit {limit_s:.1f} s"] if total_s > limit_s else []
 
@@ -214,6 +213,6 @@ def _promised_steps(trace: Trace, where: str) -> int | None:
     return None
 
 
-def _target(strike: Strike) -> Target:
+def _target(strike: Injection) -> Struck:
     assert strike.target is not None, "a fault that took effect has a target"
     return strike.target

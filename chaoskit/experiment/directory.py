@@ -1,0 +1,62 @@
+"""The directory of a run: all that it is judged by, now and later, here and elsewhere.
+
+It holds the plan, the journals and logs, and what the run is compared with (``twin.json``, ``reference.json``). A
+directory that is copied to another machine, without the job and without any cache, has the same outcome there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from chaoskit.errors import BadInput
+from chaoskit.experiment.blackbox.judge import judge_command
+from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.blackbox.run import load_command_run
+from chaoskit.experiment.blackbox.twin import CommandTwin
+from chaoskit.experiment.cache import write_whole
+from chaoskit.experiment.judge import judge
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.planfile import FILE_NAME, recall
+from chaoskit.experiment.reference import Reference
+from chaoskit.experiment.run import load_run
+from chaoskit.experiment.twin import Twin
+from chaoskit.journal import read_events
+from chaoskit.vocabulary import Event
+
+_Kept = TypeVar("_Kept")
+
+TWIN, REFERENCE = "twin.json", "reference.json"
+
+
+def keep(directory: Path, twin: Twin | CommandTwin | None, reference: Reference | None = None) -> None:
+    """Put what a run is compared with beside its journals."""
+    for name, value in ((TWIN, twin), (REFERENCE, reference)):
+        if value is not None:
+            write_whole(directory / name, msgspec.json.encode(value))
+
+
+def judge_directory(directory: Path) -> Outcome:
+    """The outcome of the run in ``directory``.
+
+    Raises:
+        BadInput: if there is no run, or a file in it is damaged.
+    """
+    started = read_events(directory / "journal", Event.STARTED)
+    experiment = recall(directory / FILE_NAME, sharded=bool(started and started[0]["sharded"]))
+    if isinstance(experiment, CommandExperiment):
+        command_run = load_command_run(directory, experiment)
+        return judge_command(command_run, _kept(directory / TWIN, CommandTwin), command_run.substrate)
+    run = load_run(directory, experiment)
+    return judge(run, _kept(directory / TWIN, Twin), run.substrate, _kept(directory / REFERENCE, Reference))
+
+
+def _kept(path: Path, kind: type[_Kept]) -> _Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadInput("run directory", str(path), f"copy the directory again, this file is damaged: {error}") from None

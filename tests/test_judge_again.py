@@ -1,0 +1,121 @@
+"""A run can be judged again from its directory alone: elsewhere, without the job, with an empty cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaoskit import BadInput, Verdict
+from chaoskit.experiment.directory import judge_directory
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import read_journals
+from chaoskit.osprocess import descendants
+from chaoskit.pytest_plugin import Chaos
+from chaoskit.report.store import encode_outcome
+from chaoskit.stacks import LogPatterns
+from chaoskit.vocabulary import Event
+from faults import BitFlip, Kill, KillNode, NaN
+
+JOB = Path(__file__).parent / "jobs" / "wrong_everywhere.py"
+PRINTER = """
+import sys, time
+for step in range(40):
+    print(f"step {step} loss {1 / (step + 1)}", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
+    """The outcome of a copy of the directory, in a process of its own that has nothing else."""
+    copy = place / "elsewhere"
+    shutil.copytree(outcome.directory, copy)
+    environment = dict(os.environ, XDG_CACHE_HOME=str(place / "no-cache"))
+    command = [sys.executable, "-m", "chaoskit", "judge", str(copy), "--json"]
+    ran = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    assert ran.returncode == outcome.verdict.exit_code, ran.stderr
+    return msgspec.convert(json.loads(ran.stdout), Outcome)
+
+
+def same(outcome: Outcome, again: Outcome) -> None:
+    """Equal but for paths, and for what the session knows and the run does not."""
+    apart: dict[str, Any] = {"directory": "", "session": "", "claimed": True, "test": None, "job": ""}
+    plain = [json.loads(encode_outcome(msgspec.structs.replace(one, **apart))) for one in (outcome, again)]
+    assert plain[1] == plain[0]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Kill(rank=1, at_step=4),),
+        (KillNode(rank=0, at_step=3), Kill(rank=1, at_step=6)),
+        (NaN(rank=1, at_step=4, parameter="3.weight"), BitFlip(rank=2, at_step=7, parameter="0.weight", bit=20)),
+        (Kill(rank=1, at_step=4), Kill(rank=2, during="detection", recovery=2)),
+    ],
+    ids=["kill", "node and kill", "numbers", "never due"],
+)
+def test_the_outcome_of_a_copy_is_the_same(chaos: Chaos, faults: tuple[Any, ...], tmp_path: Path) -> None:
+    """Also where a fault did not act, so that the run is unknown."""
+    job = tmp_path / "job.py"
+    job.write_text(JOB.read_text())
+    plan = {"steps": 10, "nodes": 3, "shards": 3, "reference": "on", "check": False}
+    outcome = chaos.run(str(job), faults=faults, **plan)
+    job.unlink()
+    same(outcome, judged_elsewhere(outcome, tmp_path))
+
+
+def test_a_command_is_judged_again_too(chaos: Chaos, tmp_path: Path) -> None:
+    script = tmp_path / "printer.py"
+    script.write_text(PRINTER)
+    watch = LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)")
+    command = [sys.executable, str(script)]
+    outcome = chaos.run(command=command, watch=watch, faults=[Kill(rank=0, at_step=5)], check=False)
+    script.unlink()
+    same(outcome, judged_elsewhere(outcome, tmp_path))
+
+
+HARNESS = """
+import sys
+from chaoskit import Harness
+from faults import Kill
+with Harness(directory=sys.argv[2]) as harness:
+    harness.run(sys.argv[1], steps=100000, nodes=2, shards=2, twin=False, faults=[Kill(rank=1, at_step=3)])
+"""
+
+
+def test_a_run_whose_harness_was_killed_is_an_error(tmp_path: Path) -> None:
+    """Its directory stays, with all that was seen until then."""
+    process = subprocess.Popen([sys.executable, "-c", HARNESS, str(JOB), str(tmp_path)])
+    deadline_s = time.monotonic() + 120
+    run = tmp_path / "001-wrong-everywhere"
+    try:
+        while not any(record.event == Event.INJECTED for record in read_journals(run / "journal")):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    while descendants(process.pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    outcome = judge_directory(run)
+    assert outcome.verdict == Verdict.ERROR
+    assert outcome.reasons == ["the harness ended in order: the harness ended early"]
+    assert outcome.faults[0].injected_s is not None
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="name the directory of a run"):
+        judge_directory(tmp_path)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(BadInput, match="use a plan of version 1"):
+        judge_directory(tmp_path)
