@@ -129,6 +129,9 @@ HUNG = "hung"
 #: Of a rank that computed slower than the others for too long.
 SLOW = "slow"
 
+#: Of a rank whose numbers were found corrupt: no copy of its state is taken over any more.
+CORRUPT = "corrupt"
+
 #: Causes of losses that are decided on suspicion: the rank may have been healthy.
 SUSPECTED_CAUSES = frozenset({HUNG, SLOW})
 
@@ -147,7 +150,7 @@ LOSS_CAUSES = FAILED_CAUSES | {
     "evicted",
     "unfit",
     "nonfinite",
-    "corrupt",
+    CORRUPT,
     "differs",
 }
 

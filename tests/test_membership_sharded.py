@@ -137,6 +137,42 @@ def test_with_one_rank_all_leave_and_begin_with_the_newest_pieces() -> None:
     assert {snapshot.piece for snapshot in plan.restore} == {0, 1, 2}
 
 
+def replica(node: str, owner: str, number: int, step: int) -> Snapshot:
+    """A copy of piece ``number`` of two, of the worker ``owner``, kept on ``node``."""
+    return msgspec.structs.replace(piece(node, number, step, pieces=2), worker=owner)
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_copies_of_a_convict_are_not_taken_though_they_are_newer(known_before: bool) -> None:
+    """Piece 0 is held by a.0 and b.0, piece 1 by c.0. What b.0 has left may be as corrupt as its rank was."""
+    job = Job()
+    kept = {
+        "a": [replica("a", "a.0", 0, 6), replica("a", "b.0", 0, 7)],  # one of its own, one of its partner
+        "b": [replica("b", "b.0", 0, 7), replica("b", "a.0", 0, 6)],
+        "c": [replica("c", "c.0", 1, 6), replica("c", "c.0", 1, 7)],
+    }
+    if known_before:
+        job.tell(WorkerLost("c.0"))
+        job.answer(**kept)
+    job.tell(WorkerLost("b.0", "corrupt"))
+    job.become_ready()
+    job.answer(**kept)
+    job.wait(1.0)
+    assert job.restored == 6
+    assert {snapshot.worker for snapshot in job.plans[-1].restore} == {"a.0", "c.0"}
+
+
+def test_a_job_of_which_only_a_convict_has_a_piece_is_lost() -> None:
+    job = Job()
+    job.tell(WorkerLost("b.0", "corrupt"))
+    job.become_ready()
+    for _ in range(100):
+        job.answer(a=[piece("a", 0, 7), piece("a", 1, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
+        job.wait(1.0)
+    assert job.finish is not None
+    assert "copies of ranks whose state was found corrupt are not taken" in job.finish.reason
+
+
 def test_a_set_with_a_piece_missing_is_never_offered() -> None:
     job = Job(replacement_s=0.0)
     job.tell(WorkerLost("b.0"))

@@ -49,7 +49,7 @@ from chaoskit.control.events import (
     WorkerReady,
 )
 from chaoskit.control.renewal import Renewal
-from chaoskit.vocabulary import SLOW
+from chaoskit.vocabulary import CORRUPT, SLOW
 
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
@@ -161,6 +161,8 @@ class Membership(Renewal):
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._note_trained(event.trained_in)
                 self._count_loss(worker, cause, now_s)
+                if cause == CORRUPT:
+                    self._revival.convict(worker)
                 if self._config.job.sharded:
                     self._doubt([worker])
                 if event.aside or cause == SLOW:
