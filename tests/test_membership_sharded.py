@@ -142,6 +142,7 @@ def replica(node: str, owner: str, number: int, step: int) -> Snapshot:
     return msgspec.structs.replace(piece(node, number, step, pieces=2), worker=owner)
 
 
+@pytest.mark.promise("no copy of a convict's piece is taken over")
 @pytest.mark.parametrize("known_before", [False, True])
 def test_copies_of_a_convict_are_not_taken_though_they_are_newer(known_before: bool) -> None:
     """Piece 0 is held by a.0 and b.0, piece 1 by c.0. What b.0 has left may be as corrupt as its rank was."""
