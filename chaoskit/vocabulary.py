@@ -129,7 +129,7 @@ HUNG = "hung"
 #: Of a rank that computed slower than the others for too long.
 SLOW = "slow"
 
-#: Of a rank whose numbers were found corrupt: no copy of its state is taken over any more.
+#: Of a rank whose numbers were found corrupt.
 CORRUPT = "corrupt"
 
 #: Causes of losses that are decided on suspicion: the rank may have been healthy.

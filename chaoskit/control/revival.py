@@ -188,13 +188,17 @@ class Revival:
                 rests = now_s < self._failed.get(known, _Failures()).again_s(self._limits)
                 (self._resting if rests else self._snapshots).append(snapshot)
 
-    def convict(self, worker: str) -> None:
-        """The state of ``worker`` was found corrupt, maybe some steps late: no copy of it is ever taken."""
-        self._convicts.add(worker)
-        kept = [snapshot for snapshot in self._snapshots if snapshot.worker != worker]
+    def convict(self, workers: Collection[str]) -> None:
+        """The states of ``workers`` were found corrupt, maybe some steps late: no copy of them is ever taken."""
+        self._convicts.update(workers)
+        kept = [snapshot for snapshot in self._snapshots if snapshot.worker not in workers]
         self._withheld |= len(kept) < len(self._snapshots)
         self._snapshots = kept
-        self._resting = [snapshot for snapshot in self._resting if snapshot.worker != worker]
+        self._resting = [snapshot for snapshot in self._resting if snapshot.worker not in workers]
+
+    def is_convicted(self, worker: str) -> bool:
+        """Whether no copy of its state is taken."""
+        return worker in self._convicts
 
     @property
     def withheld(self) -> bool:
