@@ -316,7 +316,7 @@ def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> N
     ]
 
 
-def test_who_is_accused_is_convicted_once_though_it_is_lost_already() -> None:
+def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None:
     """All ranks say so, and agents say it again to the next coordinator."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
     bench.attach(hello("a"), hello("b"), hello("c"))

@@ -20,14 +20,14 @@ from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.runtime.voting import Seal, examine
 from chaoskit.vocabulary import Verdict
-from faults import BitFlip
+from faults import BitFlip, Fault, Kill
 
 AT = 8
 TINY = {"size": "tiny"}
 WEIGHT = "head.weight"
 
 
-def run(chaos: Any, fault: BitFlip, *, replicas: int = 2, **plan: Any) -> Outcome:
+def run(chaos: Any, fault: Fault, *, replicas: int = 2, **plan: Any) -> Outcome:
     """HSDP over two shards, each held by so many ranks."""
     options = TINY | {"replicas": replicas, "batch": 12}
     settings = {"nodes": 2 * replicas, "spares": 1, "steps": 20, "options": options, "shards": 2 * replicas} | plan
@@ -120,6 +120,19 @@ def test_a_gradient_that_one_replica_received_damaged_is_computed_again(chaos: A
     suspects = {0, 2} if replicas == 2 else {2}
     told = "undecided" if replicas == 2 else "transfer"
     assert verdicts(outcome) == {(first_worker(outcome, rank), told) for rank in suspects}
+
+
+# -- nothing is wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [{"shards": 6}, {"shards": 12}, {"nodes": 2, "shards": 4}], ids=str)
+def test_replicas_agree_whatever_breaks(chaos: Any, plan: dict[str, Any]) -> None:
+    """Ranks with several shards, with fewer than others, and with a whole state each; and one that takes over."""
+    outcome = run(chaos, Kill(rank=1, at_step=AT, phase="optimizer"), state_hash_steps=1, **plan)
+    outcome.assert_same_losses_as_twin()
+    assert outcome.records("corrupt") == []
+    assert {cause for _, cause in given_up(outcome)} == {"exited"}
 
 
 # -- what replicas show of their piece ------------------------------------------------------------------------------
