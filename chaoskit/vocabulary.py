@@ -54,7 +54,7 @@ class Event(StrEnum):
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
-    COMMIT = "commit"  # step, generation, rank, loss, grad_sum
+    COMMIT = "commit"  # step, generation, rank, loss, grad_sum; piece: of a sharded state, which one this rank holds
     # stall_ms: waited for a copy of the state before it; samples, rate, multiplier: of a batch that follows the world
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
@@ -149,6 +149,9 @@ HUNG = "hung"
 #: Of a rank that computed slower than the others for too long.
 SLOW = "slow"
 
+#: Of a rank whose numbers were found corrupt.
+CORRUPT = "corrupt"
+
 #: Causes of losses that are decided on suspicion: the rank may have been healthy.
 SUSPECTED_CAUSES = frozenset({HUNG, SLOW})
 
@@ -167,7 +170,7 @@ LOSS_CAUSES = FAILED_CAUSES | {
     "evicted",
     "unfit",
     "nonfinite",
-    "corrupt",
+    CORRUPT,
     "differs",
 }
 

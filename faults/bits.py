@@ -60,7 +60,11 @@ class BitFlip(Fault):
             "rank looks at in that step ends the job, unless `state_hash_steps=1`; received with `reduction='fast'` "
             "ends it"
         ),
-        "sharded (FSDP, HSDP)": "none: no rank compares its shard with another's, and the job trains on",
+        "sharded within replicas (HSDP)": (
+            "weight, optimizer and received; of two replicas as of two ranks above, but received has the step computed "
+            "again"
+        ),
+        "sharded (FSDP)": "none: no other rank holds the same shard, and the job trains on",
     }
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight", "bit": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in _PHASES)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.checkpoint.slots import Busy, Slots
-from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, share, whole_step
+from chaoskit.runtime import voting
+from chaoskit.runtime.ballot import DIGEST, Decision, Row, Suspicion, gather, share, whole_step
 
 STEP = 7
 
@@ -27,6 +29,9 @@ def rows(world: int, shift: int, bad: set[int], *, healthy: bool = True) -> list
             finite=not bad,
             protected=STEP,
             digest=rank,
+            state=1,
+            torn=False,
+            heir=False,
             losses=[(math.nan if s in bad else 1.0) if s in owners(world, shift)[rank] else None for s in range(world)],
         )
         for rank in range(world)
@@ -92,12 +97,104 @@ def test_every_step_begins_without_a_suspicion() -> None:
 
 @pytest.mark.parametrize("loss", [0.1, -math.inf, math.inf, 1e300, 5e-324])
 def test_a_row_comes_through_as_it_was(loss: float) -> None:
-    row = Row(healthy=True, finite=False, protected=-1, digest=2**32 - 1, losses=[loss, None])
+    row = Row(True, False, -1, digest=DIGEST - 1, state=DIGEST - 2, torn=True, heir=False, losses=[loss, None])
     assert share(None, row) == [row]
 
 
 def test_one_rank_gathers_its_own_value() -> None:
     assert gather(None, b"\x00\xff") == [b"\x00\xff"]
+
+
+# -- replicas of a piece ------------------------------------------------------------------------------------------
+
+
+def replicated(count: int, differing: dict[int, dict[str, Any]]) -> tuple[Suspicion, list[Row]]:
+    """Two pieces, each held by ``count`` ranks in turn; what is said otherwise, by rank."""
+    world = 2 * count
+    said = [row._replace(digest=rank % 2, state=7 + rank % 2) for rank, row in enumerate(rows(world, 0, set()))]
+    return Suspicion([rank % 2 for rank in range(world)]), [
+        row._replace(**differing.get(rank, {})) for rank, row in enumerate(said)
+    ]
+
+
+def decide(suspicion: Suspicion, said: list[Row], step: int = STEP) -> Decision:
+    return suspicion.decide(step, owners(len(said), 0), said)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_replicas_that_agree_commit(count: int) -> None:
+    assert decide(*replicated(count, {})) == Decision("commit")
+
+
+def test_ranks_that_hold_different_pieces_are_not_compared() -> None:
+    said = [row._replace(state=rank) for rank, row in enumerate(rows(4, 0, set()))]
+    assert decide(Suspicion(range(4)), said) == Decision("commit")
+
+
+@given(rank=st.integers(0, 5), other=st.integers(0, 5))
+def test_of_three_replicas_the_minority_is_convicted(rank: int, other: int) -> None:
+    """Of both pieces, where both have one."""
+    decision = decide(*replicated(3, {rank: {"state": 3}, other: {"state": 3}}))
+    if rank == other or (rank - other) % 2:
+        assert (decision.verdict, decision.ranks) == ("rank", tuple(sorted({rank, other})))
+    else:  # two of three agree
+        assert (decision.verdict, len(decision.ranks)) == ("rank", 1)
+
+
+def test_of_two_replicas_the_one_that_contradicts_itself_is_convicted() -> None:
+    decision = decide(*replicated(2, {3: {"state": 3, "torn": True}}))
+    assert (decision.verdict, decision.ranks) == ("rank", (3,))
+
+
+def test_two_replicas_that_differ_end_the_job_whatever_is_known_of_other_pieces() -> None:
+    decision = decide(*replicated(2, {0: {"state": 3}, 3: {"state": 3, "torn": True}}))
+    assert decision.verdict == "undecided"
+    assert decision.found is not None
+    assert (decision.found.ranks, decision.found.involved) == ((), (0, 2))
+
+
+def test_a_state_that_differs_counts_before_numbers_that_are_not_finite() -> None:
+    """A flipped weight can make every gradient overflow."""
+    suspicion, said = replicated(3, {2: {"state": 3}})
+    decision = decide(suspicion, [row._replace(finite=False) for row in said])
+    assert (decision.verdict, decision.ranks) == ("rank", (2,))
+
+
+def test_an_heir_has_no_vote_against_two_that_are_none() -> None:
+    """It may have copied what was corrupt from the minority."""
+    said = {0: {"state": 3}, 2: {"state": 3, "heir": True}}
+    decision = decide(*replicated(4, said))
+    assert (decision.verdict, decision.ranks) == ("rank", (0, 2))
+
+
+def test_a_damaged_gradient_is_computed_again_and_costs_a_rank_the_third_time() -> None:
+    suspicion, said = replicated(3, {2: {"digest": 9}})
+    verdicts = [decide(suspicion, said, step).verdict for step in (1, 5, 9)]
+    assert verdicts == ["repeat", "repeat", "rank"]
+
+
+def test_damaged_gradients_of_long_ago_are_forgotten() -> None:
+    suspicion, said = replicated(3, {2: {"digest": 9}})
+    assert {decide(suspicion, said, 200 * number).verdict for number in range(5)} == {"repeat"}
+
+
+def test_two_replicas_whose_gradients_keep_differing_in_one_step_end_the_job() -> None:
+    suspicion, said = replicated(2, {2: {"digest": 9}})
+    verdicts = [decide(suspicion, said).verdict for _ in range(3)]
+    assert verdicts == ["repeat", "repeat", "undecided"]
+    suspicion, said = replicated(2, {2: {"digest": 9}})
+    assert {decide(suspicion, said, step).verdict for step in range(5)} == {"repeat"}
+
+
+def test_gradients_are_compared_as_often_as_the_setting_says() -> None:
+    _, said = replicated(3, {2: {"digest": 9}})
+    pieces = [rank % 2 for rank in range(6)]
+    assert [decide(Suspicion(pieces, every), said, 6).verdict for every in (0, 3, 4)] == ["commit", "repeat", "commit"]
+
+
+def test_all_conclude_the_same_from_what_was_found() -> None:
+    decision = decide(*replicated(3, {2: {"digest": 9}}))
+    assert decision.found == voting.Suspicion("reduced gradient", (2,), (2,))
 
 
 # -- the step that is kept ----------------------------------------------------------------------------------------

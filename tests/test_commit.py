@@ -24,6 +24,7 @@ from chaoskit.runtime.commit import Committer, LeaseOver
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.guard import AuditResult
+from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.regroup import Formation, Regrouper
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
@@ -94,7 +95,8 @@ def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Excepti
     copies = Copies(worker.name, worker.board, worker.journal, worker.send, lambda boundary: None)
     copies.hold(state, 0, 1)
     give_lease(worker, lease_s)
-    committer = ShardedCommitter(worker, copies, state)
+    check = PieceCheck(state, worker.config, 1, heir=False)
+    committer = ShardedCommitter(worker, copies, state, 0, check)
     with pytest.raises(outcome):
         committer.skip(FORMATION, [0], [0])
     copies.drop()

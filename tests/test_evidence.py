@@ -489,8 +489,8 @@ def told(one: Strike) -> Injection:
     return Injection(one.fault_id, one.fault, struck, one.effective_ns, one.observed, one.missed)
 
 
-def run_of(strikes: list[Strike], records: list[Record], **plan: Any) -> RawRun:
-    experiment = plan_experiment("gpt", nodes=3, **plan)
+def run_of(strikes: list[Strike], records: list[Record], job: str = "gpt", **plan: Any) -> RawRun:
+    experiment = plan_experiment(job, nodes=3, **plan)
     run = RawRun(experiment, Path(), 0, ENDED_NS, None, deadline_passed=False)
     run.__dict__["injections"] = [told(one) for one in strikes]
     run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
@@ -573,6 +573,29 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
     assert found(lost("node1.w0", "exited", STRUCK_NS + 11)) == []
     named = {"worker": "node1.w0", "sources": [], "step": 10, "verdict": "rank", "generation": 1}
     assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
+
+
+@pytest.mark.parametrize(("pieces", "replicas"), [((0, 0, 0), True), ((0, 1, 0), False), ((0, 1, 1), True)])
+def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
+    undo: UndoLog, pieces: tuple[int, ...], replicas: bool
+) -> None:
+    """The rank that takes its piece from a copy before it was found may have lost the flip with that."""
+    flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
+    fields = {"generation": 1, "world": 3, "loss": 1.0, "grad_sum": 1}
+    commits = [
+        Record(
+            STRUCK_NS + step - 8, f"node{rank}.w0", Event.COMMIT, {"step": step, "rank": rank, "piece": piece} | fields
+        )
+        for step in range(20)
+        for rank, piece in enumerate(pieces)
+    ]
+
+    def found(*more: Record) -> object:
+        return corruption(trace_of(run_of([strike(flip, undo)], [*commits, *more], "fsdp", state_hash_steps=4)))
+
+    assert found() == ([f"{flip} was not found by step 12"] if replicas else None)
+    entered = {"generation": 2, "rank": 1, "cause": ""}
+    assert found(Record(STRUCK_NS + 3, "node1.w0", Event.ENTERED, entered)) == ([] if replicas else None)
 
 
 @pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])

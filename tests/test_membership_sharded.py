@@ -13,6 +13,7 @@ from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.events import (
     Action,
+    Convicted,
     Finish,
     Healed,
     NodeJoined,
@@ -135,6 +136,51 @@ def test_with_one_rank_all_leave_and_begin_with_the_newest_pieces() -> None:
     assert (plan.generation, plan.abort, job.restored) == (2, True, 7)
     assert {member.worker for member in plan.members} == {"a.0", "b.1", "c.0"}
     assert {snapshot.piece for snapshot in plan.restore} == {0, 1, 2}
+
+
+def replica(node: str, owner: str, number: int, step: int) -> Snapshot:
+    """A copy of piece ``number`` of two, of the worker ``owner``, kept on ``node``."""
+    return msgspec.structs.replace(piece(node, number, step, pieces=2), worker=owner)
+
+
+@pytest.mark.promise("no copy of a convict's piece is taken over")
+@pytest.mark.parametrize("lost_before", [False, True])
+@pytest.mark.parametrize("known_before", [False, True])
+def test_copies_of_a_convict_are_not_taken_though_they_are_newer(known_before: bool, lost_before: bool) -> None:
+    """Piece 0 is held by a.0 and b.0, piece 1 by c.0. What b.0 has left may be as corrupt as its rank was.
+
+    Args:
+        known_before: nodes have told of the copies.
+        lost_before: the convict was lost for another reason.
+    """
+    job = Job()
+    kept = {
+        "a": [replica("a", "a.0", 0, 6), replica("a", "b.0", 0, 7)],  # one of its own, one of its partner
+        "b": [replica("b", "b.0", 0, 7), replica("b", "a.0", 0, 6)],
+        "c": [replica("c", "c.0", 1, 6), replica("c", "c.0", 1, 7)],
+    }
+    if lost_before:
+        job.tell(WorkerLost("b.0", "exited"))
+    if known_before:
+        job.tell(WorkerLost("c.0"))
+        job.answer(**kept)
+    job.tell(Convicted(("b.0",)), WorkerLost("b.0", "corrupt"))
+    job.become_ready()
+    job.answer(**kept)
+    job.wait(1.0)
+    assert job.restored == 6
+    assert {snapshot.worker for snapshot in job.plans[-1].restore} == {"a.0", "c.0"}
+
+
+def test_a_job_of_which_only_a_convict_has_a_piece_is_lost() -> None:
+    job = Job()
+    job.tell(Convicted(("b.0",)), WorkerLost("b.0", "corrupt"))
+    job.become_ready()
+    for _ in range(100):
+        job.answer(a=[piece("a", 0, 7), piece("a", 1, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
+        job.wait(1.0)
+    assert job.finish is not None
+    assert "copies of ranks whose state was found corrupt are not taken" in job.finish.reason
 
 
 def test_a_set_with_a_piece_missing_is_never_offered() -> None:
@@ -264,6 +310,26 @@ def restoring(**changes: Any) -> Job:
     job.answer_all(7)
     assert job.restored == 7
     return job
+
+
+def test_a_conviction_while_its_copies_are_restored_begins_with_others() -> None:
+    """The convict was lost before it was accused, so a plan names its copies."""
+    job = restoring()
+    job.tell(Convicted(("b.0",)))
+    job.answer(a=[piece("a", 0, 6), piece("a", 1, 6)], b=[piece("b", 1, 7)], c=[piece("c", 2, 6)])
+    assert len(job.plans) == 2, "of what is left no state is complete"
+    job.wait(1.0)
+    others = [msgspec.structs.replace(piece("a", 1, 6), worker="d.0")]
+    job.answer(a=[piece("a", 0, 6), *others], b=[], c=[piece("c", 2, 6)])
+    job.wait(1.0)
+    assert (len(job.plans), job.restored) == (3, 6)
+
+
+def test_a_conviction_that_concerns_no_copy_of_the_plan_changes_nothing() -> None:
+    job = restoring()
+    job.tell(Convicted(("d.0",)))
+    job.wait(1.0)
+    assert len(job.plans) == 2
 
 
 def test_a_loss_while_restoring_asks_again() -> None:

@@ -316,6 +316,21 @@ def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> N
     ]
 
 
+def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None:
+    """All ranks say so, and agents say it again to the next coordinator."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    workers = ("a.0", "b.0", "c.0")
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(lost("b.0"))
+    for accuser in ("a.0", "c.0"):
+        bench.hear(messages.Accuse(accuser, ("b.0",), 1, 5, "corrupt", "its weights"))
+    bench.hear(messages.Accuse("a.0", ("c.0",), 1, 5, "nonfinite", "its weights"))
+    convicted = [one.event for one in bench.outputs if isinstance(one, Remember)]
+    assert [event for event in convicted if isinstance(event, events.Convicted)] == [events.Convicted(("b.0",))]
+    assert [bench.successor().plane.membership.is_convicted(worker) for worker in workers] == [False, True, False]
+
+
 def test_what_was_carried_out_is_not_told_again() -> None:
     bench = Bench().begin()
     bench.hear(lost("a.0"))

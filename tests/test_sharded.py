@@ -12,10 +12,9 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import read_journals
 from chaoskit.suites.goals import JournalFlag, all_took_effect, happened
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.vocabulary import Event
 from faults import (
     BadBatch,
-    BitFlip,
     Cut,
     Fault,
     FreezeNode,
@@ -237,17 +236,6 @@ def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -
     assert "rank 2" in outcome.recovery.cause
     verdicts = {record["verdict"] for record in events(outcome, Event.ATTRIBUTED)}
     assert verdicts == {"rank"}
-
-
-def test_a_flipped_bit_is_not_looked_for_and_no_check_expects_it(chaos: Any) -> None:
-    """No rank compares its shard with another's. What is not promised counts neither for the run nor against it."""
-    flip = BitFlip(rank=1, at_step=4, parameter="head.weight", bit=20)
-    outcome = run(chaos, flip, nodes=2, spares=0, state_hash_steps=4, check=False, twin=False)
-    assert len(outcome.steps) == 20
-    assert not events(outcome, Event.CORRUPT)
-    assert not [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
-    (line,) = [check.detail for check in outcome.checks if check.name == "properties"]
-    assert line.endswith("not compared, as the job is sharded: weights, optimizer state and gradients")
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from faults.describe import here
 
 #: What silent corruption can change without being noticed, however good the machine is.
 NOT_COMPARED = (
-    "weights, optimizer state and gradients of sharded jobs (FSDP, HSDP); all about it: chaoskit faults BitFlip"
+    "weights, optimizer state and gradients of sharded jobs without replicas (FSDP); all about it: "
+    "chaoskit faults BitFlip"
 )
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}

@@ -117,6 +117,12 @@ class SourceFailed(Event, frozen=True):
     corrupt: bool
 
 
+class Convicted(Event, frozen=True):
+    """The numbers of these workers were found corrupt. Each of them that is still there is lost after this."""
+
+    workers: tuple[str, ...]
+
+
 class Stalled(Event, frozen=True):
     """All members of ``generation`` wait for each other, and none is to blame."""
 
@@ -248,6 +254,7 @@ AnyEvent = (
     | Healed
     | Sealed
     | SourceFailed
+    | Convicted
     | Stalled
     | WorkerDone
     | JobFailed

@@ -50,7 +50,7 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import CORRUPT, Event
 
 #: What a coordinator listens to, beside heartbeats.
 _HEARD = (
@@ -124,12 +124,22 @@ class Hearing(Inheritance):
             case GroupBroken(_, generation, detail):
                 self._note_broken(generation, detail, now_s)
                 return shown
-            case Accuse(_, accused, _, _, cause, detail):
-                guilty = [name for name in accused if name in self._membership.members]
-                return [out for name in guilty for out in self._stop_and_lose(name, cause, detail, now_s)] + shown
+            case Accuse():
+                return self._hear_accusation(message, now_s) + shown
             case HookReached() | LeverPulled() | Pong():
                 return shown
         return None
+
+    def _hear_accusation(self, message: Accuse, now_s: float) -> list[Output]:
+        """Every rank accuses. A worker that is lost already, for whatever reason, has left copies all the same."""
+        outputs: list[Output] = []
+        fresh = tuple(name for name in message.accused if not self._membership.is_convicted(name))
+        if message.cause == CORRUPT and fresh:
+            outputs += self._advance(events.Convicted(fresh), now_s)
+        for name in message.accused:
+            if name in self._membership.members:
+                outputs += self._stop_and_lose(name, message.cause, message.detail, now_s)
+        return outputs
 
     def _hear_node(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:

@@ -24,6 +24,7 @@ from chaoskit.control.events import (
     Action,
     AnyEvent,
     Behind,
+    Convicted,
     Evicted,
     Finish,
     Fit,
@@ -87,7 +88,7 @@ class Membership(Renewal):
                 return self._hear_of_worker(event, now_s)
             case Settled() | Stalled():
                 return self._hear_of_generation(event, now_s)
-            case Sealed() | SourceFailed():
+            case Sealed() | SourceFailed() | Convicted():
                 self._hear_of_copies(event, now_s)
             case Resized(size, idle, _, swap_by_s):
                 self._size, self._idle, self._swap_by_s = size, set(idle), swap_by_s
@@ -201,18 +202,29 @@ class Membership(Renewal):
                     self._doubt(list(self.members))
         return []
 
-    def _hear_of_copies(self, event: Sealed | SourceFailed, now_s: float) -> None:
+    def _hear_of_copies(self, event: Sealed | SourceFailed | Convicted, now_s: float) -> None:
         match event:
             case Sealed(node, snapshots, number, committed):
                 self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
             case SourceFailed(snapshot, corrupt):
                 restoring = self._is_restoring()
                 self._revival.fail(snapshot, corrupt, now_s)
-                if self._config.job.sharded and restoring and not self._is_restoring():
+                if restoring and not self._is_restoring():
                     # A rank has no piece, so none will train in this generation. What it lacks may have been
                     # overwritten by what is newer.
-                    self._stalled_generation, self._may_train = self.generation, False
-                    self._revival.ask_again()
+                    self._begin_with_others()
+            case Convicted(workers):
+                named = {snapshot.worker for snapshot in self._plan.restore} if self._plan else set()
+                restoring = self._is_restoring()
+                self._revival.convict(workers)
+                if restoring and named.intersection(workers):
+                    self._begin_with_others()
+
+    def _begin_with_others(self) -> None:
+        """Members of a sharded job cannot, or must not, begin with the copies that their plan names."""
+        if self._config.job.sharded:
+            self._stalled_generation, self._may_train = self.generation, False
+            self._revival.ask_again()
 
     def _lose_record(self, generation: int, node: str, started: int) -> None:
         """There is a past of which nothing is known. It can be made up for until a world begins without it."""

@@ -96,7 +96,9 @@ class Renewal(Succession):
                 return None
             if self.members and revival.bare_s(now_s) < self._limits.healing_s:
                 return None
-            return Finish(False, f"{lost}: no live worker has the state of the training, and no node a complete copy")
+            why = "no live worker has the state of the training, and no node a complete copy"
+            withheld = "; copies of ranks whose state was found corrupt are not taken" if revival.withheld else ""
+            return Finish(False, f"{lost}: {why}{withheld}")
         if self._is_fruitless(now_s):
             return Finish(False, f"{lost}: no worker took over a sealed copy in startup_s={startup_s:g}")
         if self._is_restoring() or revival.awaits_reach or self._awaits_workers(now_s):

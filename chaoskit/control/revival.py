@@ -87,6 +87,8 @@ class Revival:
         self._snapshots: list[Snapshot] = []
         self._resting: list[Snapshot] = []  # offered, too, but lately nobody could read them
         self._corrupt: set[Snapshot] = set()
+        self._convicts: set[str] = set()  # workers
+        self._withheld = False  # whether a node has told of a convict's copy, since the last question
         self._failed: dict[Snapshot, _Failures] = {}  # since the last holder was lost, wherever they were offered
 
     @property
@@ -138,6 +140,7 @@ class Revival:
         """What the nodes have said may not hold any more."""
         self._asked_s, self._asked_before, self.outdated = math.inf, True, False
         self._told_s, self._snapshots, self._resting, self._committed = {}, [], [], 0
+        self._withheld = False
 
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""
@@ -179,9 +182,28 @@ class Revival:
         self._forget(node)
         for snapshot in snapshots:
             known = _identity(snapshot)
-            if known not in self._corrupt:
+            if snapshot.worker in self._convicts:
+                self._withheld = True
+            elif known not in self._corrupt:
                 rests = now_s < self._failed.get(known, _Failures()).again_s(self._limits)
                 (self._resting if rests else self._snapshots).append(snapshot)
+
+    def convict(self, workers: Collection[str]) -> None:
+        """The states of ``workers`` were found corrupt, maybe some steps late: no copy of them is ever taken."""
+        self._convicts.update(workers)
+        kept = [snapshot for snapshot in self._snapshots if snapshot.worker not in workers]
+        self._withheld |= len(kept) < len(self._snapshots)
+        self._snapshots = kept
+        self._resting = [snapshot for snapshot in self._resting if snapshot.worker not in workers]
+
+    def is_convicted(self, worker: str) -> bool:
+        """Whether no copy of its state is taken."""
+        return worker in self._convicts
+
+    @property
+    def withheld(self) -> bool:
+        """Whether there are copies that are not offered, as the state of their worker was found corrupt."""
+        return self._withheld
 
     def _forget(self, node: str) -> None:
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.node != node]

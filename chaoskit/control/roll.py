@@ -264,6 +264,10 @@ class Roll:
         """Number of the last :class:`Recall`."""
         return self._revival.number
 
+    def is_convicted(self, worker: str) -> bool:
+        """Whether the numbers of ``worker`` were found corrupt."""
+        return self._revival.is_convicted(worker)
+
     def outlives(self, worker: str) -> bool:
         """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
         return self._trained and worker not in self.members

@@ -78,8 +78,9 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     checks += _runs_compared(run, twin, reference)
     if run.harness_lost:
         checks.append(harness_lost())
-    properties = check_properties(Trace(run, history, recoveries), checks)
-    checks += summary(properties, sharded=config.job.sharded)
+    trace = Trace(run, history, recoveries)
+    properties = check_properties(trace, checks)
+    checks += summary(properties, compared=trace.has_replicas)
     verdict = Verdict.worst([check.verdict for check in checks])
     limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(

@@ -41,6 +41,11 @@ def slice_checksum(tensors: Iterable[Tensor], part: int, parts: int) -> int:
     )
 
 
+def size_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of all tensors together."""
+    return sum(map(_size, tensors))
+
+
 def row_checksums(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Of each row of words. Not 0 for a row of zeros, as one that never arrived is."""
     return rows @ np.arange(1, 2 * rows.shape[1], 2) + _ALL_ZERO

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import NonFiniteBatch
+from chaoskit.errors import JobFailed, NonFiniteBatch
+from chaoskit.journal import Journal
 from chaoskit.messages import Accuse, Message, Plan
 from chaoskit.runtime.reduction import Reduced
+from chaoskit.vocabulary import Event
 
 #: Attempts at a step whose numbers are not finite, before policy ``retry`` stops.
 RETRIES = 3
@@ -161,3 +163,42 @@ def accuse(
     wrong = "not finite" if cause == "nonfinite" else "corrupt"
     detail = f"{what} of rank {', '.join(map(str, ranks))} were {wrong} at step {step}"
     send(Accuse(worker, tuple(plan.members[rank].worker for rank in ranks), plan.generation, step, cause, detail))
+
+
+def note_corruption(
+    journal: Journal,
+    plan: Plan,
+    step: int,
+    what: str,
+    ranks: Sequence[int],
+    verdict: str,
+    *,
+    sources: Sequence[str] = (),
+    t_ns: int | None = None,
+) -> None:
+    """Write down that ``what`` of each of ``ranks`` is corrupt, or may be.
+
+    Args:
+        sources: the workers from which it came, or may have come.
+        t_ns: when it was found, if not now.
+    """
+    for rank in ranks:
+        journal.write(
+            Event.CORRUPT,
+            t_ns=t_ns,
+            step=step,
+            generation=plan.generation,
+            what=what,
+            worker=plan.members[rank].worker,
+            rank=rank,
+            verdict=verdict,
+            cause="corrupt",
+            detail=f"{what} at step {step}: {verdict}",
+            sources=list(sources),
+        )
+
+
+def undecidable(step: int, what: str, voters: str) -> JobFailed:
+    """The end of a job whose ranks contradict each other. ``voters``: what would have had a majority."""
+    remedy = f"start again from a checkpoint, on other hardware or with three {voters} or more, which can vote"
+    return JobFailed(f"silent corruption at step {step}: {what}, and no vote can decide; {remedy}")

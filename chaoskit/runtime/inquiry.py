@@ -13,7 +13,7 @@ from typing import NamedTuple
 from chaoskit.errors import JobFailed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.crosscheck import CrossCheck
-from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard, accuse
+from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard, accuse, note_corruption, undecidable
 from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.reduction import CorruptSegment, Reduced
@@ -163,8 +163,7 @@ class Inquiry:
         accuse(formation.plan, ranks, worker.name, self._replica.step, worker.send, cause=cause, what=what)
 
     def _hopeless(self, what: str) -> JobFailed:
-        remedy = "start again from a checkpoint, on other hardware or with three ranks or more, which can vote"
-        return JobFailed(f"silent corruption at step {self._replica.step}: {what}, and no vote can decide; {remedy}")
+        return undecidable(self._replica.step, what, "ranks")
 
     def _note(
         self,
@@ -177,17 +176,5 @@ class Inquiry:
         since: _Doubt | None = None,
     ) -> None:
         step, t_ns = (since.step, since.t_ns) if since is not None else (self._replica.step, None)
-        for rank in ranks:
-            self._worker.journal.write(
-                Event.CORRUPT,
-                t_ns=t_ns,
-                step=step,
-                generation=formation.plan.generation,
-                what=what,
-                worker=formation.plan.members[rank].worker,
-                rank=rank,
-                verdict=verdict,
-                cause="corrupt",
-                detail=f"{what} at step {step}: {verdict}",
-                sources=list(sources),
-            )
+        journal, plan = self._worker.journal, formation.plan
+        note_corruption(journal, plan, step, what, ranks, verdict, sources=sources, t_ns=t_ns)

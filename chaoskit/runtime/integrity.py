@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,19 +11,12 @@ from chaoskit.messages import Plan
 from chaoskit.runtime.checksums import checksum, join, slice_checksum
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.slice_memory import SliceMemory
 from chaoskit.runtime.slices import ArenaSlices
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
 
 _SELF_BYTES = 2**23  # of its own state that one of two ranks compares with itself in a step: half a millisecond
 _PATIENCE = 2  # as much corrupt data from one sender is no accident
-
-
-class _Words(NamedTuple):
-    """What slices of the state were, right after the commit of ``step`` steps. ``by_range``: how they were read."""
-
-    step: int
-    by_range: bool
-    digests: dict[int, int]  # by slice
 
 
 class Integrity:
@@ -37,8 +29,8 @@ class Integrity:
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._replica, self._config = replica, config
-        self._after: _Words | None = None
-        self._torn: set[int] = set()  # slices that changed between a commit and the next, and were not compared since
+        self._memory = SliceMemory()
+        self._remembered_by_range = False  # how what is remembered was read
         self._compared = -1  # the slice that was compared in this step
         self._torn_by_script = False  # those turned out to be equal on all ranks: the script itself changes the state
         arena, parts = replica.arena, config.state_hash_steps
@@ -61,16 +53,15 @@ class Integrity:
         late = self._config.reduction == "fast" and every and (step - 1) % every == 0
         self._gradient = (grad_sum or 1) if late else 0
         if world == 2 and self._config.state_hash_steps:
-            self._torn_by_script |= self._compared in self._torn
-            self._torn.discard(self._compared)
-            digests = {part: self._state_slice(self._by_range, part) for part in self._own_parts()}
-            self._after = _Words(step, self._by_range, digests)
+            self._torn_by_script |= self._memory.settle(self._compared)
+            self._memory.remember(step, {part: self._state_slice(self._by_range, part) for part in self._own_parts()})
+            self._remembered_by_range = self._by_range
 
     def adopted(self) -> None:
         """The state is a peer's now."""
         self._heir_until = self._replica.step + self._config.state_hash_steps
-        self._gradient, self._after = 0, None
-        self._torn.clear()
+        self._gradient = 0
+        self._memory.forget()
 
     def enter(self) -> None:
         """A new generation: the layouts of its members are not known yet."""
@@ -143,24 +134,13 @@ class Integrity:
         return [(self._due + distance) % parts for distance in range(count)]
 
     def _contradicts_itself(self, now: int) -> bool:
-        """Whether the state has changed between two commits, here or in a slice that was not compared since.
+        """Whether the state has changed between two commits. ``now``: digest of the slice that is due."""
+        due, by_range = self._due, self._remembered_by_range
 
-        A wrong number of the optimizer makes weights wrong that lie in other slices, whose turn may come before.
+        def digest(part: int) -> int:
+            return now if part == due and by_range == self._by_range else self._state_slice(by_range, part)
 
-        Args:
-            now: digest of the slice that is due.
-        """
-        after, torn = self._after, False
-        if after is not None and after.step == self._replica.step:
-            for part, digest in after.digests.items():
-                is_due = part == self._due
-                known = is_due and after.by_range == self._by_range
-                if digest == (now if known else self._state_slice(after.by_range, part)):
-                    continue
-                torn |= is_due
-                if not is_due:
-                    self._torn.add(part)
-        return torn or bool(self._torn)
+        return self._memory.is_contradicted(self._replica.step, due, digest)
 
     def _state_slice(self, by_range: bool, part: int) -> int:
         if by_range and self._slices is not None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from chaoskit.runtime.ballot import Row
+from chaoskit.runtime.ballot import DIGEST, Row
 from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.vocabulary import Event
 
-#: Digests of gradients are added up modulo this.
-WORD = 2**32
-
 
 class ShardedCommitter:
-    """Moves the pieces of one rank to the next step."""
+    """Moves the piece of one rank to the next step.
 
-    def __init__(self, worker: WorkerContext, copies: Copies, state: ShardedState) -> None:
-        self._worker, self._copies, self._state = worker, copies, state
+    Args:
+        number: of the piece.
+        check: of what replicas of the piece compare.
+    """
+
+    def __init__(
+        self, worker: WorkerContext, copies: Copies, state: ShardedState, number: int, check: PieceCheck
+    ) -> None:
+        self._worker, self._copies, self._state, self._number, self._check = worker, copies, state, number, check
         self._stall_ms = 0.0  # for copies of the state, before the newest commit
 
     def commit(self, formation: Formation, rows: Sequence[Row]) -> None:
@@ -38,6 +43,7 @@ class ShardedCommitter:
         def act() -> None:
             with self._state.running_optimizers():
                 self._state.advance()
+            self._check.updated()
             self._worker.hooks.rig.updated()
             self._worker.journal.write(
                 Event.COMMIT,
@@ -46,7 +52,8 @@ class ShardedCommitter:
                 rank=formation.me.rank,
                 world=len(formation.plan.members),
                 loss=loss,
-                grad_sum=sum(row.digest for row in rows) % WORD,
+                piece=self._number,
+                grad_sum=sum(row.digest for row in rows) % DIGEST,
                 stall_ms=self._stall_ms,
             )
 

@@ -28,8 +28,8 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput, NonFiniteBatch
-from chaoskit.messages import GroupBroken, Healed
-from chaoskit.runtime.ballot import Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
+from chaoskit.messages import GroupBroken, Healed, Snapshot
+from chaoskit.runtime.ballot import DIGEST, Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
 from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.collective import GroupFailed
@@ -41,18 +41,20 @@ from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.final_state import describe
 from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
-from chaoskit.runtime.guard import accuse
+from chaoskit.runtime.guard import accuse, note_corruption, undecidable
 from chaoskit.runtime.peer import PeerLost
+from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.pieces import NoCopy, Restorer
 from chaoskit.runtime.registered import Scheduler
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, seed_everything
-from chaoskit.runtime.sharded_commit import WORD, ShardedCommitter
+from chaoskit.runtime.sharded_commit import ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState, are_finite
 from chaoskit.runtime.shardwork import Shard
 from chaoskit.runtime.transaction import Transaction
+from chaoskit.runtime.voting import Suspicion as Difference
 from chaoskit.runtime.world import World
 from chaoskit.vocabulary import Event, Phase
 
@@ -83,7 +85,6 @@ class ShardedTrainer(BaseTrainer):
         self._state: ShardedState | None = None
         self._world: World | None = None
         self._clip_norm: float | None = None
-        self._suspicion = Suspicion()  # of this membership only: its newcomers have seen no attempt of before
         self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
         self._began_ns = 0
         self._samplers: dict[tuple[int, int], Sampler] = {}
@@ -142,7 +143,6 @@ class ShardedTrainer(BaseTrainer):
         if self._state is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
-        self._committer = ShardedCommitter(self._worker, self._copies, self._state)
         if self._formation is not None:
             self._take_over(self._formation, self._state)
 
@@ -199,13 +199,18 @@ class ShardedTrainer(BaseTrainer):
         worker, plan = self._worker, formation.plan
         boxes = gather(self._group, state.boxes_digest())
         different = list(dict.fromkeys(boxes))  # replicas of a shard hold the same piece
-        number, count = different.index(boxes[self.rank]), len(different)
-        committed_in = 0
+        pieces = [different.index(one) for one in boxes]
+        number, count = pieces[self.rank], len(different)
+        committed_in, sources = 0, list[Snapshot]()
         if self.will_restore:
             worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
-            committed_in = self._restore(formation, state, number, count)
+            committed_in, sources = self._restore(formation, state, number, count)
+        heir = any(source.worker != worker.name for source in sources)
+        self._check = PieceCheck(state, self.config, pieces.count(number), heir=heir)
+        self._suspicion = Suspicion(pieces, self.config.hash_every)
+        self._committer = ShardedCommitter(worker, self._copies, state, number, self._check)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
         if self.will_restore:
@@ -222,8 +227,10 @@ class ShardedTrainer(BaseTrainer):
         self._over = state.step > 0  # behind that step: collectives may be called, also if no other one is to be taken
         worker.board.enter(Phase.OUTSIDE)
 
-    def _restore(self, formation: Formation, state: ShardedState, number: int, count: int) -> int:
-        """Read the pieces of this rank. Gives the generation in which they were committed."""
+    def _restore(
+        self, formation: Formation, state: ShardedState, number: int, count: int
+    ) -> tuple[int, list[Snapshot]]:
+        """Read the pieces of this rank. Gives the generation in which they were committed, and the copies."""
         worker, generation = self._worker, formation.plan.generation
         restorer = Restorer(
             formation.plan.restore,
@@ -251,7 +258,7 @@ class ShardedTrainer(BaseTrainer):
                 checksum=snapshot.checksum,
             )
         worker.journal.write(Event.ADOPT, step=restorer.step, generation=generation, source="copies of every piece")
-        return restorer.generation
+        return restorer.generation, restorer.read
 
     def leave(self) -> None:
         """The train function was left: let go of its groups, and of everything that it made."""
@@ -410,11 +417,15 @@ class ShardedTrainer(BaseTrainer):
             float(self._losses[shard]) if shard in self._losses else None for shard in range(self.config.shard_count)
         ]
         finite = are_finite(gradients) and are_finite(self._losses.values())
+        seal = self._check.seal()
         return Row(
             healthy=finite or self.state.is_finite(),
             finite=finite,
             protected=self._copies.protected(self.step, lambda: self._worker.regrouper.is_over(formation)),
-            digest=checksum(gradients) % WORD,
+            digest=checksum(self.state.piece_gradients()) % DIGEST,
+            state=seal.state % DIGEST,
+            torn=bool(seal.torn),
+            heir=bool(seal.heir),
             losses=losses,
         )
 
@@ -429,10 +440,13 @@ class ShardedTrainer(BaseTrainer):
         self._committer.commit(formation, rows)
         self._shift, self._committed = 0, True
 
-    # -- numbers that are not finite --------------------------------------------------------------------------------
+    # -- numbers that are not finite, or corrupt --------------------------------------------------------------------
 
     def _object(self, formation: Formation, decision: Decision) -> bool:
         """Do not commit: compute the step again, have a rank replaced, or skip the batch. Whether it was skipped."""
+        if decision.found is not None:
+            self._object_to_replicas(formation, decision.verdict, decision.found)
+            return False
         worker, generation = self._worker, formation.plan.generation
         for member in formation.plan.members if decision.verdict == "repeat" else ():
             if shards := [shard for shard in member.shards if shard in decision.shards]:
@@ -467,6 +481,24 @@ class ShardedTrainer(BaseTrainer):
         mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
         self._committer.skip(formation, decision.shards, mine)
         return True
+
+    def _object_to_replicas(self, formation: Formation, verdict: str, found: Difference) -> None:
+        """Replicas of a piece differ: return to have the step computed again, or leave this entry.
+
+        Raises:
+            JobFailed: if no vote decides which of them is wrong.
+        """
+        worker, plan = self._worker, formation.plan
+        told = {"repeat": "transfer" if found.ranks else "undecided"}.get(verdict, verdict)
+        sources = [] if found.ranks else [plan.members[rank].worker for rank in found.involved]
+        note_corruption(worker.journal, plan, self.step, found.what, found.involved, told, sources=sources)
+        if verdict == "undecided":
+            what = f"the {found.what} of ranks {list(found.involved)} differ, which hold the same piece"
+            raise undecidable(self.step, what, "replicas of each piece")
+        if verdict == "rank":
+            accuse(plan, found.ranks, worker.name, self.step, worker.send, cause="corrupt", what=found.what)
+            worker.regrouper.wait_newer(formation)
+            raise Reentry
 
     # -- collectives of the user's code -----------------------------------------------------------------------------
 

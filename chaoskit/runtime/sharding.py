@@ -72,11 +72,31 @@ class ShardedState(Registered):
         """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
         return {path: local_part(tensor) for path, tensor in self.tensors()}
 
+    def piece(self) -> list[Tensor]:
+        """This rank's memory of the parameters that are spread over ranks, and of the optimizers' state for them.
+
+        Ranks that hold the same boxes have the same bits in it. Buffers, and parameters that every rank has whole, are
+        left out: nothing reduces them over the ranks.
+        """
+        weights: list[Tensor] = [one for one in self._weights.values() if isinstance(one, DTensor)]
+        states = [
+            value
+            for optimizer, parameter in self.owned()
+            if isinstance(parameter, DTensor)
+            for _, value in sorted(optimizer.state.get(parameter, {}).items())
+            if isinstance(value, Tensor)
+        ]
+        return [_memory(tensor) for tensor in weights + states]
+
     # -- gradients ------------------------------------------------------------------------------------------------
 
     def gradients(self) -> list[Tensor]:
         """This rank's part of the reduced gradients, of the parameters that have one."""
         return [local_part(one.grad)[0] for one in self.parameters if one.grad is not None]
+
+    def piece_gradients(self) -> list[Tensor]:
+        """The same of the parameters that are spread over ranks: alike on all ranks that hold the same boxes."""
+        return [_local(one.grad) for one in self.parameters if isinstance(one.grad, DTensor)]
 
     def clip_gradients(self, max_norm: float) -> None:
         """Limit the 2-norm of the whole reduced gradient. Raises RuntimeError if a rank is lost meanwhile."""
@@ -193,6 +213,10 @@ def _number(path: str) -> int:
 def _local(tensor: DTensor) -> Tensor:
     with torch.no_grad():  # else the result would belong to a graph
         return tensor.to_local()
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    return _local(tensor) if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _like(parameter: Tensor, slot: Slot) -> Tensor:

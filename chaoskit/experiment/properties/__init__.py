@@ -150,7 +150,7 @@ PROPERTIES: tuple[Property, ...] = (
         "A flipped bit of the state, or of what was received, is found and its rank is named.",
         progress.corruption,
         bound="state_hash_steps for the state; for what was received the same step (the next one if reduction is "
-        "fast); in sharded jobs nothing is compared",
+        "fast); in sharded jobs for what several ranks hold",
     ),
     Property(
         21,
@@ -276,7 +276,7 @@ LEFT_OUT: dict[int, str] = {
 }
 
 
-_NOT_COMPARED = "not compared, as the job is sharded: weights, optimizer state and gradients"
+_NOT_COMPARED = "not compared, as each rank alone holds its shard: weights, optimizer state and gradients"
 
 
 def check_properties(trace: Trace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
@@ -305,16 +305,16 @@ def _check(one: Property, problems: list[str]) -> Check:
     return Check(name=one.title, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
 
 
-def summary(found: Sequence[tuple[Property, Check]], *, sharded: bool = False) -> list[Check]:
+def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -> list[Check]:
     """For an outcome: each violated property of its own, and all that hold in one line.
 
     Args:
-        sharded: the line says what nothing has looked at in the run of a sharded job.
+        compared: some ranks hold the same part of the state. Else the line says what nothing has looked at.
     """
     own = [(one, check) for one, check in found if not one.shown_by]
     broken = [check for _, check in own if check.verdict != Verdict.PASSED]
     held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
-    detail = f"{len(held)} hold: {', '.join(held)}" + (f"; {_NOT_COMPARED}" if sharded else "")
+    detail = f"{len(held)} hold: {', '.join(held)}" + ("" if compared else f"; {_NOT_COMPARED}")
     return [*broken, Check(name="properties", verdict=Verdict.PASSED, detail=detail)]
 
 

@@ -75,6 +75,21 @@ class Trace:
             found[record["step"], record["generation"]].append(record)
         return found
 
+    def holders(self, worker: str, before_ns: int) -> int:
+        """Ranks that held what ``worker`` held of a sharded state, in the last step that it committed before then."""
+        mine = [record for record in self.of(Event.COMMIT) if record.source == worker and record.t_ns < before_ns]
+        if not mine:
+            return 0
+        last = mine[-1]
+        return sum(one["piece"] == last["piece"] for one in self.commits[last["step"], last["generation"]])
+
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether some ranks held the same part of the state: all of it, where the job is not sharded."""
+        if not self.config.job.sharded:
+            return True
+        return any(len({one["piece"] for one in commits}) < len(commits) for commits in self.commits.values())
+
     def confirmed(self, *kinds: str) -> list[Injection]:
         """The faults of these kinds that took effect."""
         struck = [one for one in self.run.injections if one.fault.kind in kinds and not one.missed]

@@ -179,7 +179,8 @@ def corruption(trace: Trace) -> Finding:
     found, seen = [], False
     last = max(trace.history.steps, default=-1)
     for strike in trace.confirmed("BitFlip"):
-        target, within = _target(strike), _promised_steps(trace, str(getattr(strike.fault, "where", "")))
+        target = _target(strike)
+        within = _promised_steps(trace, target, str(getattr(strike.fault, "where", "")))
         if within is None or target.step + within > last:
             continue
         seen = True
@@ -191,7 +192,7 @@ def corruption(trace: Trace) -> Finding:
             if target.worker in (record["worker"], *record["sources"])
             and target.step <= record["step"] <= target.step + within
         ]
-        if not named:
+        if not named and not _was_restored(trace, target, target.step + within):
             found.append(f"{strike.fault} was not found by step {target.step + within}")
     return found if seen else None
 
@@ -202,14 +203,22 @@ def _finished_ns(trace: Trace, step: int) -> int:
     return max(record.t_ns for record in found.finishers) if found else trace.end_ns
 
 
-def _promised_steps(trace: Trace, where: str) -> int | None:
+def _was_restored(trace: Trace, target: Struck, step: int) -> bool:
+    """Whether the rank took its piece from a copy before ``step`` was over, which may not have had the flip."""
+    entered = [record.t_ns for record in trace.of(Event.ENTERED) if record.source == target.worker]
+    return any(target.injected_ns < t_ns <= _finished_ns(trace, step) for t_ns in entered)
+
+
+def _promised_steps(trace: Trace, target: Struck, where: str) -> int | None:
     config = trace.config
-    if config.nodes < 2 or config.job.sharded:
-        return None  # no rank has a second copy to compare with, or none compares it
+    if config.nodes < 2:
+        return None  # no rank has a second copy to compare with
+    if config.job.sharded and trace.holders(target.worker, target.injected_ns) < 2:
+        return None
     if where in ("weight", "optimizer") and config.state_hash_steps:
         return config.state_hash_steps
     if where == "received" and config.hash_every == 1:
-        return 0 if config.reduction == "exact" else 1
+        return 0 if config.reduction == "exact" or config.job.sharded else 1
     return None
 
 
