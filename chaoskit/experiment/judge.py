@@ -8,7 +8,7 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
-from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
+from chaoskit.experiment.comparison import compare
 from chaoskit.experiment.findings import (
     check,
     environment,
@@ -24,8 +24,7 @@ from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Ou
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
-from chaoskit.experiment.reference import NAME as REFERENCE
-from chaoskit.experiment.reference import Reference, check_reference
+from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
 from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds, widest_interval
@@ -58,24 +57,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         _samples(ledger, history, twin),
         _false_alarms([alarm_in_words(alarm) for alarm in alarms]),
     ]
-    if twin is not None:
-        checks.append(_losses(history, twin, reduction))
-        checks.append(_weights(digests, twin, reduction))
-    not_applied: dict[str, str] = {}
-    if final := ending(run.records):
-        checks.append(check_finite(final))
-        if twin is not None and reduction == "exact":
-            checks.append(check_equal(final, twin.ending))
-        elif twin is not None:
-            not_applied[EQUAL] = "sums may be formed in another order"
-    if reference is not None:
-        if reference.is_there:
-            checks.append(check_reference(history.losses(), reference))
-        elif run.experiment.reference == "required":
-            checks.append(Check(name=REFERENCE, verdict=Verdict.UNKNOWN, detail=reference.reason))
-        else:
-            not_applied[REFERENCE] = reference.reason
-    checks += _runs_compared(run, twin, reference)
+    compared = compare(run, history, digests, twin, reference, reduction)
+    checks += compared.checks
     if run.harness_lost:
         checks.append(harness_lost())
     trace = Trace(run, history, recoveries)
@@ -102,7 +85,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         exposures=exposures(timeline.windows, run.injections, run.started_ns),
         copies=widest_interval(run.records),
         checks=checks,
-        not_applied=not_applied,
+        not_applied=compared.not_applied,
         ledger=ledger,
         lost_steps=history.repeated_steps(),
         false_alarms=len(alarms),
@@ -230,46 +213,3 @@ def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
 
 def _false_alarms(alarms: list[str]) -> Check:
     return check("no false alarm", alarms, "every detection belongs to a fault")
-
-
-def _losses(history: History, twin: Twin, reduction: str) -> Check:
-    name, losses = "losses equal the twin's", history.losses()
-    if reduction == "exact":
-        wrong = [
-            step for step, pair in enumerate(zip(losses, twin.losses, strict=False)) if repr(pair[0]) != repr(pair[1])
-        ]
-        if len(losses) != len(twin.losses):
-            wrong.append(min(len(losses), len(twin.losses)))
-        problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
-        return check(name, problems, f"{len(losses)} losses, bit for bit")
-    return check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
-
-
-def _runs_compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:
-    """An error for each run that is compared with itself."""
-    others = {"twin": twin.run_id if twin else "", "reference": reference.run_id if reference else ""}
-    return [
-        Check(name=f"the {name} is another run", verdict=Verdict.ERROR, detail=f"both have the run id {run_id}")
-        for name, run_id in others.items()
-        if run_id and run_id == run.run_id
-    ]
-
-
-_FLOAT32_DRIFT = 1e-5  # largest relative difference that another order of float32 sums explains over short runs
-
-
-def _drift(losses: list[float | None], twin: Twin) -> list[str]:
-    for step, (mine, theirs) in enumerate(zip(losses, twin.losses, strict=False)):
-        if (mine is None) != (theirs is None):
-            return [f"step {step}: skipped in one run only"]
-        if mine is not None and theirs is not None and not abs(mine - theirs) <= _FLOAT32_DRIFT * max(1.0, abs(theirs)):
-            return [f"step {step}: {mine!r} instead of {theirs!r}"]
-    return [] if len(losses) == len(twin.losses) else [f"{len(losses)} steps instead of {len(twin.losses)}"]
-
-
-def _weights(digests: set[str], twin: Twin, reduction: str) -> Check:
-    name = "final weights equal the twin's"
-    if reduction != "exact":
-        return Check(name=name, verdict=Verdict.PASSED, detail="not claimed: sums may be formed in another order")
-    problems = [] if digests == {twin.weights_digest} else ["SHA-256 of the weights differs"]
-    return check(name, problems, f"SHA-256 {twin.weights_digest[:16]}")
