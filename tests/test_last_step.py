@@ -264,12 +264,22 @@ def test_a_node_that_stores_is_waited_for_until_the_deadline(tmp_path: Path) -> 
     assert [one.answers for one in node.told] == [True]
 
 
+@contextlib.contextmanager
+def disk_that_hangs(directory: Path, undo: Path) -> Iterator[None]:
+    """A request that is under way when the disk's process ends keeps the mount: it is taken away by hand."""
+    try:
+        with contextlib.closing(Disk(directory, [], UndoLog(undo))) as disk:
+            disk.impose(Slow(delay_ms=3_600_000.0))
+            yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=False)
+
+
 @needs_fuse
 def test_a_disk_that_hangs_does_not_hold_up_the_deadline(tmp_path: Path) -> None:
     """The launcher asks the disk what is written so far; it does not answer."""
     node = StoringNode(tmp_path)
-    with node.living(), contextlib.closing(Disk(node.stored, [], UndoLog(tmp_path / "undo"))) as disk:
-        disk.impose(Slow(delay_ms=3_600_000.0))
+    with node.living(), disk_that_hangs(node.stored, tmp_path / "undo"):
         assert node.awaited(1.5) == "it was not stored before the deadline of the run"
     assert [one.answers for one in node.told] == [False]
 
@@ -278,8 +288,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_deadline(tmp_path: Path) -> None
 def test_a_disk_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None:
     """A launch has no deadline, and a node whose disk hangs may never end."""
     node = StoringNode(tmp_path)
-    with node.living(), contextlib.closing(Disk(node.stored, [], UndoLog(tmp_path / "undo"))) as disk:
-        disk.impose(Slow(delay_ms=3_600_000.0))
+    with node.living(), disk_that_hangs(node.stored, tmp_path / "undo"):
         assert node.awaited(math.inf, patience_s=0.5) == "nothing of it was written for 0.5 s, and its node did not end"
     assert {one.answers for one in node.told} == {False}
 
