@@ -39,7 +39,8 @@ class Roll:
         self._over_s = math.inf  # when all members had committed the last step
         self._entered: set[str] = set()  # members that stand in the last generation
         self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
-        self._unsettled: dict[int, frozenset[str]] = {}  # generations since the last one that worked -> their members
+        #: Generations of which it is not known that they worked, while a holder may lack what was committed there.
+        self._unsettled: dict[int, frozenset[str]] = {}  # -> their members
         self._trained_in = 0  # of these, the newest one in which a rank is known to have committed a step
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
@@ -194,6 +195,12 @@ class Roll:
     def worked(self) -> int:
         """Number of the last generation in which all members have met, or of the first one."""
         return self._base.generation if self._base else 0
+
+    def may_have_worked(self, generation: int) -> bool:
+        """Whether it matters that some rank has committed a step in ``generation``, and is not known yet."""
+        if self._finished or generation not in self._unsettled:
+            return False
+        return generation == self.generation or (generation > self._trained_in and not self._config.job.sharded)
 
     @property
     def settled(self) -> bool:

@@ -141,6 +141,14 @@ class Staffing(Roll):
         later = {worker for worker, stood_in in self._stood_in.items() if stood_in > generation}
         self._holders = {worker for worker in self._hosts if worker in members} | (self._holders & later)
 
+    def _forget_outlived(self) -> None:
+        """The last generation has worked. Those before it count while a holder may not have stood in a later one.
+
+        It has what it had as a member of an earlier one, until it has taken over what the others committed without it.
+        """
+        oldest = min((self._stood_in.get(worker, 0) for worker in self._holders), default=self.generation)
+        self._unsettled = {one: members for one, members in self._unsettled.items() if oldest < one < self.generation}
+
     def _doubt(self, workers: list[str]) -> None:
         """These are lost, and cannot say any more whether the first generation settled: the others may have trained.
 
