@@ -641,6 +641,7 @@ KEPT_MISTAKES: dict[Callable[[], Seams], str] = {
     copies_too_rarely: "more than k=",
     counts_untorn_losses: "the judge counts",
     forgets_torn_ranks: "the judge counts",
+    gives_up_too_soon: "the state is there|goes back to step",
 }
 
 
