@@ -301,8 +301,20 @@ def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_
     job = Job("abc")
     job.resize(2, "c")
     job.tell(Evicted("b"))
-    assert job.machine.keepers == {"a", "c"}
     job.tell(Settled(2))
+    actions = job.tell(NodeLost("a"))
+    assert [action.node for action in actions if isinstance(action, Recall)] == ["b", "c"]
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_state_over(settles: bool) -> None:
+    """Also as a member again: the others may have trained without it, though no node has told of that."""
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(NodeLost("b"))
+    assert job.world == ("a.0", "c.0")
+    if settles:
+        job.settle()
     assert job.machine.keepers == {"a"}
     job.tell(Healed("c.0", 3))
     assert job.machine.keepers == {"a", "c"}

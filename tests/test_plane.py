@@ -190,11 +190,12 @@ def test_a_rank_shows_that_a_generation_had_formed_after_the_next_one_was_planne
     bench.hear(messages.GroupBroken("a.0", 2, "a connection ended"))
     bench.go_on(0.3, *NODES)
     membership = bench.plane.membership
-    assert (membership.generation, membership.members, membership.keepers) == (3, WORKERS, {"a", "b"})
+    assert (membership.generation, membership.members) == (3, WORKERS)
     bench.hear(trained("a.0", 2), trained("a.0", 2))
-    assert membership.keepers == {"a"}
     settled = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.SETTLED]
     assert settled == [{"generation": 1}, {"generation": 2}]
+    sent = bench.do(bench.plane.detach("a", "its agent has ended", bench.now_s, dead=True))
+    assert [node for node, message in sent if isinstance(message, Recall)] == ["b"]
 
 
 def rule_fired(worker: str, **changes: Any) -> RuleFired:

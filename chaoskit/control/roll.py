@@ -178,13 +178,21 @@ class Roll:
     def keepers(self) -> frozenset[str]:
         """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
 
-        Not of those who leave, while a member has it: the members can train on without them. Without any it is every
+        Not of those that leave, while a member has it: the members can train on without them. For the same reason not
+        of one that was to leave, and is a member again, before it has taken the state over. Without any it is every
         node: each may have a copy of it.
         """
-        workers = self._holders.intersection(self.members) or self._holders or self.crew
+        members = self._holders.intersection(self.members)
+        level = {worker for worker in members if not self._may_be_behind(worker)}
+        workers = level or members or self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
+
+    def _may_be_behind(self, worker: str) -> bool:
+        """Whether others may have committed steps without ``worker`` since it is known to have had the state."""
+        stood_in = self._stood_in.get(worker, 0)
+        return any(one > stood_in and worker not in members for one, members in self._unsettled.items())
 
     @property
     def fingerprint(self) -> str:
