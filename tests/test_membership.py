@@ -625,6 +625,21 @@ def test_an_answer_that_never_comes_ends_the_job() -> None:
     assert cluster.finish.reason.endswith("no node a complete copy")
 
 
+def test_the_node_of_a_rank_that_is_lost_while_copies_are_restored_is_asked_again() -> None:
+    """The rank may have restored one and trained, and its word of that was not heard: then its state is the newest."""
+    cluster = orphaned(a=3)
+    cluster.answer()
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+    assert cluster.asked == []
+    cluster.kept["b"] = 5
+    cluster.lose("b.1")
+    assert cluster.asked == ["b"]
+    cluster.answer()
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["b", "a"]
+
+
 def test_a_spare_begins_alone_and_replacements_are_gathered() -> None:
     cluster = running(nodes=2, spares=1)
     cluster.kept = {"a": 4}
@@ -668,6 +683,7 @@ def test_a_corrupt_copy_is_never_taken_again() -> None:
     cluster.become_ready()
     cluster.tell(SourceFailed(snapshot("b", 4), True))
     cluster.lose(*cluster.members())
+    cluster.answer()
     cluster.become_ready()
     assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
     cluster.build()
