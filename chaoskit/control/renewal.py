@@ -62,7 +62,7 @@ class Renewal(Succession):
             return False
         if revival.awaits_reach:
             return revival.is_due(now_s)
-        if revival.snapshots:
+        if revival.snapshots or (not self._growing and self._may_begin_anew()):
             return not self._awaits_workers(now_s)
         return self._growing or revival.bare_s(now_s) < self._limits.healing_s
 

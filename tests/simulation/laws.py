@@ -339,7 +339,7 @@ class Laws:
         elif "record was lost" in reason:
             self.require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            self.require(self._may_be_lost(), f"the state is there: {reason}")
+            self.require(self._may_be_lost() or self._all_hang(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "in a row" in reason:
