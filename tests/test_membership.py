@@ -604,6 +604,42 @@ def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
     assert [one.node for one in cluster.plans[-1].restore] == ["a"]
 
 
+def test_the_job_is_not_lost_while_a_node_owes_an_answer() -> None:
+    """It may be slow, or read a large state; it is lost if it is silent for too long."""
+    cluster = orphaned(a=3)
+    cluster.become_ready()
+    cluster.answer("b", "c")
+    cluster.now_s += 10 * LIMITS.recall_s
+    cluster.tell(Tick())
+    assert not cluster.finish
+    cluster.answer("a")
+    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+
+
+def test_an_answer_that_never_comes_ends_the_job() -> None:
+    cluster = orphaned(a=3)
+    cluster.answer("b", "c")
+    cluster.now_s += 1.01 * cluster.config.startup_s
+    cluster.tell(Tick())
+    assert cluster.finish
+    assert cluster.finish.reason.endswith("no node a complete copy")
+
+
+def test_the_node_of_a_rank_that_is_lost_while_copies_are_restored_is_asked_again() -> None:
+    """The rank may have restored one and trained, and its word of that was not heard: then its state is the newest."""
+    cluster = orphaned(a=3)
+    cluster.answer()
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+    assert cluster.asked == []
+    cluster.kept["b"] = 5
+    cluster.lose("b.1")
+    assert cluster.asked == ["b"]
+    cluster.answer()
+    cluster.become_ready()
+    assert [one.node for one in cluster.plans[-1].restore] == ["b", "a"]
+
+
 def test_a_spare_begins_alone_and_replacements_are_gathered() -> None:
     cluster = running(nodes=2, spares=1)
     cluster.kept = {"a": 4}
@@ -647,6 +683,7 @@ def test_a_corrupt_copy_is_never_taken_again() -> None:
     cluster.become_ready()
     cluster.tell(SourceFailed(snapshot("b", 4), True))
     cluster.lose(*cluster.members())
+    cluster.answer()
     cluster.become_ready()
     assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
     cluster.build()

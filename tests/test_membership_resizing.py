@@ -285,6 +285,41 @@ def test_a_departing_rank_that_took_the_state_over_again_has_it() -> None:
     assert (job.plan.generation, job.world) == (4, ("c.0",))
 
 
+def test_a_departing_rank_is_behind_until_it_has_taken_the_state_over() -> None:
+    """A generation with it that has formed is not enough: it has yet to copy the steps of the time without it."""
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(Evicted("b"))
+    job.settle()
+    assert job.world == ("a.0", "c.0")
+    actions = job.tell(WorkerLost("a.0", trained_in=2))
+    assert [action.node for action in actions if isinstance(action, Recall)] == ["a", "b", "c"]
+
+
+def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_without_it() -> None:
+    """The word of it may come after the next plan, and the rank that gave it may then be lost unheard."""
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(Evicted("b"))
+    job.tell(Settled(2))
+    actions = job.tell(NodeLost("a"))
+    assert [action.node for action in actions if isinstance(action, Recall)] == ["b", "c"]
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_state_over(settles: bool) -> None:
+    """Also as a member again: the others may have trained without it, though no node has told of that."""
+    job = Job("abc")
+    job.resize(2, "c")
+    job.tell(NodeLost("b"))
+    assert job.world == ("a.0", "c.0")
+    if settles:
+        job.settle()
+    assert job.machine.keepers == {"a"}
+    job.tell(Healed("c.0", 3))
+    assert job.machine.keepers == {"a", "c"}
+
+
 def test_a_leaver_that_is_lost_before_the_others_have_met_is_a_loss() -> None:
     """Nobody knows whether it has committed what the others have not."""
     job = Job()

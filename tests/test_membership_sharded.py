@@ -279,6 +279,19 @@ def test_a_first_generation_without_copies_begins_anew() -> None:
     assert len(job.plans) == 2, "one new beginning is enough"
 
 
+def test_ranks_that_trained_on_while_a_replacement_was_awaited_do_not_begin_anew() -> None:
+    """That no node had a copy was said before the wait."""
+    job = Job(replacement_s=3.0)
+    job.tell(WorkerLost("b.0"))
+    while job.now_s < LIMITS.healing_s + 0.5:
+        job.answer(committed=0, a=[piece("a", 0, 0)])
+        job.wait(0.1)
+    job.wait(1.0)
+    job.answer(committed=5, a=[piece("a", 0, 5)])
+    job.wait(0.5)
+    assert len(job.plans) == 1
+
+
 def test_who_has_trained_never_begins_anew() -> None:
     job = Job(replacement_s=0.0)
     job.tell(WorkerLost("b.0"))

@@ -153,6 +153,51 @@ def test_a_lost_rank_tells_that_its_generation_had_trained(said_by: str) -> None
     assert plans(bench.hear(ready("a.1"), ready("b.1"))) == []
 
 
+def trained(worker: str, generation: int) -> Heartbeat:
+    """A node shows that its rank has committed a step in a generation."""
+    beat = messages.Beat(
+        worker=worker,
+        generation=generation,
+        rank=0,
+        step=1,
+        phase=Phase.FORWARD,
+        age_ms=1.0,
+        starved_ms=0.0,
+        commits=1,
+        loss=0.0,
+        trained_in=generation,
+    )
+    return Heartbeat(worker[0], (beat,))
+
+
+def test_a_rank_that_trains_shows_that_its_generation_has_formed() -> None:
+    """The agent of another member may be slow, so that its word of it has yet to come."""
+    bench = Bench()
+    bench.attach(hello("a"), hello("b"))
+    bench.hear(*map(ready, WORKERS), Formed("a.0", 1))
+    assert not bench.plane.membership.settled
+    bench.hear(trained("a.0", 1))
+    assert bench.plane.membership.settled
+    bench.hear(trained("a.0", 1), Formed("b.0", 1))
+    assert [one.event for one in bench.outputs if isinstance(one, Note)].count(Event.SETTLED) == 1
+
+
+def test_a_rank_shows_that_a_generation_had_formed_after_the_next_one_was_planned() -> None:
+    """Then a rank that was to leave, and is a member again, lacks at least one step."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
+    bench.hear(messages.ScaleTo("r", 1, ""))
+    bench.hear(messages.GroupBroken("a.0", 2, "a connection ended"))
+    bench.go_on(0.3, *NODES)
+    membership = bench.plane.membership
+    assert (membership.generation, membership.members) == (3, WORKERS)
+    bench.hear(trained("a.0", 2), trained("a.0", 2))
+    settled = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.SETTLED]
+    assert settled == [{"generation": 1}, {"generation": 2}]
+    sent = bench.do(bench.plane.detach("a", "its agent has ended", bench.now_s, dead=True))
+    assert [node for node, message in sent if isinstance(message, Recall)] == ["b"]
+
+
 def rule_fired(worker: str, **changes: Any) -> RuleFired:
     values: dict[str, Any] = {"rank": 0, "generation": 1, "since_step": 3, "step": 3, "rule": "loss"}
     values |= {"verdict": "hanging", "action": "restart-process", "reason": "no match for 9 s", "matched": True}

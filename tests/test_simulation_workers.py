@@ -68,7 +68,7 @@ def ends_the_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: The seed of a history that has noticed the mistake, which is tried first, and the law that is broken.
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
-    waits_in_a_broken_generation: (101, "not over|is well and was given up"),
+    waits_in_a_broken_generation: (184, "not over|is well and was given up"),
     commits_after_its_report: (429, "took step|wrong state|other states|committed in generations|the state is there"),
     reports_a_step_that_changes: (429, "took step|wrong state|other states|goes back to step|the state is there"),
     trains_behind_the_others: (141, "goes back to step|wrong state|other states|not over"),
@@ -99,7 +99,7 @@ def overwrites_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_of_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the newest complete copy is overwritten, some history of a sharded job loses its state."""
     overwrites_what_is_kept(monkeypatch)
-    notice(2536, "every replica was lost|is stored|goes on unseen", "sharded")
+    notice(727, "every replica was lost|is stored|goes on unseen", "sharded")
 
 
 def notice(first: int, law: str, kind: str) -> None:

@@ -86,7 +86,10 @@ class WorkerLost(Event, frozen=True):
 
 
 class Settled(Event, frozen=True):
-    """Every member of ``generation`` has built its group. Comes before any of them commits a step in it."""
+    """Every member of ``generation`` has built its group. They do so before any of them commits a step in it.
+
+    That a step was committed may be known first, and of a generation that is over: then its members had the state.
+    """
 
     generation: int
 

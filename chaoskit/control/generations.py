@@ -45,16 +45,14 @@ class Generations(Sizing):
         return self._settle(generation, now_s)
 
     def _note_trained(self, generation: int, now_s: float) -> list[Output]:
-        """A rank that is lost committed a step in ``generation``: all its members had built the group.
+        """A rank committed a step in ``generation``: all its members had built the group.
 
-        Those that are lost, too, cannot say so any more.
+        Those that are lost cannot say so any more, and those whose agents are slow cannot say so yet.
         """
-        if generation != self._membership.generation or self._settled == generation or self._membership.settled:
-            return []
-        return self._settle(generation, now_s)
+        return self._settle(generation, now_s) if self._membership.may_have_worked(generation) else []
 
     def _settle(self, generation: int, now_s: float) -> list[Output]:
-        self._settled = generation
+        self._settled = max(self._settled, generation)
         settled = events.Settled(generation)
         return [*note_of_event(settled, now_s), *self._advance(settled, now_s)]
 

@@ -189,13 +189,14 @@ class Hearing(Inheritance):
             return heard  # it waits for the others
         self._contact.beat(heartbeat.node, now_s)
         live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
+        settled = [output for beat in live for output in self._note_trained(beat.trained_in, now_s)]
         self._watch.hear(live, now_s)
         self._workload.hear(live)
         for beat in live:
             self._timetable.saw(beat.step, beat.generation, now_s)
         self._beats_are_fresh = True
         started = self._start(self._deferral.observe(heartbeat.beats, now_s), now_s)
-        return [*heard, *started, *self._look_at_clocks(heartbeat, now_s)]
+        return [*heard, *settled, *started, *self._look_at_clocks(heartbeat, now_s)]
 
     def _answer_beat(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
         """Prolong the lease of a node, with each second heartbeat: each answer wakes its agent up."""

@@ -192,10 +192,12 @@ class Membership(Renewal):
                 leavers = self.crew[len(self.members) :]
                 self._trained = self._settled = True
                 self._base = self._plan
-                self._unsettled.clear()
+                self._forget_outlived()
                 # where all scripts return at this step, those that leave may still save what they have
                 self._parting = leavers if self._are_done else ()
                 return [] if self._parting else self._lose(list(leavers), "left", now_s)
+            case Settled(generation):
+                self._note_trained(generation)
             case Stalled(generation):
                 self._stalled_generation = generation
                 if self._config.job.sharded:

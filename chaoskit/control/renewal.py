@@ -62,7 +62,7 @@ class Renewal(Succession):
             return False
         if revival.awaits_reach:
             return revival.is_due(now_s)
-        if revival.snapshots:
+        if revival.snapshots or (not self._growing and self._may_begin_anew()):
             return not self._awaits_workers(now_s)
         return self._growing or revival.bare_s(now_s) < self._limits.healing_s
 
@@ -88,8 +88,8 @@ class Renewal(Succession):
                 return None  # a node that comes back sees what is stored
             if self._growing:
                 return None  # they train on, and are asked again
-            if self._config.job.sharded and not revival.has_heard(self._nodes):
-                return None  # who is silent for too long is lost
+            if not revival.has_heard(self._nodes) and (self._config.job.sharded or not self._is_fruitless(now_s)):
+                return None  # to read a large state takes time; a node that is silent for too long is lost
             if revival.awaits_reach and not self._is_fruitless(now_s):
                 return None
             if any(now_s < until_s for until_s in self._silent.values()):

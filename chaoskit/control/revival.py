@@ -142,6 +142,11 @@ class Revival:
         self._told_s, self._snapshots, self._resting, self._committed = {}, [], [], 0
         self._withheld = False
 
+    def ask_anew(self, node: str) -> None:
+        """What ``node`` has said may not hold any more: a worker there has ended that was to restore a copy."""
+        self._told_s.pop(node, None)
+        self._forget(node)
+
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""
         self.ask_again()

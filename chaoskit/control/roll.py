@@ -39,7 +39,8 @@ class Roll:
         self._over_s = math.inf  # when all members had committed the last step
         self._entered: set[str] = set()  # members that stand in the last generation
         self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
-        self._unsettled: dict[int, frozenset[str]] = {}  # generations since the last one that worked -> their members
+        #: Generations of which it is not known that they worked, while a holder may lack what was committed there.
+        self._unsettled: dict[int, frozenset[str]] = {}  # -> their members
         self._trained_in = 0  # of these, the newest one in which a rank is known to have committed a step
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
@@ -177,13 +178,21 @@ class Roll:
     def keepers(self) -> frozenset[str]:
         """Nodes of the live workers that have the state of the training, or may have it by now and cannot say so.
 
-        Not of those who leave, while a member has it: the members can train on without them. Without any it is every
+        Not of those that leave, while a member has it: the members can train on without them. For the same reason not
+        of one that was to leave, and is a member again, before it has taken the state over. Without any it is every
         node: each may have a copy of it.
         """
-        workers = self._holders.intersection(self.members) or self._holders or self.crew
+        members = self._holders.intersection(self.members)
+        level = {worker for worker in members if not self._may_be_behind(worker)}
+        workers = level or members or self._holders or self.crew
         if not workers and self._trained:
             return frozenset(self._nodes)
         return frozenset(self._hosts[worker] for worker in workers)
+
+    def _may_be_behind(self, worker: str) -> bool:
+        """Whether others may have committed steps without ``worker`` since it is known to have had the state."""
+        stood_in = self._stood_in.get(worker, 0)
+        return any(one > stood_in and worker not in members for one, members in self._unsettled.items())
 
     @property
     def fingerprint(self) -> str:
@@ -194,6 +203,12 @@ class Roll:
     def worked(self) -> int:
         """Number of the last generation in which all members have met, or of the first one."""
         return self._base.generation if self._base else 0
+
+    def may_have_worked(self, generation: int) -> bool:
+        """Whether it matters that some rank has committed a step in ``generation``, and is not known yet."""
+        if self._finished or generation not in self._unsettled:
+            return False
+        return generation == self.generation or (generation > self._trained_in and not self._config.job.sharded)
 
     @property
     def settled(self) -> bool:

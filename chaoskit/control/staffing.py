@@ -73,7 +73,9 @@ class Staffing(Roll):
 
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
-        for worker in workers:
+        for worker, node in zip(workers, nodes, strict=True):
+            if not self._config.job.sharded and self._plan is not None and self._plan.member(worker) is not None:
+                self._revival.ask_anew(node)  # it may have had the state, and leaves it there
             self._ready.pop(worker, None)
             self._begun_s.pop(worker, None)
             self._holders.discard(worker)
@@ -140,6 +142,14 @@ class Staffing(Roll):
         self._trained, self._trained_in = True, max(self._trained_in, generation)
         later = {worker for worker, stood_in in self._stood_in.items() if stood_in > generation}
         self._holders = {worker for worker in self._hosts if worker in members} | (self._holders & later)
+
+    def _forget_outlived(self) -> None:
+        """The last generation has worked. Those before it count while a holder may not have stood in a later one.
+
+        It has what it had as a member of an earlier one, until it has taken over what the others committed without it.
+        """
+        oldest = min((self._stood_in.get(worker, 0) for worker in self._holders), default=self.generation)
+        self._unsettled = {one: members for one, members in self._unsettled.items() if oldest < one < self.generation}
 
     def _doubt(self, workers: list[str]) -> None:
         """These are lost, and cannot say any more whether the first generation settled: the others may have trained.

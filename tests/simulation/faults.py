@@ -352,6 +352,8 @@ class Faults:
         """Everybody may be slow, the haven too: slow is not lost."""
         node = self._random.choice(list(self._world.agents))
         self._note(f"slow links of {node}")
+        if self._world.severed:  # it comes back later than the others
+            self._world.laws.excused_nodes.add(node)
         self._world.latency_s[node] = _SLOW_S
         line = self._world.agents[node].line
         if line is not None:

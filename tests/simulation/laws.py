@@ -215,7 +215,7 @@ class Laws:
             return  # ranks are not equally fast
         if members != {member.worker for member in plan.members} or before.generation not in self.settled:
             return
-        nodes = {member.node for member in before.members}
+        nodes = {one.node for one in (*before.members, *before.restore)}
         if self.excused & members or nodes & (self.excused_nodes | self.parted):
             return
         whole = self._world.mesh(before).whole
@@ -280,7 +280,9 @@ class Laws:
         self.require(shards == list(range(self.batch(mesh.size))), f"step {step} was made of {shards}")
         newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
         alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
-        alone |= not mesh.whole  # then nobody completes it: who has left spreads no segment of it
+        alone |= not mesh.whole  # then no rank completes it: one that has left spreads no segment of it
+        leases_s = [worker.agent.lease_until_s for worker in mesh.joined.values()]
+        alone |= self._world.engine.now_s > max(leases_s, default=0.0)  # then no rank commits it
         self.require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
         states = {brought.state for brought in one.brought.values()}
         alike = len(states) == 1 and self.is_known(*states, step)
@@ -337,9 +339,11 @@ class Laws:
         elif "record was lost" in reason:
             self.require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            self.require(self._may_be_lost(), f"the state is there: {reason}")
+            self.require(self._may_be_lost() or self._all_hang(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
+        elif "rank after rank hangs" in reason:  # each of those lost before was judged; the last one is not lost
+            self.require(bool(self.excused | self.excused_nodes), f"no rank hung, and no node was mute: {reason}")
         elif "in a row" in reason:
             self.require(bool(world.barren), f"no worker failed to start: {reason}")
         elif "start-up" in reason:

@@ -42,10 +42,15 @@ LOCAL_S = 0.0003
 class Charge:
     """``Charge``."""
 
-    __slots__ = ("lost", "process")
+    __slots__ = ("latched", "lost", "process")
 
     def __init__(self, process: Worker) -> None:
-        self.process, self.lost = process, False
+        self.process, self.lost, self.latched = process, False, False
+
+    @property
+    def lingers(self) -> bool:
+        """Whether some of its code may still run, although it counts as lost."""
+        return self.lost and not self.latched
 
 
 class Agent(Process):
@@ -56,9 +61,7 @@ class Agent(Process):
         self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
         self.facts = world.seams.facts()
         self.charges: dict[str, Charge] = {}
-        self.kept: Any = world.new_keeper(
-            self
-        )  # in a replicated job, nothing outlives its worker unless it is modelled
+        self.kept: Any = world.new_keeper(self)  # in a job of kind "replicated" nothing outlives its worker
         self.generation = 0
         self.term = 0
         self.over = False  # the job has ended here
@@ -234,6 +237,7 @@ class Agent(Process):
         charge = self.charges.get(worker.name)
         if charge is not None and charge.process is worker:
             self._lose(charge, "exited", "its life latch broke")
+            charge.latched = True
             self.kept.ended(worker.name)
             self.after(self.engine.uniform(0.0, 0.02), self._release, worker)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chaoskit.control import events
 from chaoskit.experiment.history import History
 from chaoskit.experiment.torn import TornWorld, lost_without_reason
 from chaoskit.journal import Record
@@ -42,6 +43,20 @@ class ReplicaLaws(Laws):
 
     def overtaken(self) -> None:
         self._overtaken = True
+
+    def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
+        super().remembered(coordinator, entries)
+        for entry in entries:
+            if isinstance(entry.event, events.NodeLost):
+                others = [node for node in coordinator.plane.membership.nodes if node != entry.event.node]
+                self.bereft |= self._newest_on([entry.event.node]) > self._newest_on(others) + 1
+
+    def _newest_on(self, nodes: list[str]) -> int:
+        """The newest step on these nodes: of workers, also of those that have ended unheard, and of what is kept."""
+        keepers = [self._world.agents[node].kept for node in nodes]
+        workers = [one for one in self._world.workers.values() if one.agent.kept in keepers and one.board.generation]
+        having = [one.step for one in workers if one.alive or (one.name not in one.agent.kept.buried and not one.torn)]
+        return max([*having, *(one.step for keeper in keepers for one in keeper.kept)], default=-1)
 
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         super()._published(coordinator, plan)
@@ -94,13 +109,20 @@ class ReplicaLaws(Laws):
         self.keepers.add(worker.agent.node)
 
     def _may_be_lost(self) -> bool:
-        there = any(agent.kept.kept for agent in self._world.agents.values() if agent.alive)
+        now_s = self._world.engine.now_s
+        agents = [agent for agent in self._world.agents.values() if agent.alive]
+        there = any(agent.kept.kept for agent in agents if not agent.frozen or now_s <= agent.lease_until_s)
         return not there or bool(self.excused)  # a rank that hangs in its restore holds up all others
 
     def judge(self, finished: bool) -> None:
         super().judge(finished)
         history = History(self.records)
         told = lost_without_reason(history, self._world.seams.torn_worlds(self.records))
-        due = lost_without_reason(history, self._worlds)
+        due = lost_without_reason(history, [one for one in self._worlds if self._is_told(one)])
         self.repeated = history.repeated_steps()
         self.require(told == due, f"the judge counts {told} lost steps, and not {due}")
+
+    def _is_told(self, torn: TornWorld) -> bool:
+        """Whether every keeper has heard how its worker ended: not from an agent that is stopped for good."""
+        workers = [self._world.workers[name] for name in self._torn[torn.generation]]
+        return all(worker.name in worker.agent.kept.buried for worker in workers)

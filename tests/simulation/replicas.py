@@ -1,7 +1,8 @@
 """The memory tier of a replicated job: what ended workers leave on their nodes, and copies by the real budget.
 
-Stands for ``control/keeper.py``, with the real :class:`CopyBudget`. A copy takes time, in which its source may go on;
-then it is none. What workers leave is whole unless they ended while they wrote it.
+Stands for ``control/keeper.py``, with the real :class:`CopyBudget`, in a process beside the agent's: an agent that
+stands still delays its orders, and no copy. A copy takes time, in which its source may go on; then it is none. What
+workers leave is whole unless they ended while they wrote it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from chaoskit.control.keeper import keepers
 from chaoskit.messages import Endpoint, Healed, Plan, Recall, Sealed, Snapshot, SourceFailed
 from chaoskit.runtime.restore import Source, sources
 from chaoskit.vocabulary import Event, Phase
-from simulation.engine import Wish, until
+from simulation.engine import Process, Wish, until
 from simulation.regroup import Formation, LeaseOver
-from simulation.worker import PeerLost, Worker, advance
+from simulation.worker import SILENT_S, PeerLost, Worker, advance
 
 if TYPE_CHECKING:
     from simulation.laws import Laws
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 COPY_WAIT_S, DUE_COPY_WAIT_S = 0.02, 0.5
 #: So long a rank stands in its update until all that shall end there have come.
 DOOM_S = 0.2
+#: ``agent._BURIAL_S``
+BURIAL_S = 1.0
 _LOCAL_S = 0.0003
 
 
@@ -46,16 +49,23 @@ class Kept:
         return self.step, self.generation
 
 
-class ReplicaKeeper:
-    """``Keeper``."""
+class ReplicaKeeper(Process):
+    """``Keeper``, and the orders that its agent gives it: these come in their order.
+
+    Attributes:
+        buried: workers of whose end it has heard.
+    """
 
     def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.engine, f"keeper of {agent.name}")
+        agent.ends.append(self.kill)
         self._agent, self._world = agent, agent.world
         self.budget: CopyBudget = agent.world.seams.budget()
         self.source = ""
         self.copy: Kept | None = None
         self._former: Kept | None = None  # in the other slot, where it can still be read
         self.left: Kept | None = None
+        self.buried: set[str] = set()
         self._plan: Plan | None = None
         self._told_interval = 0, 0
         self._busy = self._rung = False
@@ -66,10 +76,31 @@ class ReplicaKeeper:
         """All that can be offered."""
         return [one for one in (self.copy, self.left) if one is not None]
 
-    # -- copies ---------------------------------------------------------------------------------------------------
+    # -- orders ---------------------------------------------------------------------------------------------------
 
     def follow(self, plan: Plan) -> None:
-        """``_follow``."""
+        """The agent has heard of a membership."""
+        self.after(_LOCAL_S, self._follow, plan)
+
+    def ended(self, name: str) -> None:
+        """The agent has seen the end of a worker."""
+        self.after(_LOCAL_S, self._ended, name)
+
+    def went_on(self, step: int) -> None:
+        """A live worker of this node has committed ``step`` steps."""
+        self.after(_LOCAL_S, self._forget_older, step)
+
+    def recall(self, order: Recall, until_s: float | None = None) -> None:
+        """``Agent._recall``: once those that may still write to their states are gone."""
+        until_s = self.engine.now_s + BURIAL_S if until_s is None else until_s
+        if any(charge.lingers for charge in self._agent.charges.values()) and self.engine.now_s < until_s:
+            self._agent.after(0.001, self.recall, order, until_s)
+        else:
+            self.after(_LOCAL_S, self._recall, order)
+
+    # -- copies ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, plan: Plan) -> None:
         if self._plan is not None and plan.generation <= self._plan.generation:
             return  # it is only said again
         self._plan, self._told_interval = plan, (0, 0)
@@ -80,28 +111,31 @@ class ReplicaKeeper:
             worker = self._of_source()
             worker.due = 0
             if worker.state_generation == plan.generation:
-                self.rang(worker)
+                self._rang(worker)
 
     def _of_source(self) -> ReplicaWorker:
         worker = self._world.workers[self.source]
         assert isinstance(worker, ReplicaWorker)
         return worker
 
-    def rang(self, worker: ReplicaWorker) -> None:
-        """The bell of a worker: it has a new state."""
+    def ring(self, worker: ReplicaWorker) -> None:
+        """A worker has a new state."""
+        self.after(_LOCAL_S, self._rang, worker)
+
+    def _rang(self, worker: ReplicaWorker) -> None:
         if worker.name != self.source:
             return
         if self._busy:
             self._rung = True
-        elif not self.budget.wants(worker.step, worker.state_generation, self._world.engine.now_s):
+        elif not self.budget.wants(worker.step, worker.state_generation, self.engine.now_s):
             self._answer(worker)
         elif self.copy is not None and (self.copy.worker, self.copy.step) == (worker.name, worker.step):
             self._made(worker, worker.step, None)
         else:
             self._busy = True
             state = Kept(worker.name, worker.step, worker.state_generation, worker.state)
-            took_s = self._world.engine.uniform(0.001, 0.01)
-            self._agent.after(took_s, self._finish, worker, state, worker.writes, took_s, self._plan)
+            took_s = self.engine.uniform(0.001, 0.01)
+            self.after(took_s, self._finish, worker, state, worker.writes, took_s, self._plan)
 
     def _finish(self, worker: ReplicaWorker, state: Kept, writes: int, took_s: float, plan: Plan) -> None:
         self._busy = False
@@ -118,7 +152,7 @@ class ReplicaKeeper:
             self._answer(worker)
         if self._rung and self.source:
             self._rung = False
-            self.rang(self._of_source())
+            self._rang(self._of_source())
 
     def _made(self, worker: ReplicaWorker, step: int, took_s: float | None) -> None:
         self.budget.copied(step, took_s and took_s * self._world.copy_cost)
@@ -143,13 +177,13 @@ class ReplicaKeeper:
 
     # -- what outlives a worker -----------------------------------------------------------------------------------
 
-    def ended(self, name: str) -> None:
-        """``_ended``."""
+    def _ended(self, name: str) -> None:
         worker = self._world.workers.get(name)
+        self.buried.add(name)
         self.source = "" if name == self.source else self.source
         if not isinstance(worker, ReplicaWorker) or not worker.state_generation:
             return
-        if worker.writes % 2:
+        if worker.torn:
             if worker.state_generation == worker.board.generation:
                 fields = {"worker": name, "step": worker.board.step, "generation": worker.state_generation}
                 self._laws.write(Event.TORN, self._agent.node, **fields)
@@ -158,13 +192,11 @@ class ReplicaKeeper:
         if self.left is None or self.left.age <= left.age:
             self.left = left
 
-    def went_on(self, step: int) -> None:
-        """``_forget_older``."""
+    def _forget_older(self, step: int) -> None:
         if self.left is not None and self.left.step < step:
             self.left = None
 
-    def recall(self, order: Recall) -> None:
-        """``_recall``."""
+    def _recall(self, order: Recall) -> None:
         offers = tuple(self._offer(one) for one in self.kept)
         self._agent.after(_LOCAL_S, self._agent.tell, Sealed(self._agent.node, offers, order.number))
 
@@ -225,6 +257,11 @@ class ReplicaWorker(Worker):
         super().__init__(world, agent, name)
         self.ends.append(lambda: world.laws.ended(self))
 
+    @property
+    def torn(self) -> bool:
+        """Whether its state is just written; of one that has ended, whether that broke off."""
+        return bool(self.writes % 2)
+
     def _stand_in(self, formation: Formation) -> None:
         self.state_generation = formation.plan.generation
         self._ring()
@@ -232,7 +269,7 @@ class ReplicaWorker(Worker):
             self.send(Healed(self.name, formation.plan.generation))
 
     def _ring(self) -> None:
-        self.agent.after(_LOCAL_S, self.agent.kept.rang, self)
+        self.agent.kept.ring(self)
 
     def _sources(self, formation: Formation) -> list[Source]:
         return sources(formation)
@@ -257,8 +294,10 @@ class ReplicaWorker(Worker):
     def _read(self, snapshot: Snapshot) -> Generator[Wish, None, None]:
         self._work = {}
         yield self.engine.uniform(0.002, 0.06)
-        agent = self.world.agents[snapshot.node]
-        kept = agent.kept.read(snapshot) if agent.alive else None
+        keeper = self.world.agents[snapshot.node].kept
+        if keeper.frozen:
+            yield from until(self, lambda: not keeper.frozen, SILENT_S)
+        kept = keeper.read(snapshot) if keeper.alive and not keeper.frozen else None
         if kept is None:
             self.send(SourceFailed(self.name, snapshot, False, "gone"))
             raise PeerLost(snapshot.node)

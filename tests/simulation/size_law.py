@@ -68,11 +68,18 @@ class SizeLaw:
         if world.engine.now_s < since_s + SETTLING_S:
             world.engine.after(_LOOK_S, self.watch, faults)
             return
-        if not world.coordinator.plane.membership.settled:  # the patience of the history is for that
+        if self._is_being_repaired:  # the patience of the history is for that
             world.engine.after(_LOOK_S, self.watch, faults)
             return
         self._look()
         world.steps = world.laws.high + _LAST_STEPS
+
+    @property
+    def _is_being_repaired(self) -> bool:
+        """Whether a new world forms, or a rank has ended whose node may still be waited for."""
+        membership = self._world.coordinator.plane.membership
+        dead = any(not self._world.workers[worker].alive for worker in membership.members)
+        return dead or membership.is_forming
 
     def _look(self) -> None:
         world, membership, laws = self._world, self._world.coordinator.plane.membership, self._world.laws
@@ -87,5 +94,5 @@ class SizeLaw:
         if not room:
             return  # the world is empty, or lives on nodes with a notice
         self.checked = True
-        ranks = [member for member in laws.plans[max(laws.plans)].members if world.workers[member.worker].alive]
+        ranks = laws.plans[max(laws.plans)].members
         laws.require(len(ranks) == room, f"{len(ranks)} ranks train where there is room for {room}: {sorted(there)}")

@@ -30,7 +30,7 @@ class Stalls:
     def schedule(self) -> None:
         """Draw them."""
         random = self._random
-        if self._world.kind == "kept" or random.random() > _SHARE:  # the judge's oracle knows no node that comes back
+        if random.random() > _SHARE:
             return
         for _ in range(random.randint(1, 2)):
             act = random.choice((self._slow_agent, self._slow_agent, self._stop_agent, self._pause_machine))

@@ -27,6 +27,7 @@ _LEAST = {
     "kept": {
         "two generations": 1 / 3,
         "steps were lost": 1 / 10,
+        "an agent stood still": 1 / 4,
     },
 }
 #: Committed steps of a sharded job that one generation takes again; a world that grows may take more of them again.

@@ -29,6 +29,9 @@ from simulation.worker import Worker
 #: the other, pauses between starts that fail.
 PATIENCE_S = 60.0
 NORMAL_S = (0.0002, 0.004)
+#: Where copies are restored, one that hangs must be noticed sooner; of replicas also a node that is silent, whose lease
+#: is ``coordinator_outage_s``: the limit counts from the loss of the state, without a break.
+_STARTUP_S = {"replicated": 4.0, "sharded": 10.0, "kept": 15.0}
 
 #: Of jobs: replicas, of which nothing outlives its worker; pieces; and replicas whose states are kept on their nodes.
 Kind = Literal["replicated", "sharded", "kept"]
@@ -57,7 +60,7 @@ class World:
             heartbeat_ms=250,
             hang_floor_ms=400,
             strikes_max=5,
-            startup_s=4.0 if kind == "replicated" else 10.0,  # in others a restore that hangs must be noticed sooner
+            startup_s=_STARTUP_S[kind],
             coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
             outside_limit_s=5.0,
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
@@ -177,9 +180,10 @@ class World:
         return True
 
     def on_node(self, node: str) -> list[Process]:
-        """The agent of ``node`` and its workers."""
+        """The agent of ``node``, its keeper where that is a process of the model, and its workers."""
         agent = self.agents[node]
-        return [agent, *(charge.process for charge in agent.charges.values())]
+        keeper = [agent.kept] if isinstance(agent.kept, Process) else []
+        return [agent, *keeper, *(charge.process for charge in agent.charges.values())]
 
     # -- what faults wait for; see faults.py ----------------------------------------------------------------------
 
