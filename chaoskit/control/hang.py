@@ -97,31 +97,40 @@ class HangDetector:
         if worker in self._paces:
             self._paces[worker].committed_s = None
 
-    def observe(self, beats: Sequence[Beat], now_s: float, *, planned: int = 0) -> list[Hang]:
+    def observe(
+        self, beats: Sequence[Beat], now_s: float, *, planned: int = 0, joiner_waits: bool = False
+    ) -> list[Hang]:
         """Return the members that hang, given the latest beat of every current member.
 
         Args:
             planned: the newest generation. A member of an older one is waited for.
+            joiner_waits: a spare is ready to join, and waits even for the only rank of a world of one.
         """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
-        # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
-        reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
-        # a worker that was in no generation yet waits for it, at step 0
-        alone = sum(beat.generation > 0 for beat in beats) == 1
-        newest = self._generation if reached >= 0 else 0  # whoever waits there waits for those of older ones, too
-        # A rank that regroups waits for all of its generation, also for one that has taken a step more.
-        left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
-        awaited = (
-            beat
-            for beat in beats
-            if beat.step <= reached or alone or 0 < beat.generation < newest or 0 < beat.generation <= left
-        )
-        hangs = [Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat)) for beat in awaited]
-        if len(beats) == 1 and beats[0].generation >= planned:  # a world of one: only the user waits for it
+        hangs = [
+            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat)) for beat in self._awaited(beats)
+        ]
+        if len(beats) == 1 and beats[0].generation >= planned and not joiner_waits:  # only the user waits for it
             last_resort_s = self._config.collective_timeout_s
             hangs = [replace(hang, limit_s=max(hang.limit_s, last_resort_s)) for hang in hangs]
         return [hang for hang in hangs if hang.age_s > hang.limit_s]
+
+    def _awaited(self, beats: Sequence[Beat]) -> list[Beat]:
+        """The members that another one waits for, or that are alone."""
+        # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
+        reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
+        # One that waits in the newest generation waits for those of older ones, too.
+        newest = self._generation if reached >= 0 else 0
+        # A rank that regroups waits for all of its generation, also for one that has taken a step more.
+        left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
+        # A worker that was in no generation yet waits for one, at step 0.
+        is_alone = sum(beat.generation > 0 for beat in beats) == 1
+
+        def is_behind(beat: Beat) -> bool:
+            return 0 < beat.generation < newest or 0 < beat.generation <= left
+
+        return [beat for beat in beats if beat.step <= reached or is_alone or is_behind(beat)]
 
     def stalled(self, now_s: float) -> bool:
         """Whether every member has been waiting for the others for so long that no end is to be expected.

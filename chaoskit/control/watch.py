@@ -100,7 +100,7 @@ class Watch:
         self._measure_recovery(plan, beats, now_s)
         late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, worked=worked)
         hangs = {hang.worker: hang for hang in late}
-        hanging = self._hangs.observe(beats, now_s, planned=plan.generation + grows)
+        hanging = self._hangs.observe(beats, now_s, planned=plan.generation, joiner_waits=grows)
         # Whoever has no copy to restore from waits there for the next plan.
         hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}
         if worked != self._worked:

@@ -170,17 +170,17 @@ class Board:
         slots[_EFFORT] += 1
 
     def announce(self) -> None:
-        """Tell the agent, if it makes copies, that a state is complete."""
+        """Tell the keeper of the node, if it makes copies, that a state is complete."""
         if self._slots[_COPYING] and self.bell >= 0:
             os.eventfd_write(self.bell, 1)
 
     def await_copy(self, step: int, limit_s: float, due_limit_s: float) -> None:
-        """Before the state of ``step`` steps is overwritten: let the agent finish its copy.
+        """Before the state of ``step`` steps is overwritten: let the keeper finish its copy.
 
         Args:
             limit_s: wait no longer.
             due_limit_s: the same for a state that is to be stored. If it was too short once, it is not spent again
-                before the agent has answered: the one who copies may stand still.
+                before the keeper has answered: it may stand still.
         """
         if not self._slots[_COPYING] or self._slots[_COPIED] >= step:
             return
@@ -206,7 +206,7 @@ class Board:
         """Every piece of the state of ``step`` steps has all its copies: these are kept until a newer one has."""
         self._slots[_KEPT] = step
 
-    # -- agent ------------------------------------------------------------------------------------------------
+    # -- agent and keeper -------------------------------------------------------------------------------------
 
     def await_death(self) -> None:
         """Block until the thread that signed on begins to die. To be called in a thread of its own."""
@@ -219,7 +219,7 @@ class Board:
         self._slots[_LEASE] = until_ns
 
     def copying(self, wanted: bool) -> None:
-        """Whether the agent makes copies of what this worker commits, so that it may be waited for."""
+        """Whether the keeper makes copies of what this worker commits, so that it may be waited for."""
         self._slots[_COPYING] = wanted
 
     def copied(self, step: int) -> None:
