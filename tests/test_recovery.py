@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -76,9 +77,11 @@ class Assassin:
 
     def kill(self, *workers: str) -> None:
         """SIGKILL these workers. All stand still first: the last one serves no state when the first one is gone."""
-        for signum in (signal.SIGSTOP, signal.SIGKILL):
-            for worker in workers:
-                os.kill(self.pids[worker], signum)
+        for worker in workers:
+            os.kill(self.pids[worker], signal.SIGSTOP)
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):  # its agent ends a rank that is stopped
+                os.kill(self.pids[worker], signal.SIGKILL)
         self.victims += workers
 
 
