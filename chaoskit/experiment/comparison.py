@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
-from chaoskit.experiment.findings import check
+from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import NAME, Reference, check_reference
@@ -85,8 +85,9 @@ def _losses(history: History, twin: Twin, reduction: str) -> Check:
         if len(losses) != len(twin.losses):
             wrong.append(min(len(losses), len(twin.losses)))
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
-        return check(name, problems, f"{len(losses)} losses, bit for bit")
-    return check(name, _drift(losses, twin), f"{len(losses)} losses, within the rounding of another summation order")
+        return conclude(name, problems, f"{len(losses)} losses, bit for bit", looked_at=len(losses))
+    fine = f"{len(losses)} losses, within the rounding of another summation order"
+    return conclude(name, _drift(losses, twin), fine, looked_at=len(losses))
 
 
 def _drift(losses: list[float | None], twin: Twin) -> list[str]:
@@ -100,4 +101,4 @@ def _drift(losses: list[float | None], twin: Twin) -> list[str]:
 
 def _weights(digests: Collection[str], twin: Twin) -> Check:
     problems = [] if set(digests) == {twin.weights_digest} else ["SHA-256 of the weights differs"]
-    return check(WEIGHTS, problems, f"SHA-256 {twin.weights_digest[:16]}")
+    return conclude(WEIGHTS, problems, f"SHA-256 {twin.weights_digest[:16]}", looked_at=len(digests))

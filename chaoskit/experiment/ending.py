@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from chaoskit.experiment.findings import check
+from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -43,13 +43,14 @@ def check_finite(found: dict[str, Numbers]) -> Check:
     """Passed if every value of every tensor is a finite number."""
     wrong = {path: numbers[0] for path, numbers in found.items() if numbers[0] != 0}
     problems = [f"{path}: {count:.0f} values are not finite" for path, count in wrong.items()]
-    return check(FINITE, problems, f"{len(found)} tensors of weights and optimizer")
+    return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
 
 
 def check_equal(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Check:
     """Passed if the numbers of all tensors are the twin's."""
     problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in _odd(found, twin)]
-    return check(EQUAL, problems, f"norm and projections of {len(twin)} tensors of weights and optimizer")
+    fine = f"norm and projections of {len(twin)} tensors of weights and optimizer"
+    return conclude(EQUAL, problems, fine, looked_at=len(twin))
 
 
 def _odd(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Sequence[str]:

@@ -13,8 +13,14 @@ from chaoskit.journal import FileCoverage, Record
 from chaoskit.vocabulary import Event, Verdict
 
 
-def check(name: str, problems: list[str], fine: str) -> Check:
-    """Passed with ``fine``, or failed with the first three ``problems``."""
+def conclude(name: str, problems: list[str], fine: str, *, looked_at: int) -> Check:
+    """Passed with ``fine``, or failed with the first three ``problems``.
+
+    Args:
+        looked_at: on how many things the check looked; without any nothing is known.
+    """
+    if not problems and looked_at == 0:
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail="there was nothing to look at")
     if not problems:
         return Check(name=name, verdict=Verdict.PASSED, detail=fine)
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""

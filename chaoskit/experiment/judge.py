@@ -10,7 +10,7 @@ from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare
 from chaoskit.experiment.findings import (
-    check,
+    conclude,
     environment,
     fault_check,
     fault_record,
@@ -32,6 +32,8 @@ from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
 
+RECOVERED = "recovered from every incident"
+
 
 def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None) -> Outcome:
     """Everything that can be said about ``run``.
@@ -51,14 +53,16 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     checks = [
         _completed(run, history),
         *(fault_check(strike) for strike in run.injections),
-        _recovered(run, incidents, recoveries),
+        *([_recovered(run, incidents, recoveries)] if incidents else []),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
         _samples(ledger, history, twin),
-        _false_alarms([alarm_in_words(alarm) for alarm in alarms]),
+        _false_alarms(run, [alarm_in_words(alarm) for alarm in alarms]),
     ]
     compared = compare(run, history, digests, twin, reference, reduction)
     checks += compared.checks
+    if not incidents:
+        compared.not_applied[RECOVERED] = "nothing was lost"
     if run.harness_lost:
         checks.append(harness_lost())
     trace = Trace(run, history, recoveries)
@@ -180,36 +184,49 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
-    return check("training completed", problems, f"{len(history.steps)} steps")
+    return conclude("training completed", problems, f"{len(history.steps)} steps", looked_at=len(history.steps))
 
 
 def _recovered(run: RawRun, incidents: list[Incident], recoveries: list[Recovery]) -> Check:
     over = run.end is not None and run.end.ok  # then an incident without a later step hit the last one
     missing = 0 if over else len(incidents) - len(recoveries)
     problems = [f"no step was finished after {missing} of {len(incidents)} incidents"] if missing else []
-    return check("recovered from every incident", problems, f"{len(recoveries)} recoveries")
+    return conclude(RECOVERED, problems, f"{len(recoveries)} recoveries", looked_at=len(incidents))
 
 
 def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Check:
     lost, spared = lost_without_reason(history, worlds), history.repeated_steps()
     problems = [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"] if lost > most else []
     torn = f"; {spared - lost} in an update in which every rank ended" if spared > lost else ""
-    return check("committed steps kept", problems, f"{lost} lost, beside the step in flight{torn}")
+    return conclude(
+        "committed steps kept", problems, f"{lost} lost, beside the step in flight{torn}", looked_at=len(history.steps)
+    )
 
 
 def _one_history(history: History, digests: set[str], reduction: str) -> Check:
     problems = history.violations(reduction)
     if len(digests) > 1:
         problems.append(f"ranks ended with {len(digests)} different sets of weights")
-    return check("one committed history", problems, "each step once, with one result on every rank")
+    return conclude(
+        "one committed history", problems, "each step once, with one result on every rank", looked_at=len(history.steps)
+    )
 
 
 def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
     problems = [f"missing: {item}" for item in ledger.missing] + [f"repeated: {item}" for item in ledger.repeated]
     if twin is not None and not problems and history.samples_digest() != twin.samples_digest:
         problems.append("other samples, or another order, than the unbroken run")
-    return check("every sample exactly once", problems, f"{ledger.samples} samples in {ledger.steps} steps")
+    return conclude(
+        "every sample exactly once",
+        problems,
+        f"{ledger.samples} samples in {ledger.steps} steps",
+        looked_at=ledger.samples,
+    )
 
 
-def _false_alarms(alarms: list[str]) -> Check:
-    return check("no false alarm", alarms, "every detection belongs to a fault")
+def _false_alarms(run: RawRun, alarms: list[str]) -> Check:
+    """An alarm that was raised is in the coordinator's journal: without that nothing is known."""
+    heard = [
+        writer.records for file in run.coverage.values() for writer in file.writers if writer.role == "coordinator"
+    ]
+    return conclude("no false alarm", alarms, "every detection belongs to a fault", looked_at=sum(heard))

@@ -10,7 +10,7 @@ from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
 from chaoskit.experiment.findings import (
-    check,
+    conclude,
     environment,
     fault_check,
     fault_record,
@@ -201,7 +201,9 @@ def _completed(run: CommandRun, course: Course, twin: CommandTwin | None) -> Che
     problems, last, whole = unfinished(run), course.highest, twin.highest if twin else None
     if not problems and last is not None and whole is not None and last < whole:
         problems.append(f"the log ends with step {last}, the unbroken run's with step {whole}")
-    return check("training completed", problems, f"the command ended with status 0 on {_nodes(run)}")
+    return conclude(
+        "training completed", problems, f"the command ended with status 0 on {_nodes(run)}", looked_at=len(run.exits)
+    )
 
 
 def _nodes(run: CommandRun) -> str:
@@ -212,7 +214,7 @@ def _nodes(run: CommandRun) -> str:
 def _shows_steps(run: CommandRun, course: Course) -> Check:
     name = "the log shows steps"
     if course.steps:
-        return check(name, [], f"{len(course.steps)} steps in {run.lines_read} lines")
+        return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
     if run.odd:
         told = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is no whole number"
@@ -228,7 +230,7 @@ def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery]) -> l
         return [_unknown(name, "the log shows no step")]
     missing = landed - len(recoveries) if unfinished(run) else 0  # of a run that ended well, it hit the last step
     problems = [f"the log shows no recovery from {missing} of {landed} incidents"] if missing else []
-    return [check(name, problems, f"{len(recoveries)} recoveries")]
+    return [conclude(name, problems, f"{len(recoveries)} recoveries", looked_at=landed)]
 
 
 def _kept(run: CommandRun, course: Course) -> list[Check]:
@@ -236,7 +238,7 @@ def _kept(run: CommandRun, course: Course) -> list[Check]:
     if not course.steps:
         return [_unknown(name, "the log shows no step")]
     problems = [f"{lost} steps were lost and shown again, max_lost_steps={most}"] if lost > most else []
-    return [check(name, problems, f"{lost} were shown again")]
+    return [conclude(name, problems, f"{lost} were shown again", looked_at=len(course.steps))]
 
 
 def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> list[Check]:
@@ -261,7 +263,7 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> list[C
     wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
     problems = [f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}" for step in wrong[:1]]
     how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
-    return [check(name, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}")]
+    return [conclude(name, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}", looked_at=len(shared))]
 
 
 def _told(losses: tuple[float, ...]) -> str:

@@ -315,7 +315,8 @@ def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -
     broken = [check for _, check in own if check.verdict != Verdict.PASSED]
     held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
     detail = f"{len(held)} hold: {', '.join(held)}" + ("" if compared else f"; {_NOT_COMPARED}")
-    return [*broken, Check(name="properties", verdict=Verdict.PASSED, detail=detail)]
+    verdict = Verdict.PASSED if own else Verdict.UNKNOWN
+    return [*broken, Check(name="properties", verdict=verdict, detail=detail)]
 
 
 __all__ = ["LEFT_OUT", "PROPERTIES", "Property", "Trace", "check_properties", "summary"]
