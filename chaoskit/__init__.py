@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chaoskit.elastic.client import RequestReply, RunClient, WorldState
     from chaoskit.elastic.settings import ElasticPolicy
     from chaoskit.errors import BadInput, ChaoskitError, HarnessError
+    from chaoskit.experiment.directory import judge_directory
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.outcome import Outcome, Recovery
     from chaoskit.interface import Trainer
@@ -55,6 +56,7 @@ _HOMES = {
     # test
     "Chaos": "pytest_plugin",
     "Harness": "experiment.harness",
+    "judge_directory": "experiment.directory",
     "Outcome": "experiment.outcome",
     "Recovery": "experiment.outcome",
     "Record": "journal",
@@ -97,6 +99,7 @@ __all__ = [
     "WorldState",
     "__version__",
     "check_log_rules",
+    "judge_directory",
     "launch",
     "read_outcomes",
 ]

@@ -47,6 +47,7 @@ NAMES = [
     "WorldState",
     "__version__",
     "check_log_rules",
+    "judge_directory",
     "launch",
     "read_outcomes",
 ]

@@ -9,6 +9,8 @@ from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare
+from chaoskit.experiment.coverage import Coverage, coverage_of
+from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
     conclude,
     environment,
@@ -50,9 +52,12 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     ledger = history.ledger(config.shards_of)
     again, reduction = _exactness(config, history)
     digests = {record["weights_digest"] for record in history.ends(config)}
+    coverage = coverage_of(run)
     checks = [
+        coverage.check(len(run.records), len(run.coverage)),
         _completed(run, history),
         *(fault_check(strike) for strike in run.injections),
+        *audit(run.injections, run.records),
         *([_recovered(run, incidents, recoveries)] if incidents else []),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
@@ -68,7 +73,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     trace = Trace(run, history, recoveries)
     properties = check_properties(trace, checks)
     checks += summary(properties, compared=trace.has_replicas)
-    verdict = Verdict.worst([check.verdict for check in checks])
+    verdict = _verdict(checks, coverage)
     limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(
         name=run.experiment.name,
@@ -103,6 +108,12 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
         suspects=limits[-1]["suspects"] if limits else 0,
     )
+
+
+def _verdict(checks: Sequence[Check], coverage: Coverage) -> Verdict:
+    """The worst of all. Where journals are missing, what fails may fail for that."""
+    worst = Verdict.worst([check.verdict for check in checks])
+    return Verdict.UNKNOWN if coverage.blind and worst == Verdict.FAILED else worst
 
 
 def _account(run: RawRun, alarms: list[Record]) -> TimeAccount:

@@ -1,0 +1,231 @@
+"""Whether the journals of a run tell all that its verdict is computed from. What is missing cannot be judged.
+
+The plan names the nodes, memberships name the workers, commits name the memberships: each has its file, and each file
+an end, or a reason to have none. Within a file the records of a step follow from each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from chaoskit.experiment.outcome import Check
+from chaoskit.experiment.run import RawRun
+from chaoskit.journal import FileCoverage, Record, WriterCoverage
+from chaoskit.vocabulary import Event, Verdict
+
+NAME = "journals are whole"
+_SHOWN = 3
+
+#: What a worker writes when its state is that of a later step, or of another rank.
+_TAKEN_OVER = frozenset({Event.RESTORED, Event.ADOPT})
+_FINISHED = frozenset({Event.COMMIT, Event.SKIP})
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What is missing, in words.
+
+    Attributes:
+        blind: files, or all records of a kind that every run has. What is computed without them says nothing, so the
+            run is unknown, also where a check fails.
+        gaps: records that do not follow from each other. A runtime that is wrong may have written them so: a check
+            that fails counts for more.
+    """
+
+    blind: tuple[str, ...]
+    gaps: tuple[str, ...]
+
+    def check(self, records: int, files: int) -> Check:
+        """Passed if nothing is missing; else unknown."""
+        found = [*self.blind, *self.gaps]
+        if found:
+            more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+            return Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more)
+        return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{records} records in {files} files")
+
+
+def coverage_of(run: RawRun) -> Coverage:
+    """What is missing in the journals of ``run``."""
+    story = _Story(run.records, run.coverage)
+    is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
+    blind = [*_damage(run.coverage), *_coordinators(story, ended=is_over), *_nodes(story), *_files(story)]
+    gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
+    return Coverage(tuple(blind), (*gaps, *_memberships(story)))
+
+
+class _Story:
+    """Records by who wrote them, and who was lost."""
+
+    def __init__(self, records: Iterable[Record], files: Mapping[str, FileCoverage]) -> None:
+        self.files = files
+        self.of: dict[str, list[Record]] = defaultdict(list)
+        self.plans: dict[int, Record] = {}
+        self.lost: dict[str, int] = {}  # worker -> when
+        self.gone: dict[str, int] = {}  # node -> when it was lost or evicted last
+        self.started: dict[str, str] = {}  # worker -> the node whose agent started it
+        self.told: set[str] = set()
+        self.ended_well = False
+        for record in records:
+            self.of[record.source].append(record)
+            self.told.add(record.event)
+            match record.event:
+                case Event.PLAN:
+                    self.plans[record["generation"]] = record
+                case Event.RECORD_LOST:  # all workers of before are given up, and nothing tells of each
+                    self.lost.update(dict.fromkeys(self.members, record.t_ns))
+                case Event.DETECTED:
+                    self.lost[record["worker"]] = record.t_ns
+                case Event.NODE_LOST | Event.EVICTED:
+                    self.gone[record["node"]] = record.t_ns
+                case Event.JOB_ENDED:
+                    self.ended_well = bool(record["ok"])
+                case Event.WORKER_STARTED:
+                    self.started[record["worker"]] = record.source
+
+    @property
+    def members(self) -> list[str]:
+        """Every worker that had a rank, in the order of the memberships."""
+        named = (member["worker"] for plan in self.plans.values() for member in plan["members"])
+        return list(dict.fromkeys(named))
+
+    @property
+    def nodes(self) -> list[str]:
+        """Every node on which a rank was."""
+        named = (member["node"] for plan in self.plans.values() for member in plan["members"])
+        return list(dict.fromkeys(named))
+
+    def writers(self, source: str, role: str) -> list[WriterCoverage]:
+        """Processes of that role that wrote to a file."""
+        file = self.files.get(source)
+        return [] if file is None else [writer for writer in file.writers if writer.role == role]
+
+    def is_lost(self, worker: str) -> bool:
+        """Whether a loss, of itself or its node, explains where its journal ends."""
+        return worker in self.lost or any(one.node in self.gone for one in self.writers(worker, "worker"))
+
+    def is_cut_off(self, worker: str) -> bool:
+        """Whether its journal stops although it went on, while the job came to its end."""
+        ends = self.has(worker, Event.FINISHED, Event.LEFT, Event.FAILED)
+        is_closed = any(one.closed is not None for one in self.writers(worker, "worker"))
+        return self.ended_well and not (ends or is_closed or self.is_lost(worker))
+
+    def has(self, source: str, *events: Event) -> bool:
+        """Whether one of these records is in that file."""
+        return any(record.event in events for record in self.of[source])
+
+
+def _damage(files: Mapping[str, FileCoverage]) -> Iterator[str]:
+    for source, file in files.items():
+        killed = any(writer.closed is None for writer in file.writers)
+        bad = file.bad_lines - (file.torn and killed)
+        if bad:
+            yield f"{source}: {bad} damaged lines"
+        if file.missing:
+            yield f"{source}: {file.missing} records are missing"
+        if any(writer.opened is None for writer in file.writers):
+            yield f"{source}: the begin is missing"
+
+
+def _coordinators(story: _Story, *, ended: bool) -> Iterator[str]:
+    writers = story.writers("coordinator", "coordinator")
+    if not writers:
+        yield "no coordinator has written anything"
+        return
+    if not story.plans and story.told & {Event.REDUCE, Event.COMMIT, Event.SKIP}:
+        yield "no membership is told of"
+    if ended and Event.JOB_ENDED not in story.told:
+        yield "coordinator: the end of the job is missing"
+
+
+def _nodes(story: _Story) -> Iterator[str]:
+    for node in story.nodes:
+        agents = story.writers(node, "agent")
+        if not agents:
+            yield f"{node}: its agent has written nothing"
+    for worker in story.members:
+        if worker not in story.started and not any(one.node in story.gone for one in story.writers(worker, "worker")):
+            yield f"{worker}: no node tells that it started it"
+
+
+def _files(story: _Story) -> Iterator[str]:
+    """Each worker that had a rank has a file, and was ready first."""
+    for worker in story.members:
+        if not story.writers(worker, "worker"):
+            yield f"{worker}: it had a rank, and has written nothing"
+    if story.members and not any(story.has(worker, Event.READY) for worker in story.members):
+        yield "no worker says that it was ready"
+    for worker in story.members:
+        yield from _breaks(worker, story.of[worker])
+        if story.writers(worker, "worker") and story.is_cut_off(worker):
+            yield f"{worker}: its journal has no end, and it was not lost"
+
+
+def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
+    writers = story.writers(worker, "worker")
+    if not writers:
+        return
+    if not story.has(worker, Event.READY):
+        yield f"{worker}: it had a rank, and was not ready"
+    is_lost = story.is_lost(worker)
+    last = story.plans[max(story.plans)]
+    in_last = any(member["worker"] == worker for member in last["members"])
+    trained = story.has(worker, *_FINISHED)  # one that came just before the end did not
+    if ended_well and in_last and trained and not is_lost and not story.has(worker, Event.FINISHED):
+        yield f"{worker}: it was there at the end, and did not finish"
+    yield from _steps(worker, story.of[worker])
+
+
+def _breaks(worker: str, records: Iterable[Record]) -> Iterator[str]:
+    """Within one file: a step follows from the one before."""
+    reached = 0
+    for record in records:
+        match record.event:
+            case Event.RESTORED | Event.ADOPT:
+                reached = record["step"]
+            case Event.REDUCE:
+                if record["step"] != reached:
+                    yield f"{worker}: step {record['step']} comes after {reached} steps"
+                reached = record["step"]
+            case Event.COMMIT | Event.SKIP:
+                reached = record["step"] + 1
+            case Event.HOOK_STOPPED:
+                if record["step"] not in (-1, reached):
+                    yield f"{worker}: it stood in step {record['step']}, and tells of {reached} steps"
+            case Event.FINISHED:
+                if record["step"] != reached:
+                    yield f"{worker}: it finished after {record['step']} steps, and tells of {reached}"
+
+
+def _steps(worker: str, records: Iterable[Record]) -> Iterator[str]:
+    """Within one file: a step that was finished was contributed to."""
+    contributed = {(one["step"], one["generation"]) for one in records if one.event == Event.REDUCE}
+    for record in records:
+        if record.event in _FINISHED and (record["step"], record["generation"]) not in contributed:
+            yield f"{worker}: it finished step {record['step']} without a contribution"
+
+
+def _memberships(story: _Story) -> Iterator[str]:
+    """Each step of a membership is told of by all its members, but for those that were lost, and the step in flight."""
+    finished: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for source, records in story.of.items():
+        for record in records:
+            if record.event in _FINISHED:
+                finished[record["generation"]][source].add(record["step"])
+    newest = max(story.plans, default=0)
+    for generation, by_worker in sorted(finished.items()):
+        plan = story.plans.get(generation)
+        if plan is None:
+            yield f"generation {generation}: steps were finished in it, and no plan tells of it"
+            continue
+        steps = set().union(*by_worker.values())
+        in_flight = {max(steps)} if generation < newest else set()
+        for member in plan["members"]:
+            worker = member["worker"]
+            missing = steps - by_worker[worker] - in_flight
+            if worker in story.lost or member["node"] in story.gone:
+                own = by_worker[worker]
+                missing = {step for step in missing if own and step < max(own)}
+            if missing:
+                yield f"{worker}: it does not tell of step {min(missing)} in generation {generation}"

@@ -1,0 +1,51 @@
+"""What is missing in the journals of a run is named, and what a healthy run lacks is not called missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit import Chaos, Verdict
+from chaoskit.experiment.coverage import NAME
+from chaoskit.experiment.outcome import Outcome
+from faults import FreezeNode, Hang, Kill, KillCoordinator, KillNode
+
+TINY: dict[str, Any] = {"size": "tiny"}
+
+
+def whole(outcome: Outcome) -> bool:
+    return next(check.verdict for check in outcome.checks if check.name == NAME) == Verdict.PASSED
+
+
+@pytest.mark.parametrize(
+    ("job", "faults"),
+    [
+        ("gpt", ()),
+        ("gpt", (Kill(rank=1, at_step=3, phase="optimizer"), Kill(rank=0, at_step=6))),
+        ("gpt", (KillNode(rank=1, at_step=3),)),
+        ("gpt", (FreezeNode(rank=1, at_step=3),)),
+        ("gpt", (KillCoordinator(rank=0, at_step=3),)),
+        ("gpt", (Hang(rank=1, at_step=4),)),
+        ("fsdp", (Kill(rank=1, at_step=4),)),
+    ],
+    ids=lambda value: "+".join(fault.kind for fault in value) or "unbroken" if isinstance(value, tuple) else value,
+)
+def test_nothing_is_missing_in_a_run_that_went_well(chaos: Chaos, job: str, faults: tuple[Kill, ...]) -> None:
+    shards, options = (4, TINY) if job == "gpt" else (3, TINY | {"batch": 12})
+    outcome = chaos.run(job, nodes=3, shards=shards, steps=12, options=options, faults=faults, twin=False)
+    assert whole(outcome)
+
+
+def test_a_job_that_fails_before_its_first_step_lacks_nothing(chaos: Chaos, tmp_path: Path) -> None:
+    job = tmp_path / "fails.py"
+    job.write_text(
+        "def train(trainer, steps):\n"
+        "    raise RuntimeError('at once')\n"
+        "    with trainer.transaction() as step:\n"
+        "        step.backward(0)\n"
+    )
+    outcome = chaos.run(str(job), nodes=2, steps=4, twin=False, check=False)
+    assert outcome.verdict == Verdict.FAILED
+    assert whole(outcome)
