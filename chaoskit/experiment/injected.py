@@ -89,7 +89,7 @@ def _injection(name: str, fault: Fault, records: Sequence[Record]) -> Injection:
     evidence = [record for record in records if record.event == Event.EVIDENCE]
     missed = [record for record in records if record.event == Event.FAULT_MISSED]
     undone = [record for record in records if record.event == Event.UNDONE]
-    last = evidence[-1] if evidence else None
+    last = evidence[-1] if evidence and injected else None  # of an act of which nothing is known it shows nothing
     return Injection(
         fault_id=name,
         fault=fault,

@@ -1,0 +1,96 @@
+"""Journals that were damaged after they were written: no damage stops the judge, and none that matters passes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.examples import examples
+
+from chaoskit import Chaos, Verdict, judge_directory
+from chaoskit.journal import load_journals
+from faults import BitFlip, Fault, Hang, Kill, KillCoordinator, KillNode, NaN
+
+TINY: dict[str, Any] = {"size": "tiny"}
+RUNS: dict[str, tuple[str, tuple[Fault, ...], dict[str, Any]]] = {
+    "unbroken": ("gpt", (), {}),
+    "kill": ("gpt", (Kill(rank=1, at_step=3),), {}),
+    "two kills": ("gpt", (Kill(rank=0, at_step=3, phase="optimizer"), Kill(rank=2, at_step=6)), {"spares": 2}),
+    "fast": ("gpt", (Kill(rank=1, at_step=3),), {"reduction": "fast"}),
+    "hang": ("gpt", (Hang(rank=1, at_step=4),), {}),
+    "node": ("gpt", (KillNode(rank=1, at_step=4),), {}),
+    "coordinator": ("gpt", (KillCoordinator(rank=0, at_step=4),), {}),
+    "nan": ("gpt", (NaN(rank=1, at_step=4, parameter="head.weight"),), {}),
+    "bit": ("gpt", (BitFlip(rank=1, at_step=4, parameter="head.weight", bit=20),), {}),
+    "sharded": ("fsdp", (Kill(rank=1, at_step=4),), {"shards": 3, "options": TINY | {"batch": 12}}),
+}
+#: What a verdict is computed from. A line of these that cannot be read must not end as passed. (The last contribution
+#: of a rank that is lost then is not among them, nor is that of a spare which never had a rank that it is ready.)
+NEEDED = {
+    "commit",
+    "evidence",
+    "finished",
+    "hook_stopped",
+    "injected",
+    "job_ended",
+    "plan",
+    "run_ended",
+}
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    return data.splitlines(keepends=True)
+
+
+def events_of(lines: list[bytes]) -> set[str]:
+    return {json.loads(line)["event"] for line in lines}
+
+
+def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
+    """Damage one file. Returns how, and the events of the records that cannot be read any more."""
+    data = path.read_bytes()
+    lines = lines_of(data)
+    place = chance.randrange(len(lines))
+    how = chance.choice(["delete", "truncate", "duplicate", "flip"])
+    if how == "duplicate":
+        lines.insert(chance.randrange(len(lines) + 1), lines[place])
+        path.write_bytes(b"".join(lines))
+        return how, set()
+    if how == "delete":
+        path.write_bytes(b"".join(lines[:place] + lines[place + 1 :]))
+        return how, events_of([lines[place]])
+    if how == "truncate":
+        at = chance.randrange(len(data))
+        path.write_bytes(data[:at])
+        return how, events_of(lines[len(lines_of(data[: at + 1])) - 1 :])
+    at = chance.randrange(len(data))
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
+    begun = len(lines_of(data[: at + 1])) - 1
+    return how, events_of([lines[begun]])
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", RUNS)
+def test_no_damage_that_matters_passes(chaos: Chaos, name: str, tmp_path: Path) -> None:
+    """A repeated line is dropped; one that cannot be read leaves what it told of unknown."""
+    job, faults, more = RUNS[name]
+    plan: dict[str, Any] = {"nodes": 3, "shards": 4, "steps": 10, "options": TINY, **more}
+    outcome = chaos.run(job, faults=faults, **plan)
+    files = sorted((Path(outcome.directory) / "journal").glob("*.jsonl"))
+    for number in range(examples(200)):
+        chance = Random(f"{name}/{number}")
+        copy = tmp_path / "copy"
+        shutil.copytree(outcome.directory, copy, ignore=shutil.ignore_patterns("log"))
+        path = copy / "journal" / chance.choice(files).name
+        how, lost = damage(path, chance)
+        verdict = judge_directory(copy).verdict
+        if how == "duplicate":
+            assert verdict == Verdict.PASSED, (number, path)
+            assert sum(file.repeated for file in load_journals(copy / "journal").files.values()) == 1
+        elif lost & NEEDED:
+            assert verdict != Verdict.PASSED, (number, path, how, lost)
+        shutil.rmtree(copy)
