@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import FileCoverage, Record, WriterCoverage
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
 
 NAME = "journals are whole"
 _SHOWN = 3
@@ -190,8 +190,8 @@ def _breaks(worker: str, records: Iterable[Record]) -> Iterator[str]:
                 reached = record["step"]
             case Event.COMMIT | Event.SKIP:
                 reached = record["step"] + 1
-            case Event.HOOK_STOPPED:
-                if record["step"] not in (-1, reached):
+            case Event.HOOK_STOPPED if record["phase"] in TRIGGER_PHASES:  # elsewhere it has no step yet
+                if record["step"] != reached:
                     yield f"{worker}: it stood in step {record['step']}, and tells of {reached} steps"
             case Event.FINISHED:
                 if record["step"] != reached:

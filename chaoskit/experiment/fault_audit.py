@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from chaoskit.experiment.injected import Injection, Struck
@@ -14,50 +16,94 @@ NAME = "{fault} struck what was planned"
 _CLOCK_S = 0.001
 
 
+class _Witnesses:
+    """What all others tell of the moments at which faults act."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.plans: list[Record] = []
+        self.first_commit_ns: int | None = None
+        self._hooks: dict[tuple[str, str], Record] = {}  # worker that stood there, fault -> the first time
+        self._starts: dict[str, list[Record]] = defaultdict(list)  # worker -> by which node
+        self._ends: dict[str, list[Record]] = defaultdict(list)  # worker -> its loss or exit
+        for record in records:
+            match record.event:
+                case Event.PLAN:
+                    self.plans.append(record)
+                case Event.COMMIT if self.first_commit_ns is None:
+                    self.first_commit_ns = record.t_ns
+                case Event.HOOK_STOPPED:
+                    self._hooks.setdefault((record.source, record["fault"]), record)
+                case Event.WORKER_STARTED:
+                    self._starts[record["worker"]].append(record)
+                case Event.WORKER_EXITED | Event.DETECTED:
+                    self._ends[record["worker"]].append(record)
+
+    def hook(self, one: Injection, struck: Struck) -> Record | None:
+        """The word of the worker that waited, that it stood where the fault was due."""
+        return self._hooks.get((struck.waiting, one.fault_id))
+
+    def starts(self, struck: Struck) -> list[Record]:
+        """The word of the nodes that started the worker."""
+        return self._starts[struck.worker]
+
+    def ends_before(self, struck: Struck) -> bool:
+        """Whether the worker was lost, or had ended, before the fault acted on it."""
+        return any(record.t_ns < struck.injected_ns for record in self._ends[struck.worker])
+
+    def memberships(self, one: Injection, struck: Struck) -> list[Record]:
+        """Those that may have been in force: the newest one, and that of the rank that stood at the hook."""
+        count = bisect_right(self.plans, struck.injected_ns, key=lambda plan: plan.t_ns)
+        hook = self.hook(one, struck)
+        stood = [plan for plan in self.plans if hook is not None and plan["generation"] == hook["generation"]]
+        return [*self.plans[max(0, count - 1) : count], *stood]
+
+
 def audit(injections: Sequence[Injection], records: Sequence[Record]) -> list[Check]:
     """Return an error for each fault that struck something else, and unknown for each of which that is not told."""
-    checks = []
+    checks, witnesses = [], _Witnesses(records)
     for one in injections:
         if one.target is None or one.missed:
             continue
         name = NAME.format(fault=one.fault)
-        if wrong := [*_mismatches(one, one.target, records)]:
+        if wrong := [*_mismatches(one, one.target, witnesses)]:
             checks.append(Check(name=name, verdict=Verdict.ERROR, detail="; ".join(wrong)))
-        elif untold := [*_untold(one, one.target, records)]:
+        elif untold := [*_untold(one, one.target, witnesses)]:
             checks.append(Check(name=name, verdict=Verdict.UNKNOWN, detail="; ".join(untold)))
     return checks
 
 
-def _mismatches(one: Injection, struck: Struck, records: Sequence[Record]) -> Iterator[str]:
-    fault = one.fault
+def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+    fault, plans = one.fault, witnesses.memberships(one, struck)
     if _names_a_rank(one) and struck.rank != fault.rank:
         yield f"it struck rank {struck.rank}, not rank {fault.rank}"
-    plans = _plans(one, struck, records)
     if plans and struck.rank not in {_rank_in(plan, struck.worker) for plan in plans}:
         yield f"{struck.worker} did not have rank {struck.rank} then"
-    for hook in _hooks(one, struck, records):
-        if fault.at_step is not None and (hook["step"], hook["phase"]) != (fault.at_step, fault.phase):
-            yield f"{struck.waiting} stood in {hook['phase']} of step {hook['step']}, not {fault.moment}"
-        if hook["step"] != struck.step:
-            yield f"{struck.waiting} stood in step {hook['step']}, and the harness says {struck.step}"
-        if fault.during is not None and hook["generation"] <= fault.recovery:
-            yield f"{struck.waiting} stood in generation {hook['generation']}, not {fault.moment}"
-        if hook.t_ns > struck.injected_ns:
-            yield "it struck before its rank stood where it was due"
-    for record in _starts(struck, records):
+    if (hook := witnesses.hook(one, struck)) is not None:
+        yield from _elsewhere(one, struck, hook)
+    for record in witnesses.starts(struck):
         if (record.source, record["pid"]) != (struck.node, struck.pid):
             yield f"{struck.worker} was process {record['pid']} of {record.source}, not {struck.pid} of {struck.node}"
-    if fault.after_s is not None and (first_ns := _first_commit_ns(records)) is not None:
-        after_s = (struck.injected_ns - first_ns) / 1e9
+    if fault.after_s is not None and witnesses.first_commit_ns is not None:
+        after_s = (struck.injected_ns - witnesses.first_commit_ns) / 1e9
         if after_s < fault.after_s - _CLOCK_S:
             yield f"it struck {after_s:.3f} s after the first committed step, not {fault.after_s:g} s"
     if one.effective_ns is not None and one.effective_ns < struck.injected_ns:
         yield "its effect was seen before it acted"
-    for record in records:
-        is_end = record.event in (Event.WORKER_EXITED, Event.DETECTED) and record["worker"] == struck.worker
-        if is_end and record.t_ns < struck.injected_ns:
-            yield f"{struck.worker} was lost before it acted"
-            break
+    if witnesses.ends_before(struck):
+        yield f"{struck.worker} was lost before it acted"
+
+
+def _elsewhere(one: Injection, struck: Struck, hook: Record) -> Iterator[str]:
+    """Where the worker that waited says that it stood, if it is not where the fault was due."""
+    fault, place = one.fault, f"{struck.waiting} stood in"
+    if fault.at_step is not None and (hook["step"], hook["phase"]) != (fault.at_step, fault.phase):
+        yield f"{place} {hook['phase']} of step {hook['step']}, not {fault.moment}"
+    if hook["step"] != struck.step:
+        yield f"{place} step {hook['step']}, and the harness says {struck.step}"
+    if fault.during is not None and hook["generation"] <= fault.recovery:
+        yield f"{place} generation {hook['generation']}, not {fault.moment}"
+    if hook.t_ns > struck.injected_ns:
+        yield "it struck before its rank stood where it was due"
 
 
 def _names_a_rank(one: Injection) -> bool:
@@ -66,39 +112,14 @@ def _names_a_rank(one: Injection) -> bool:
     return isinstance(one.fault.rank, int) and (trigger is None or trigger.rank == one.fault.rank)
 
 
-def _untold(one: Injection, struck: Struck, records: Sequence[Record]) -> Iterator[str]:
-    if one.fault.at_step is not None and not _hooks(one, struck, records):
+def _untold(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+    if one.fault.at_step is not None and witnesses.hook(one, struck) is None:
         yield f"{struck.waiting or struck.worker} does not tell that it stood {one.fault.moment}"
-    if not _starts(struck, records):
+    if not witnesses.starts(struck):
         yield f"no node tells that it started {struck.worker}"
-    if not _plans(one, struck, records):
+    if not witnesses.memberships(one, struck):
         yield f"no membership tells which rank {struck.worker} had"
-
-
-def _plans(one: Injection, struck: Struck, records: Sequence[Record]) -> list[Record]:
-    """The memberships that may have been in force: the newest one, and that of the rank that stood at the hook."""
-    plans = [record for record in records if record.event == Event.PLAN and record.t_ns <= struck.injected_ns]
-    stood = {hook["generation"] for hook in _hooks(one, struck, records)}
-    return [*plans[-1:], *(plan for plan in plans[:-1] if plan["generation"] in stood)]
 
 
 def _rank_in(plan: Record, worker: str) -> int | None:
     return next((member["rank"] for member in plan["members"] if member["worker"] == worker), None)
-
-
-def _hooks(one: Injection, struck: Struck, records: Sequence[Record]) -> list[Record]:
-    """The word of the worker that waited, that it stood where the fault was due, before the act."""
-    found = [
-        record
-        for record in records
-        if record.event == Event.HOOK_STOPPED and record.source == struck.waiting and record["fault"] == one.fault_id
-    ]
-    return found[:1]
-
-
-def _starts(struck: Struck, records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.event == Event.WORKER_STARTED and record["worker"] == struck.worker]
-
-
-def _first_commit_ns(records: Sequence[Record]) -> int | None:
-    return next((record.t_ns for record in records if record.event == Event.COMMIT), None)
