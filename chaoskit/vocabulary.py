@@ -123,7 +123,7 @@ class Event(StrEnum):
     EVIDENCE = "evidence"  # fault, level, observed; also what is found after the run; of several the last one counts
     FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
     LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
-    UNDONE = "undone"  # fault, ok: nothing of it is left
+    UNDONE = "undone"  # fault, ok: nothing of it is left; acted_ns: of its last act; starved_s: its target had no CPU
     RUN_ENDED = "run_ended"  # reason: see RunEnd; ok, detail: of the job; exits: of a command, node -> how, status
 
 

@@ -483,6 +483,7 @@ def told(one: Strike) -> Injection:
         done_ns=target.injected_ns,
         claims=target.claims,
         struck_nodes=frozenset(target.struck_nodes),
+        acted_ns=max(target.acted_ns, *target.claims.values()),
         lifted_ns=target.lifted_ns,
         starved_s=target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0,
     )

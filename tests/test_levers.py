@@ -200,7 +200,7 @@ def test_a_bit_in_a_gradient_that_nobody_audits_is_trained(chaos: Chaos) -> None
     assert found(outcome) == set()
     assert_nobody_was_blamed(outcome)
     failed = {check.name for check in outcome.checks if check.verdict == Verdict.FAILED}
-    assert failed == {"losses equal the twin's", "final weights equal the twin's"}
+    assert failed == {"losses equal the twin's", "final weights equal the twin's", "final state equals the twin's"}
 
 
 def test_a_sticky_bit_in_a_gradient_is_flipped_every_time(chaos: Chaos) -> None:

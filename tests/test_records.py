@@ -15,6 +15,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Journals, Record, load_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
+from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import CrashLoop, Fault, Kill
 
@@ -131,7 +132,8 @@ def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chao
 
 
 def test_every_further_act_of_a_fault_is_written_down(chaos: Chaos) -> None:
-    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=2), until={"world": 2})
+    goal = happened(chaos, Event.ACTED)  # a spare has the rank before the replacement is there to be struck
+    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=2), until=goal.until, watch=goal)
     (struck,) = records(outcome, Event.INJECTED)
     (acted,) = records(outcome, Event.ACTED)
     gone = {record["worker"]: record for record in records(outcome, Event.WORKER_EXITED) if record["how"] == "killed"}

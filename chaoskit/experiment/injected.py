@@ -23,6 +23,7 @@ class Struck:
         injected_ns: when the fault acted first; done_ns: when that act was over.
         claims: every worker that it struck -> when it last did.
         struck_nodes: that it struck as a whole.
+        acted_ns: when it acted last; what lasts, such as a limit, acts as long as it is in force.
         lifted_ns: when it ended while the run went on; 0 if it did not.
         starved_s: for so long the process had no CPU, of what its board showed last.
     """
@@ -38,13 +39,9 @@ class Struck:
     done_ns: int
     claims: Mapping[str, int]
     struck_nodes: frozenset[str]
+    acted_ns: int
     lifted_ns: int
     starved_s: float
-
-    @property
-    def acted_ns(self) -> int:
-        """When it acted last."""
-        return max(self.claims.values())
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,8 @@ def _injection(name: str, fault: Fault, records: Sequence[Record]) -> Injection:
 def _struck(fault: Fault, injected: Record, records: Sequence[Record]) -> Struck:
     acts = [injected, *(record for record in records if record.event == Event.ACTED)]
     lifted = [record.t_ns for record in records if record.event == Event.LIFTED]
-    starved = [record["starved_s"] for record in records if record.event == Event.UNDONE]
+    undone = [record for record in records if record.event == Event.UNDONE]
+    acted_ns = [act.t_ns for act in acts] + [record["acted_ns"] for record in undone]
     nodes = {*injected["nodes"], *(act["node"] for act in acts if fault.whole_node)}
     place = {name: injected[name] for name in ("worker", "rank", "node", "pid", "step", "phase", "waiting")}
     return Struck(
@@ -113,6 +111,7 @@ def _struck(fault: Fault, injected: Record, records: Sequence[Record]) -> Struck
         done_ns=injected["done_ns"],
         claims={act["worker"]: act.t_ns for act in acts},
         struck_nodes=frozenset(nodes or {injected["node"]}),
+        acted_ns=max(acted_ns),
         lifted_ns=max(lifted, default=0),
-        starved_s=max(starved, default=0.0),
+        starved_s=max((record["starved_s"] for record in undone), default=0.0),
     )
