@@ -165,7 +165,7 @@ class Control:
         self.send(Formed(self.spec.worker, generation))
 
     def _failed(self, generation: int, detail: str) -> None:
-        if detail in _NO_THREADS:
+        if any(words in detail for words in _NO_THREADS):
             sys.stderr.write(f"generation {generation} could not be formed here: {detail}\n")
             # the trouble is this worker's own: all others would wait for it, in one generation after the other
             os._exit(1)
