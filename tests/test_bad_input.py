@@ -181,7 +181,7 @@ demo --report file                                   | --report file: choose a d
 demo --quick=5                                       | --quick=5: does not take a value
 demo more                                            | command: got unexpected extra argument
 test                                                 | SUITE: it is missing
-test nosuch                                          | SUITE nosuch: name one of checkpoint
+test nosuch                                          | SUITE nosuch: name one of canary
 test nosuch.py                                       | SUITE nosuch.py: name one of
 test smoke --repeats 0                               | --repeats 0: use 1 or more
 test smoke --seed x                                  | --seed x: use a valid integer
