@@ -178,5 +178,5 @@ class Striker:
                 strike.undone = strike.fault.clean_up(strike.target)
                 beat = strike.target.beat
                 starved_s = beat[1].starved_ms / 1000 if beat is not None else 0.0
-                told = {"ok": strike.undone, "acted_ns": strike.target.acted_ns, "starved_s": starved_s}
+                told: dict[str, Any] = {"ok": strike.undone, "acted_ns": strike.target.acted_ns, "starved_s": starved_s}
                 self._journal.write(Event.UNDONE, fault=strike.fault_id, **told)
