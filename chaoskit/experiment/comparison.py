@@ -12,7 +12,7 @@ from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import NAME, Reference, check_reference
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
-from chaoskit.vocabulary import Verdict
+from chaoskit.vocabulary import Event, Verdict
 
 WEIGHTS = "final weights equal the twin's"
 
@@ -50,10 +50,11 @@ def compare(
             found.checks.append(_weights(weights, twin))
         else:
             found.not_applied[WEIGHTS] = _ANOTHER_ORDER
-    if final := ending(run.records):
+    if any(record.event == Event.FINISHED for record in run.records):
+        final = ending(run.records)
         found.checks.append(check_finite(final))
         if twin is not None and reduction == "exact":
-            found.checks.append(check_equal(final, twin.ending))
+            found.checks += [check_equal(final, twin.ending)] if final else []
         elif twin is not None:
             found.not_applied[EQUAL] = _ANOTHER_ORDER
     if reference is not None:
