@@ -113,7 +113,7 @@ def test_a_job_that_finishes_no_step_has_not_completed(chaos: Chaos) -> None:
 
 
 def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chaos: Chaos) -> None:
-    """The harness says whom it struck and how it saw it end; the worker, and its agent, say the same."""
+    """The harness tells what it struck and how that ended; the worker and its agent tell the same."""
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="reduce"))
     (struck,) = records(outcome, Event.INJECTED)
     worker = struck["worker"]

@@ -18,8 +18,6 @@ from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
 NAME = "journals are whole"
 _SHOWN = 3
 
-#: What a worker writes when its state is that of a later step, or of another rank.
-_TAKEN_OVER = frozenset({Event.RESTORED, Event.ADOPT})
 _FINISHED = frozenset({Event.COMMIT, Event.SKIP})
 
 
@@ -56,7 +54,7 @@ def coverage_of(run: RawRun) -> Coverage:
 
 
 class _Story:
-    """Records by who wrote them, and who was lost."""
+    """Records by the process that wrote them, and what was lost."""
 
     def __init__(self, records: Iterable[Record], files: Mapping[str, FileCoverage]) -> None:
         self.files = files

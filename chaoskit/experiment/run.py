@@ -145,9 +145,9 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
 def _write_start(journal: Journal, experiment: Experiment, started_ns: int, substrate: str) -> None:
     """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
-    who = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+    process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
-    told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **who, **size}
+    told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **process, **size}
     place = {"substrate": substrate, "sharded": experiment.config.job.sharded}
     journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told, **place)
 

@@ -56,7 +56,7 @@ class FileCoverage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: its name without suffix, as records have it.
-        bad_lines: that are not as they were written, whoever wrote them.
+        bad_lines: that are not as they were written, of all writers.
         torn: whether the last of them is the end of the file and has no line break: its writer was killed there.
         writers: by the time of their first record.
     """

@@ -26,9 +26,6 @@ _OBSERVE_S = 0.001  # while a fault has no evidence yet: a process that has ende
 _TELL_S = 0.05
 _FRESH_S = 0.5  # within which whoever was struck is gone
 
-#: Note of a target: when the act on it was over. Steps that were shown meanwhile show nothing of the fault.
-DONE = "done_ns"
-
 Exit = tuple[str, str]  # ("exited", "status 0"), ("killed", "SIGKILL")
 
 GOOD: Exit = ("exited", "status 0")

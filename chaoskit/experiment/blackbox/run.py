@@ -153,10 +153,10 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
 
 def _write_start(journal: Journal, experiment: CommandExperiment, started_ns: int, substrate: str) -> None:
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
-    who = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+    process = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     what = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
     place = {"substrate": substrate, "sharded": False}
-    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **who, **what, **place)
+    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **process, **what, **place)
 
 
 def _needs(experiment: CommandExperiment) -> Needs:
