@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, Slot, dtype_named
 from chaoskit.checkpoint.held import HeldTensor
 
-_pinned: weakref.WeakKeyDictionary[ArenaImage, int] = weakref.WeakKeyDictionary()  # address that was registered
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -55,10 +55,37 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return _streams[device]
 
 
+# -- memory that the device can write ---------------------------------------------------------------------------------
+
+_registered: weakref.WeakKeyDictionary[ArenaImage, weakref.finalize[[object, int], ArenaImage]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def _pin(image: ArenaImage) -> None:
-    """Register the memory of a slot with CUDA. Where that fails, copies go through the driver's own buffers."""
-    address = image.address
-    if _pinned.get(image) == address:
-        return
-    torch.cuda.cudart().cudaHostRegister(address, image.capacity_bytes, 0)
-    _pinned[image] = address
+    """Register the data of ``image`` with CUDA. Where that fails, copies go through the driver's own buffers.
+
+    The registration keeps the mapping, which is unmapped after it has ended, and never before: the next mapping may get
+    the same addresses, and CUDA would still write to the pages that were there.
+    """
+    known = _registered.get(image)
+    if known is not None:
+        if (kept := known.peek()) is not None and kept[2][0] is image.map:
+            return
+        known()  # the image has grown, and is mapped elsewhere
+    _forget_error(torch.cuda.cudart().cudaHostRegister(image.address, image.capacity_bytes, 0))
+    end = weakref.finalize(image, _unregister, image.map, image.address)
+    end.atexit = False  # the end of the process ends all registrations
+    _registered[image] = end
+
+
+def _unregister(mapping: object, address: int) -> None:
+    """``mapping`` is held until here."""
+    _forget_error(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+def _forget_error(status: object) -> None:
+    """CUDA reports an error once more at the next launch of a kernel, which would be one of the user's."""
+    if status != torch.cuda.cudart().cudaError.success:
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
