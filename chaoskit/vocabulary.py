@@ -62,7 +62,7 @@ class Event(StrEnum):
     REGROUPED = "regrouped"  # the new process group can be used
     RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source, checksum
     QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
-    NONFINITE = "nonfinite"  # step, shards, owner
+    NONFINITE = "nonfinite"  # step, shards, owner (None: a sum, which names no rank)
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
     CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
     LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank

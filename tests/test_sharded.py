@@ -228,6 +228,9 @@ def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
 def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
     outcome = run(chaos, NaN(rank=2, at_step=AT, parameter="head.weight", where=where))
     outcome.assert_same_losses_as_twin()
+    told = events(outcome, Event.NONFINITE)
+    if where == "gradient":  # all losses are finite: it shows in the sum only, which names no rank
+        assert {(record["owner"], record["step"]) for record in told} == {(None, AT)}
 
 
 def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -> None:

@@ -47,6 +47,8 @@ def _words(record: Record) -> tuple[str, str] | None:
             return "bad", f"{who} lost: {_reason(str(get('cause')), str(get('detail')))}"
         case Event.NODE_LOST:
             return "bad", f"{get('node')} lost: {get('detail')}"
+        case Event.NONFINITE if get("owner") is None:
+            return "bad", f"step {get('step')}: a sum of gradients is not finite"
         case Event.NONFINITE:
             return "bad", f"step {get('step')}: the contribution of rank {get('owner')} is not finite"
         case Event.CORRUPT:

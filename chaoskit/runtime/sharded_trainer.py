@@ -448,19 +448,12 @@ class ShardedTrainer(BaseTrainer):
             self._object_to_replicas(formation, decision.verdict, decision.found)
             return False
         worker, generation = self._worker, formation.plan.generation
-        for member in formation.plan.members if decision.verdict == "repeat" else ():
-            if shards := [shard for shard in member.shards if shard in decision.shards]:
-                worker.journal.write(
-                    Event.NONFINITE,
-                    step=self.step,
-                    generation=generation,
-                    owner=member.rank,
-                    worker=member.worker,
-                    shards=shards,
-                )
-        self._shift = decision.shift
         if decision.verdict == "repeat":
+            if decision.shift:
+                self._note_nonfinite(formation, decision.shards)
+            self._shift = decision.shift
             return False
+        self._shift = decision.shift
         worker.journal.write(
             Event.ATTRIBUTED,
             step=self.step,
@@ -481,6 +474,23 @@ class ShardedTrainer(BaseTrainer):
         mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
         self._committer.skip(formation, decision.shards, mine)
         return True
+
+    def _note_nonfinite(self, formation: Formation, shards: Sequence[int]) -> None:
+        """Write down whose losses are not finite. A sum alone tells of no rank: then none is named."""
+        found: list[tuple[int | None, str, list[int]]] = [
+            (member.rank, member.worker, suspects)
+            for member in formation.plan.members
+            if (suspects := [shard for shard in member.shards if shard in shards])
+        ]
+        for owner, name, suspects in found or [(None, "", list(range(self.config.shard_count)))]:
+            self._worker.journal.write(
+                Event.NONFINITE,
+                step=self.step,
+                generation=formation.plan.generation,
+                owner=owner,
+                worker=name,
+                shards=suspects,
+            )
 
     def _object_to_replicas(self, formation: Formation, verdict: str, found: Difference) -> None:
         """Replicas of a piece differ: return to have the step computed again, or leave this entry.
