@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Literal
 
 from chaoskit.config import RunConfig
-from chaoskit.control.phase_limits import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import Injection
 from chaoskit.experiment.outcome import Recovery
+from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.vocabulary import HUNG, Event

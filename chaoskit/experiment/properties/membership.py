@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from chaoskit.control.staffing import PAUSE_MAX_S, PAUSE_S
-from chaoskit.control.strikes import STRIKE_WINDOW_S
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.experiment.properties.promised import PAUSE_MAX_S, PAUSE_S, STRIKE_WINDOW_S
 from chaoskit.vocabulary import SUSPECTED_CAUSES, Event
 
 

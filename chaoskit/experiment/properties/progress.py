@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from chaoskit.control.limits import LIMITS
-from chaoskit.control.muster import FOLLOW_S
-from chaoskit.control.nodes import REATTACH_S
 from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.properties import promised
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
 from chaoskit.vocabulary import HUNG, SLOW, Event
 
@@ -49,7 +47,7 @@ def lease(trace: Trace) -> Finding:
     for strike in hung:
         target = _target(strike)
         # time without a CPU is no time of its phase
-        limit_s = trace.hang_limit_s(target.injected_ns) + FOLLOW_S + SLACK_S + target.starved_s
+        limit_s = trace.hang_limit_s(target.injected_ns) + promised.FOLLOW_S + SLACK_S + target.starved_s
         if trace.steps_before(target.injected_ns) < _SETTLED_STEPS:
             limit_s += trace.config.startup_s
         lost_ns = trace.lost_ns.get(target.worker)
@@ -155,9 +153,9 @@ def recovery_limit_s(trace: Trace) -> float:
     """The limits that a recovery may run into, one after the other."""
     config = trace.config
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
-    restore_s = LIMITS.healing_s + LIMITS.recall_s + LIMITS.gather_s
-    silence_s = max(lease_s, LIMITS.slow_agent_s)
-    return trace.hang_limit_s(trace.end_ns) + silence_s + FOLLOW_S + REATTACH_S + restore_s + SLACK_S
+    restore_s = promised.HEALING_S + promised.RECALL_S + promised.GATHER_S
+    silence_s = max(lease_s, promised.SLOW_AGENT_S)
+    return trace.hang_limit_s(trace.end_ns) + silence_s + promised.FOLLOW_S + promised.REATTACH_S + restore_s + SLACK_S
 
 
 def cost(trace: Trace) -> Finding:
