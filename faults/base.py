@@ -226,6 +226,8 @@ class Fault:
     whole_node: ClassVar[bool] = False
     #: Whether it takes the node away for good: what ran there is not expected to end well.
     ends_node: ClassVar[bool] = False
+    #: Whether the job must show it: a fault of this kind that took effect, and was not felt, has tried nothing.
+    is_felt: ClassVar[bool] = False
     #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.
     blameless: ClassVar[bool] = False
     #: Whether it strikes what only chaoskit's own runtime has, so that it cannot be done to any other command.
@@ -256,6 +258,11 @@ class Fault:
     def leads_to(self) -> frozenset[str]:
         """Causes of the losses that it explains. For any other one, somebody else was to blame."""
         return LOSS_CAUSES
+
+    @property
+    def must_show(self) -> frozenset[str]:
+        """Causes of losses, or of numbers that are found bad, of which one must follow. Empty: a job may bear it."""
+        return self.leads_to if self.is_felt else frozenset()
 
     @property
     def moment(self) -> str:

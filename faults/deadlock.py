@@ -46,6 +46,10 @@ class Deadlock(Fault):
     def leads_to(self) -> frozenset[str]:
         return HUNG_CAUSES
 
+    @property
+    def must_show(self) -> frozenset[str]:
+        return self.leads_to if self.how == "lock" else frozenset()
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:

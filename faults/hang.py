@@ -38,6 +38,7 @@ class Hang(Fault):
     how: str = "stop"
 
     family: ClassVar[str] = "standstill"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
     evidence: ClassVar[str] = (
         "the kernel reports it stopped; or its training thread sleeps while its control thread wants the interpreter "

@@ -28,6 +28,7 @@ class Kill(Fault):
     signum: int = signal.SIGKILL
 
     family: ClassVar[str] = "process"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
     evidence: ClassVar[str] = "its parent saw it end by this signal"
     stands_for: ClassVar[str] = "faulty GPUs, and other crashes of one process"

@@ -23,6 +23,7 @@ class Exit(Fault):
     status: int = 0
 
     family: ClassVar[str] = "process"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
     evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
     stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"

@@ -28,6 +28,7 @@ class LoseNode(NodeFault):
     """
 
     family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
     ends_node: ClassVar[bool] = True
     effect: ClassVar[str] = (
         "one node is gone without a word: its network, its processes, and all that was in their memory"
@@ -72,6 +73,7 @@ class ReplaceNode(NodeFault):
     back_after_s: float = 0.5
 
     family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
     effect: ClassVar[str] = "one node is lost at once, and an empty one comes in its place"
     evidence: ClassVar[str] = (
@@ -130,6 +132,7 @@ class Rack(NodeFault):
     """
 
     family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
     effect: ClassVar[str] = "all nodes of one rack are gone at once, with all that was in their memory"
     evidence: ClassVar[str] = "every process of every node of the rack is gone"

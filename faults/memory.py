@@ -33,6 +33,7 @@ class OutOfMemory(Fault):
     how: str = "cgroup"
 
     family: ClassVar[str] = "process"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the kernel kills a rank that uses too much memory, or its allocator refuses to give any"
     evidence: ClassVar[str] = (
         "the control group's count of kills and SIGKILL as seen by its parent; or the process ended with MemoryError"

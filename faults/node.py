@@ -41,6 +41,7 @@ class KillAgent(NodeFault):
     """SIGKILL the agent of the rank's node, and nothing else: what it started must end with it."""
 
     family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the agent of one node ends at once; its workers may not go on unwatched"
     evidence: ClassVar[str] = "the agent and every process that it had started are gone"
     stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
@@ -62,6 +63,7 @@ class KillNode(NodeFault):
     """SIGKILL the agent, the zygote and all workers of the rank's node, as if its power had failed."""
 
     family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "one node is gone at once: agent, workers, spares, and all that was in their memory"
     evidence: ClassVar[str] = "every process of the node is gone"
     stands_for: ClassVar[str] = "machines that fail as a whole"

@@ -31,6 +31,7 @@ class NaN(Fault):
     sticky: bool = False
 
     family: ClassVar[str] = "numbers"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it in one step"
     evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
     stands_for: ClassVar[str] = "non-finite losses, of which most came from bad machines"

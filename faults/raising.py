@@ -22,6 +22,7 @@ class Raise(Fault):
     message: str = "injected by chaoskit"
 
     family: ClassVar[str] = "process"
+    is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the training code of one rank fails with an exception, and its process ends"
     evidence: ClassVar[str] = "the process ended with this exception"
     stands_for: ClassVar[str] = "software bugs, and errors of the device that end the process"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from chaoskit.report.junit import write_junit
 from chaoskit.report.store import read_outcomes
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.vocabulary import Verdict
-from faults import DataStall, FailLoad, Fault, Hang, Kill, KillNode, NaN, Raise, Straggle
+from faults import DataStall, FailLoad, Fault, Hang, Kill, KillNode, NaN, Raise, Straggle, Target
 
 JOBS = "jobs/unfaithful.py"
 
@@ -56,6 +57,26 @@ def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
         Verdict.PASSED,
         Verdict.UNKNOWN,
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretended(Kill):
+    """A mistake in a fault: it does nothing, and says that its target was killed."""
+
+    def inject(self, target: Target) -> None:
+        target.pull("none")
+
+    def observe(self, target: Target) -> str | None:
+        return f"pid {target.pid} was killed by SIGKILL"
+
+
+@pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")
+def test_a_fault_that_the_job_did_not_feel_is_unknown(chaos: Chaos) -> None:
+    """Its evidence alone does not make it one: after a kill its rank is lost."""
+    fault = Pretended(rank=1, at_step=5)
+    outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault], check=False)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert "nothing followed that must follow it" in outcome.reasons[0]
 
 
 @pytest.mark.promise("`chaos.run` fails the test unless the verdict is `passed`.")

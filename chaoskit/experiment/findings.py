@@ -113,9 +113,17 @@ def _state(strike: Injection) -> str:
     return "confirmed" if strike.effective_ns is not None else "not observed"
 
 
-def fault_check(strike: Injection) -> Check:
-    """Passed with what the target showed; unknown without evidence."""
+def fault_check(strike: Injection, *, shown: bool = True) -> Check:
+    """Passed with what the target showed; unknown without evidence.
+
+    Args:
+        shown: whether the job showed what it must show of such a fault.
+    """
     name, state = f"evidence of {strike.fault}", _state(strike)
+    if state == "confirmed" and not shown:
+        causes = ", ".join(sorted(strike.fault.must_show))
+        detail = f"{strike.observed}; but nothing followed that must follow it: a loss, or bad numbers ({causes})"
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)
     if state == "confirmed":
         return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
     if state == "undo failed":

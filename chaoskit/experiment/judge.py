@@ -56,7 +56,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, history),
-        *(fault_check(strike) for strike in run.injections),
+        *(fault_check(strike, shown=timeline.shows(strike)) for strike in run.injections),
         *audit(run.injections, run.records),
         *([_recovered(run, incidents, recoveries)] if incidents else []),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),

@@ -73,19 +73,43 @@ class Timeline:
 
     def _striker(self, worker: str, record: Record) -> tuple[Injection, int] | None:
         for strike in self._run.injections:
-            target = strike.target
-            if target is None or strike.missed or _cause(record) not in strike.fault.leads_to:
-                continue
-            acted_ns = target.claims.get(worker)
-            if strike.fault.blameless and record.event == Event.DETECTED:
-                if record["cause"] != LOG_RULE:
-                    continue
-                acted_ns = target.injected_ns  # whoever reads what is bad may print it
-            if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
-                acted_ns = target.injected_ns
+            acted_ns = self._acted_ns(strike, worker, record)
             if acted_ns is not None and record.t_ns >= acted_ns:
                 return strike, acted_ns
         return None
+
+    def _acted_ns(self, strike: Injection, worker: str, record: Record) -> int | None:
+        """When ``strike`` acted on ``worker``; None if it did not, or leads to no such notice."""
+        target = strike.target
+        if target is None or strike.missed or _cause(record) not in strike.fault.leads_to:
+            return None
+        acted_ns = target.claims.get(worker)
+        if strike.fault.blameless and record.event == Event.DETECTED:
+            # whatever reads what is bad may print it
+            return target.injected_ns if record["cause"] == LOG_RULE else None
+        if acted_ns is None and strike.fault.whole_node and self._was_there(worker, target):
+            acted_ns = target.injected_ns
+        return acted_ns
+
+    def shows(self, strike: Injection) -> bool:
+        """Whether the loss or the bad numbers followed that must follow a fault of this kind.
+
+        Several faults may have led to one loss: it shows each of them.
+        """
+        return not strike.fault.must_show or any(self._is_shown_by(strike, record) for record in self._records)
+
+    def _is_shown_by(self, strike: Injection, record: Record) -> bool:
+        target = strike.target
+        if target is None:
+            return False
+        if record.event in (Event.NODE_LOST, Event.EVICTED) and strike.fault.whole_node:
+            return record["node"] in target.struck_nodes and record.t_ns >= target.injected_ns
+        if record.event not in _NOTICES or record.event == Event.RECORD_LOST:
+            return False
+        if not record["worker"]:  # a sum that is not finite names no rank
+            return _cause(record) in strike.fault.must_show and record.t_ns >= target.injected_ns
+        times = [self._acted_ns(strike, one, record) for one in (record["worker"], *record.get("sources", ()))]
+        return any(acted_ns is not None and record.t_ns >= acted_ns for acted_ns in times)
 
     def _was_there(self, worker: str, target: Struck) -> bool:
         """Whether ``worker`` was started on a node that was struck before the last act on that."""
