@@ -490,9 +490,11 @@ def told(one: Strike) -> Injection:
     return Injection(one.fault_id, one.fault, struck, one.effective_ns, one.observed, one.missed)
 
 
-def run_of(strikes: list[Strike], records: list[Record], job: str = "gpt", **plan: Any) -> RawRun:
+def run_of(
+    strikes: list[Strike], records: list[Record], job: str = "gpt", ended: EndJob | None = None, **plan: Any
+) -> RawRun:
     experiment = plan_experiment(job, nodes=3, **plan)
-    run = RawRun(experiment, Path(), 0, ENDED_NS, None, deadline_passed=False)
+    run = RawRun(experiment, Path(), 0, ENDED_NS, ended, deadline_passed=False)
     run.__dict__["injections"] = [told(one) for one in strikes]
     run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
     return run
@@ -607,6 +609,20 @@ def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(undo: UndoLo
     assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
     run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "exited")])
     assert Timeline(run, History(run.records)).incidents()[1] == []
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(8, Verdict.PASSED), (9, Verdict.FAILED)])
+def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(
+    undo: UndoLog, last: int, verdict: Verdict
+) -> None:
+    """The job ended well all the same: steps to which the lost rank gave nothing were committed."""
+    fields = {"generation": 1, "rank": 1, "shards": [1], "samples": []}
+    given = Record(STRUCK_NS - 1, "node1.w0", Event.REDUCE, {"step": 8, **fields})
+    commits = committed(last + 1, LOST_NS + 1 + 10**7)
+    strikes = [strike(Kill(rank=1, at_step=8), undo)]
+    run = run_of(strikes, [given, lost("node1.w0", "exited"), *commits], ended=EndJob(ok=True, reason=""))
+    checks = {check.name: check.verdict for check in judge(run, None, "local").checks}
+    assert checks["recovered from every incident"] == verdict
 
 
 RECORD_GONE = Record(LOST_NS, "coordinator", Event.RECORD_LOST, {"node": "node1", "detail": "it has seen more"})

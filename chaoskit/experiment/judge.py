@@ -47,7 +47,8 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     history = History(run.records)
     timeline = Timeline(run, history)
     incidents, alarms = timeline.incidents()
-    recoveries = [recovery for incident in incidents if (recovery := timeline.recovery(incident))]
+    ways_back = [timeline.recovery(incident) for incident in incidents]
+    recoveries = [recovery for recovery in ways_back if recovery is not None]
     config = run.experiment.config
     ledger = history.ledger(config.shards_of)
     again, reduction = _exactness(config, history)
@@ -58,7 +59,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         _completed(run, history),
         *(fault_check(strike, shown=timeline.shows(strike)) for strike in run.injections),
         *audit(run.injections, run.records),
-        *([_recovered(run, incidents, recoveries)] if incidents else []),
+        *([_recovered(run, incidents, ways_back)] if incidents else []),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
         _samples(ledger, history, twin),
@@ -198,11 +199,26 @@ def _completed(run: RawRun, history: History) -> Check:
     return conclude("training completed", problems, f"{len(history.steps)} steps", looked_at=len(history.steps))
 
 
-def _recovered(run: RawRun, incidents: list[Incident], recoveries: list[Recovery]) -> Check:
-    over = run.end is not None and run.end.ok  # then an incident without a later step hit the last one
-    missing = 0 if over else len(incidents) - len(recoveries)
-    problems = [f"no step was finished after {missing} of {len(incidents)} incidents"] if missing else []
-    return conclude(RECOVERED, problems, f"{len(recoveries)} recoveries", looked_at=len(incidents))
+def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[Recovery | None]) -> Check:
+    without = [incident for incident, way_back in zip(incidents, ways_back, strict=True) if way_back is None]
+    over = run.end is not None and run.end.ok
+    missing = [incident for incident in without if not over or _went_on_without(incident, run.records)]
+    problems = [f"no step was finished by a new membership after {len(missing)} of {len(incidents)} incidents"]
+    found = f"{len(incidents) - len(without)} recoveries"
+    return conclude(RECOVERED, problems if missing else [], found, looked_at=len(incidents))
+
+
+def _went_on_without(incident: Incident, records: Sequence[Record]) -> bool:
+    """Whether steps to which a lost rank gave nothing were committed after its loss, in a run that ended well.
+
+    Numbers that are found bad need no new membership: the step is computed again.
+    """
+    loss = incident.detected
+    if loss.event != Event.DETECTED:
+        return False
+    given = (one["step"] for one in records if one.event == Event.REDUCE and one.source == loss["worker"])
+    last = max(given, default=-1)
+    return any(one.event == Event.COMMIT and one["step"] > last and one.t_ns > loss.t_ns for one in records)
 
 
 def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Check:
