@@ -53,7 +53,9 @@ class Event(StrEnum):
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
-    REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples
+    REDUCE = (
+        "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples, dataset: its size
+    )
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum; piece: of a sharded state, which one this rank holds
     # stall_ms: waited for a copy of the state before it; samples, rate, multiplier: of a batch that follows the world
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source

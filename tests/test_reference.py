@@ -45,6 +45,15 @@ def test_a_mistake_in_every_run_is_seen(chaos: Chaos, how: str, reduction: str) 
     assert [reason for reason in outcome.reasons if reason.startswith(NAME)]
 
 
+def test_a_sampler_that_is_wrong_in_every_run_is_seen(chaos: Chaos) -> None:
+    """Plain PyTorch is given the samples that journals name, so it does not see it, and neither does the twin."""
+    plan = {"nodes": 2, "shards": 3, "spares": 0, "options": {"how": "deals_half_twice"}}
+    outcome = chaos.run(JOB, steps=10, reference="required", check=False, **plan)
+    assert outcome.verdict == Verdict.FAILED
+    assert of(outcome, "every sample exactly once").verdict == Verdict.PASSED
+    assert of(outcome, "property 39S: epochs are permutations").verdict == Verdict.FAILED
+
+
 @pytest.mark.parametrize(
     ("job", "plan", "how"),
     [

@@ -18,6 +18,7 @@ from chaoskit.experiment.ending import Numbers, ending
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties
+from chaoskit.experiment.properties.base import Kind
 from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
@@ -35,7 +36,7 @@ class UnbrokenFailed(HarnessError):
 
     def __init__(self, run: RawRun, reason: str) -> None:
         self.run = run
-        super().__init__(f"the unbroken run of {run.experiment.job} did not complete: {reason}")
+        super().__init__(f"the unbroken run of {run.experiment.job} did not complete as it must: {reason}")
 
 
 class Twin(msgspec.Struct, frozen=True):
@@ -61,7 +62,8 @@ class Twin(msgspec.Struct, frozen=True):
 
         Raises:
             Interrupted: if something was lost in it, however well the runtime came back from that.
-            UnbrokenFailed: if the job ended without its last step. HarnessError: if the run did not end in time.
+            UnbrokenFailed: if the job ended without its last step, or what must never happen has happened.
+            HarnessError: if the run did not end in time.
         """
         history, job = History(run.records), run.experiment.job
         if run.end is None:
@@ -71,6 +73,8 @@ class Twin(msgspec.Struct, frozen=True):
         if problems := interruptions(run, history):
             remedy = f"look into {run.directory}, and run it again on a machine at rest"
             raise Interrupted(f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}")
+        if wrong := mistakes(run, history):
+            raise UnbrokenFailed(run, "; ".join(wrong))
         ends = [record for record in run.records if record.event == Event.FINISHED]
         digests = {record["weights_digest"] for record in ends}
         if len(digests) != 1:
@@ -80,7 +84,7 @@ class Twin(msgspec.Struct, frozen=True):
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:
-    """What shows that ``run`` was not unbroken, in words: losses, new memberships, properties that do not hold."""
+    """What shows that ``run`` was not unbroken, in words: losses, new memberships, what came too late."""
     trace = Trace(run, history, [])
     found = [
         f"{record.event} {record.get('worker', record.source)}: {record.get('cause', '')} {record.get('detail', '')}"
@@ -89,10 +93,21 @@ def interruptions(run: RawRun, history: History) -> list[str]:
     ]
     changes = sum(before != after for before, after in pairwise(trace.members.values()))  # the same may begin again
     found += [f"its members changed {changes} times"] if changes else []
-    ledger = history.ledger(run.experiment.config.shards_of)
-    found += [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
-    found += [check.detail for _, check in check_properties(trace) if check.verdict != Verdict.PASSED]
+    found += _violated(trace, "liveness")
     return found[:3]
+
+
+def mistakes(run: RawRun, history: History) -> list[str]:
+    """What an unbroken run shows of a runtime that is wrong in every run, in words."""
+    ledger = history.ledger(run.experiment.config.shards_of)
+    found = [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
+    return [*found, *_violated(Trace(run, history, []), "safety")][:3]
+
+
+def _violated(trace: Trace, kind: Kind) -> list[str]:
+    """What violates the properties of a kind, in words."""
+    checks = [check for one, check in check_properties(trace) if one.kind == kind]
+    return [check.detail for check in checks if check.verdict != Verdict.PASSED]
 
 
 class TwinCache:

@@ -398,6 +398,7 @@ class ShardedTrainer(BaseTrainer):
             rank=self.rank,
             shards=mine,
             samples=[sample for shard in mine for sample in self._samples[shard]],
+            dataset=self._sampler.size,
         )
         if self._group is not None:
             worker.hooks.rig.before_reduction(self._group)

@@ -72,6 +72,7 @@ class ReplicatedTrainer(BaseTrainer):
         self._calls = worker.regrouper.calls
         self._replica: Replica | None = None
         self._rehearsed = False
+        self._dataset_size = 0  # of this step
         self._began_ns = 0  # of the rehearsal
         self._joined = False  # whether the reducer uses the formation's group
         self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
@@ -188,6 +189,7 @@ class ReplicatedTrainer(BaseTrainer):
             self._over = True
             return
         sampler, step = self._work.sampler(len(dataset), batch_size), self.step
+        self._dataset_size = len(dataset)
         if not self._rehearsed:
             yield from self._compute(dataset, sampler, [0], prefetch)
             with self._plain_numbers():
@@ -444,6 +446,7 @@ class ReplicatedTrainer(BaseTrainer):
             rank=self.rank,
             shards=mine,
             samples=self._work.samples(mine),
+            dataset=self._dataset_size,
         )
 
     def _commit(self, formation: Formation, reduced: Reduced) -> None:

@@ -83,6 +83,13 @@ def samples_anew(trainer: Any) -> None:
     trainer._work.sampler = _sampler(trainer, lambda sampler, step, shard: sampler.samples(step - AT, shard))
 
 
+def deals_half_twice(trainer: Any) -> None:
+    """After a recovery, of each two samples one is dealt twice, and the other one never."""
+    trainer._work.sampler = _sampler(
+        trainer, lambda sampler, step, shard: [sample & ~1 for sample in sampler.samples(step, shard)]
+    )
+
+
 def shrinks_the_batch(trainer: Any) -> None:
     """After a recovery every shard has one sample less."""
     trainer._work.sampler = _sampler(trainer, lambda sampler, step, shard: sampler.samples(step, shard)[:-1])

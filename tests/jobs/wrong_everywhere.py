@@ -55,6 +55,14 @@ def seeds_by_step_only(trainer: Any) -> None:
     module.seed_everything = lambda seed, step, *_: seed_everything(seed, step)
 
 
+def deals_half_twice(trainer: Any) -> None:
+    """Of each two samples one is dealt twice, and the other one never."""
+    from chaoskit.runtime.sampling import Sampler
+
+    samples = Sampler.samples
+    Sampler.samples = lambda self, *where: [sample & ~1 for sample in samples(self, *where)]
+
+
 def ends_with_nan(trainer: Any) -> None:
     """A weight is no number after the last step, when nothing is computed from it any more."""
     _at_the_end(trainer, lambda replica: replica.parameters[0].data.view(-1)[:1].fill_(float("nan")))

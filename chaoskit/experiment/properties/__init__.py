@@ -181,6 +181,13 @@ PROPERTIES: tuple[Property, ...] = (
         shown_by=_SAMPLES,
     ),
     Property(
+        39,
+        "safety",
+        "epochs are permutations",
+        "Within an epoch of a dataset no sample is dealt twice, and none that it does not have.",
+        steps.epochs,
+    ),
+    Property(
         25,
         "safety",
         "randomness is keyed",

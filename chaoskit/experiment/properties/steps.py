@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
+from chaoskit.experiment.history import Step
 from chaoskit.experiment.properties.base import Finding, Trace
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -132,6 +133,46 @@ def batch_size(trace: Trace) -> Finding:
     return [
         f"step {number} has {size:g} samples instead of {first:g}" for number, size in sizes.items() if size != first
     ]
+
+
+def epochs(trace: Trace) -> Finding:
+    """Within an epoch of a dataset no sample is dealt twice, and none that it does not have."""
+    follows, steps = trace.config.follow is not None, trace.history.steps
+    if follows and min(steps, default=0):
+        return None  # how many samples came before is not known
+    dealt: dict[tuple[int, int], set[int]] = defaultdict(set)  # size of the dataset, epoch -> samples
+    found, before = [], 0
+    for number, step in steps.items():
+        by_shard = _samples_by_shard(step)
+        first = before if follows else number * trace.config.shards_of(number, step.finishers[0]["world"])
+        before += len(by_shard)
+        for shard, (size, samples) in by_shard.items():
+            for epoch, part in _by_epoch((first + shard) * len(samples), samples, size):
+                known, count = dealt[size, epoch], len(dealt[size, epoch])
+                known.update(part)
+                if len(known) < count + len(part):
+                    found.append(f"step {number} has samples that epoch {epoch} has dealt before")
+                if part and not 0 <= min(part) <= max(part) < size:
+                    found.append(f"step {number} has samples that a dataset of {size} does not have")
+    return found if dealt else None
+
+
+def _by_epoch(place: int, samples: list[int], size: int) -> list[tuple[int, list[int]]]:
+    """The samples of one stretch by epoch; ``place``: of the first one, among all that are ever dealt."""
+    epoch, within = divmod(place, size)
+    here = size - within
+    return [(epoch, samples[:here]), (epoch + 1, samples[here:])] if here < len(samples) else [(epoch, samples)]
+
+
+def _samples_by_shard(step: Step) -> dict[int, tuple[int, list[int]]]:
+    """Shard -> the size of its dataset, and the samples that were trained of it."""
+    found = {}
+    for record in step.contributions[step.generation].values():
+        share = len(record["samples"]) // max(1, len(record["shards"]))
+        for number, shard in enumerate(record["shards"]):
+            if size := record.get("dataset", 0):
+                found[shard] = (size, record["samples"][number * share : (number + 1) * share])
+    return found
 
 
 def boundaries(trace: Trace) -> Finding:
