@@ -15,6 +15,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import math
 import sys
 import tempfile
 import threading
@@ -164,7 +165,8 @@ def _play(referee: Referee, pairs: int, ddp_pid: int, ready: threading.Event) ->
             if number >= _WARM_PAIRS:
                 found.append(pair)
                 mark = ", other load" if pair.is_marked else ""
-                ddp_ms, spent = median(pair.ddp.seconds) * 1e3, pair.ours.cpu_s / pair.ddp.cpu_s
+                ddp_ms = median(pair.ddp.seconds) * 1e3
+                spent = pair.ours.cpu_s / (pair.ddp.cpu_s or math.inf)  # turns may be shorter than a tick
                 say(f"    pair {len(found)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}")
     except BaseException:
         referee.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -41,7 +41,11 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation that occurs in a message."""
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return st.builds(kind, **{name: _values(hint) for name, hint in get_type_hints(kind).items()})
+        hints = get_type_hints(kind, include_extras=True)
+        return st.builds(kind, **{name: _values(hint) for name, hint in hints.items()})
+    if origin is Annotated:  # a number that is not negative
+        assert [(type(limit), limit.ge) for limit in arguments[1:]] == [(msgspec.Meta, 0)]
+        return _values(arguments[0]).map(abs)
     if origin is tuple:
         items = arguments[:1] if arguments[-1] is Ellipsis else arguments
         if arguments[-1] is Ellipsis:
