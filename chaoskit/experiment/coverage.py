@@ -65,6 +65,7 @@ class _Story:
         self.started: dict[str, str] = {}  # worker -> the node whose agent started it
         self.told: set[str] = set()
         self.ended_well = False
+        self.trained: set[int] = set()  # memberships in which steps were finished
         for record in records:
             self.of[record.source].append(record)
             self.told.add(record.event)
@@ -81,12 +82,19 @@ class _Story:
                     self.ended_well = bool(record["ok"])
                 case Event.WORKER_STARTED:
                     self.started[record["worker"]] = record.source
+                case Event.COMMIT | Event.SKIP:
+                    self.trained.add(record["generation"])
 
     @property
     def members(self) -> list[str]:
         """Every worker that had a rank, in the order of the memberships."""
         named = (member["worker"] for plan in self.plans.values() for member in plan["members"])
         return list(dict.fromkeys(named))
+
+    @property
+    def unplanned(self) -> list[int]:
+        """Memberships in which steps were finished, and of which no plan tells."""
+        return sorted(self.trained - self.plans.keys())
 
     @property
     def nodes(self) -> list[str]:
@@ -131,8 +139,8 @@ def _coordinators(story: _Story, *, ended: bool) -> Iterator[str]:
     if not writers:
         yield "no coordinator has written anything"
         return
-    if not story.plans and story.told & {Event.REDUCE, Event.COMMIT, Event.SKIP}:
-        yield "no membership is told of"
+    for generation in story.unplanned:
+        yield f"generation {generation}: steps were finished in it, and no plan tells of it"
     if ended and Event.JOB_ENDED not in story.told:
         yield "coordinator: the end of the job is missing"
 
@@ -155,7 +163,7 @@ def _files(story: _Story) -> Iterator[str]:
     if story.members and not any(story.has(worker, Event.READY) for worker in story.members):
         yield "no worker says that it was ready"
     for worker in story.members:
-        yield from _breaks(worker, story.of[worker])
+        yield from _leaps(worker, story.of[worker])
         if story.writers(worker, "worker") and story.is_cut_off(worker):
             yield f"{worker}: its journal has no end, and it was not lost"
 
@@ -164,6 +172,7 @@ def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
     writers = story.writers(worker, "worker")
     if not writers:
         return
+    yield from _returns(worker, story.of[worker])
     if not story.has(worker, Event.READY):
         yield f"{worker}: it had a rank, and was not ready"
     is_lost = story.is_lost(worker)
@@ -175,25 +184,40 @@ def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
     yield from _steps(worker, story.of[worker])
 
 
-def _breaks(worker: str, records: Iterable[Record]) -> Iterator[str]:
-    """Within one file: a step follows from the one before."""
+def _leaps(worker: str, records: Iterable[Record]) -> Iterator[str]:
+    """Within one file, steps that are told of by what comes after them only."""
+    for record, reached in _reached(records):
+        step = record["step"]
+        match record.event:
+            case Event.REDUCE if step > reached:
+                yield f"{worker}: step {step} comes after {reached} steps"
+            case Event.HOOK_STOPPED if record["phase"] in TRIGGER_PHASES and step != reached:  # else it has no step yet
+                yield f"{worker}: it stood in step {step}, and tells of {reached} steps"
+            case Event.FINISHED if step != reached:
+                yield f"{worker}: it finished after {step} steps, and tells of {reached}"
+
+
+def _returns(worker: str, records: Iterable[Record]) -> Iterator[str]:
+    """Within one file, steps that come again though no state was taken over."""
+    for record, reached in _reached(records):
+        if record.event == Event.REDUCE and record["step"] < reached:
+            yield f"{worker}: step {record['step']} comes after {reached} steps"
+
+
+def _reached(records: Iterable[Record]) -> Iterator[tuple[Record, int]]:
+    """What tells in which step a rank is, each with the steps that were committed before it."""
     reached = 0
     for record in records:
         match record.event:
             case Event.RESTORED | Event.ADOPT:
                 reached = record["step"]
             case Event.REDUCE:
-                if record["step"] != reached:
-                    yield f"{worker}: step {record['step']} comes after {reached} steps"
+                yield record, reached
                 reached = record["step"]
             case Event.COMMIT | Event.SKIP:
                 reached = record["step"] + 1
-            case Event.HOOK_STOPPED if record["phase"] in TRIGGER_PHASES:  # elsewhere it has no step yet
-                if record["step"] != reached:
-                    yield f"{worker}: it stood in step {record['step']}, and tells of {reached} steps"
-            case Event.FINISHED:
-                if record["step"] != reached:
-                    yield f"{worker}: it finished after {record['step']} steps, and tells of {reached}"
+            case Event.HOOK_STOPPED | Event.FINISHED:
+                yield record, reached
 
 
 def _steps(worker: str, records: Iterable[Record]) -> Iterator[str]:
@@ -215,7 +239,6 @@ def _memberships(story: _Story) -> Iterator[str]:
     for generation, by_worker in sorted(finished.items()):
         plan = story.plans.get(generation)
         if plan is None:
-            yield f"generation {generation}: steps were finished in it, and no plan tells of it"
             continue
         steps = set().union(*by_worker.values())
         in_flight = {max(steps)} if generation < newest else set()

@@ -243,11 +243,21 @@ def evaluates(trainer: Any) -> None:
 
 
 def skips_the_rehearsal(trainer: Any) -> None:
-    """The worker reports for duty without having shown that it can train."""
-    worker = trainer._worker
+    """The worker reports for duty before it has shown that it can train."""
+    worker, advance = trainer._worker, trainer.replica.advance
     spec = {"worker": worker.name, "node": worker.name.rpartition(".")[0]}
     mark = fingerprint("", torch.device("cpu"))
-    worker.ready = lambda endpoint: worker.send(WorkerReady(endpoint=endpoint, fingerprint=mark, **spec))
+
+    def ready(endpoint: Any) -> None:
+        worker.send(WorkerReady(endpoint=endpoint, fingerprint=mark, **spec))
+        trainer.replica.advance = shown
+
+    def shown() -> None:
+        advance()
+        worker.journal.write(Event.READY, worker=worker.name, pid=os.getpid(), fingerprint=mark)
+        trainer.replica.advance = advance
+
+    worker.ready = ready
 
 
 def computes_otherwise(trainer: Any) -> None:
