@@ -72,11 +72,13 @@ class Timeline:
         return None
 
     def _striker(self, worker: str, record: Record) -> tuple[Injection, int] | None:
+        """The last one that struck ``worker`` before the notice: what struck it earlier, it had survived."""
+        found: tuple[Injection, int] | None = None
         for strike in self._run.injections:
             acted_ns = self._acted_ns(strike, worker, record)
-            if acted_ns is not None and record.t_ns >= acted_ns:
-                return strike, acted_ns
-        return None
+            if acted_ns is not None and record.t_ns >= acted_ns and (found is None or acted_ns > found[1]):
+                found = strike, acted_ns
+        return found
 
     def _acted_ns(self, strike: Injection, worker: str, record: Record) -> int | None:
         """When ``strike`` acted on ``worker``; None if it did not, or leads to no such notice."""

@@ -1,0 +1,54 @@
+"""The judge and a reader that shares no code with it say the same of recoveries, lost steps and goodput."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import brute_force
+
+from chaoskit.pytest_plugin import Chaos
+from faults import Exit, FailLoad, Fault, Hang, Kill, KillNode, Raise, Straggle
+
+TINY = {"size": "tiny", "batch": 12}
+#: Name -> faults, and what is not usual of the plan.
+RUNS: dict[str, tuple[list[Fault], dict[str, Any]]] = {
+    "unbroken": ([], {}),
+    "slow": ([Straggle(rank=1, at_step=6, delay_ms=20, steps=3)], {}),
+    "forward": ([Kill(rank=1, at_step=6)], {}),
+    "backward": ([Kill(rank=2, at_step=6, phase="backward")], {}),
+    "reduce": ([Kill(rank=0, at_step=6, phase="reduce")], {}),
+    "optimizer": ([Kill(rank=1, at_step=6, phase="optimizer")], {}),
+    "at a time": ([Kill(rank=1, after_s=0.3)], {"steps": 40}),
+    "without a spare": ([Kill(rank=1, at_step=6)], {"spares": 0}),
+    "first step": ([Kill(rank=1, at_step=0)], {}),
+    "two, one after the other": ([Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)], {"spares": 2}),
+    "two at once": ([Kill(rank=0, at_step=6), Kill(rank=2, at_step=6)], {"spares": 2}),
+    "exit": ([Exit(rank=1, at_step=6)], {}),
+    "exception": ([Raise(rank=1, at_step=6)], {}),
+    "stopped": ([Hang(rank=1, at_step=6)], {}),
+    "fast": ([Kill(rank=1, at_step=6)], {"reduction": "fast"}),
+    "sharded": ([Kill(rank=1, at_step=6)], {"job": "fsdp"}),
+    "sharded, reduce": ([Kill(rank=2, at_step=6, phase="reduce")], {"job": "fsdp"}),
+    "sharded, optimizer": ([Kill(rank=0, at_step=6, phase="optimizer")], {"job": "fsdp"}),
+    "sharded, two": ([Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)], {"job": "fsdp", "spares": 2}),
+    "committed steps lost": (
+        [FailLoad(rank=1, at_step=2, times=2), Kill(rank=1, at_step=4), KillNode(rank=0, at_step=12)],
+        {"nodes": 2, "spares": 0, "steps": 40, "max_lost_steps": 12},
+    ),
+}
+#: Time that ranks spend beside each other is dealt out to steps by the judge, to the nanosecond; here by whole steps.
+GOODPUT = 0.06
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_readers_agree(chaos: Chaos, name: str) -> None:
+    faults, more = RUNS[name]
+    plan = {"job": "gpt", "nodes": 3, "spares": 1, "steps": 20, "options": TINY, "twin": False} | more
+    outcome = chaos.run(plan.pop("job"), faults=faults, **plan)
+    told = brute_force.read(Path(outcome.directory))
+    mine = [recovery.seconds for recovery in outcome.recoveries]
+    assert sorted(mine) == pytest.approx(sorted(told.recoveries_s), abs=1e-6)
+    assert outcome.lost_steps == told.lost_steps
+    assert outcome.account.goodput == pytest.approx(told.goodput, abs=GOODPUT)
