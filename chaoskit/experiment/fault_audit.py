@@ -21,6 +21,7 @@ class _Witnesses:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.plans: list[Record] = []
+        self._generations: dict[int, list[Record]] = defaultdict(list)  # of the plans
         self.first_commit_ns: int | None = None
         self._hooks: dict[tuple[str, str], Record] = {}  # worker that stood there, fault -> the first time
         self._starts: dict[str, list[Record]] = defaultdict(list)  # worker -> by which node
@@ -29,6 +30,7 @@ class _Witnesses:
             match record.event:
                 case Event.PLAN:
                     self.plans.append(record)
+                    self._generations[record["generation"]].append(record)
                 case Event.COMMIT if self.first_commit_ns is None:
                     self.first_commit_ns = record.t_ns
                 case Event.HOOK_STOPPED:
@@ -54,7 +56,7 @@ class _Witnesses:
         """Those that may have been in force: the newest one, and that of the rank that stood at the hook."""
         count = bisect_right(self.plans, struck.injected_ns, key=lambda plan: plan.t_ns)
         hook = self.hook(one, struck)
-        stood = [plan for plan in self.plans if hook is not None and plan["generation"] == hook["generation"]]
+        stood = self._generations.get(hook["generation"], []) if hook is not None else []
         return [*self.plans[max(0, count - 1) : count], *stood]
 
 

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from chaoskit.config import RunConfig
@@ -44,6 +45,15 @@ class Step:
         return [*self.commits.get(self.generation, ()), *self.skips.get(self.generation, ())]
 
 
+class Finished(NamedTuple):
+    """How a step was finished in the generation whose result lives on, with the last rank."""
+
+    number: int
+    generation: int
+    world: int
+    end_ns: int
+
+
 class Repeated(NamedTuple):
     """A step whose result in a generation does not live on: it was committed there ``before``, and in one ``after``."""
 
@@ -73,6 +83,16 @@ class History:
                 found[record["step"]].contributions[record["generation"]][record["rank"]] = record
         self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
 
+    @cached_property
+    def finished(self) -> list[Finished]:
+        """One for each step, by number."""
+        found = []
+        for number, step in self.steps.items():
+            records = step.finishers
+            end_ns = max(record.t_ns for record in records)
+            found.append(Finished(number, step.generation, records[0]["world"], end_ns))
+        return found
+
     def losses(self) -> list[float | None]:
         """Loss of every step from 0; None where the batch was skipped or the step is missing."""
         last = max(self.steps, default=-1)
@@ -88,17 +108,17 @@ class History:
     def points(self, started_ns: int) -> list[StepPoint]:
         """One point a step; a step is finished when the last rank has finished it."""
         points: list[StepPoint] = []
-        for number, step in self.steps.items():
-            at_s = (max(record.t_ns for record in step.finishers) - started_ns) / 1e9
+        for step in self.finished:
+            at_s = (step.end_ns - started_ns) / 1e9
             before_s = points[-1].at_s if points else at_s
             points.append(
                 StepPoint(
-                    step=number,
-                    loss=self._loss(number),
+                    step=step.number,
+                    loss=self._loss(step.number),
                     at_s=at_s,
                     seconds=at_s - before_s,
                     generation=step.generation,
-                    world=step.finishers[0]["world"],
+                    world=step.world,
                 )
             )
         return points

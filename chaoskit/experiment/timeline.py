@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
-from statistics import median
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chaoskit.experiment import references
-from chaoskit.experiment.history import History
+from chaoskit.experiment.history import Finished, History
+from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
@@ -36,18 +43,25 @@ class Timeline:
 
     def __init__(self, run: RawRun, history: History) -> None:
         self._run, self._history = run, history
-        self._records = run.records
+        self._index = Index(run.records)
         self._config = run.experiment.config
-        self._resized = [record for record in run.records if record.event == Event.RESIZED]
+        self._resized = self._index.of(Event.RESIZED)
+        self._claims: dict[str, list[Injection]] = defaultdict(list)  # worker -> what acted on it itself
+        self._wide: list[Injection] = []  # that may have struck others, too
+        for strike in run.injections:
+            for worker in strike.target.claims if strike.target is not None else ():
+                self._claims[worker].append(strike)
+            if strike.fault.whole_node or strike.fault.blameless:
+                self._wide.append(strike)
         self.windows = windows(run.records, self._config.memory_copies)
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
         """Detections that belong to a fault, and those that nothing explains (false alarms)."""
         explained: dict[tuple[str, str], Incident] = {}
         alarms = []
-        for record in self._records:
-            if record.event not in _NOTICES or record.t_ns > self._end_ns():
-                continue
+        for record in self._index.of(*_NOTICES):
+            if record.t_ns > self._end_ns:
+                break
             found = self._explanation(record)
             if found is None:
                 alarms += [record] if _is_alarm(record, bool(explained)) else []
@@ -74,7 +88,7 @@ class Timeline:
     def _striker(self, worker: str, record: Record) -> tuple[Injection, int] | None:
         """The last one that struck ``worker`` before the notice: what struck it earlier, it had survived."""
         found: tuple[Injection, int] | None = None
-        for strike in self._run.injections:
+        for strike in (*self._claims.get(worker, ()), *self._wide):
             acted_ns = self._acted_ns(strike, worker, record)
             if acted_ns is not None and record.t_ns >= acted_ns and (found is None or acted_ns > found[1]):
                 found = strike, acted_ns
@@ -98,7 +112,11 @@ class Timeline:
 
         Several faults may have led to one loss: it shows each of them.
         """
-        return not strike.fault.must_show or any(self._is_shown_by(strike, record) for record in self._records)
+        if not strike.fault.must_show or strike.target is None:
+            return not strike.fault.must_show
+        events = (*_NOTICES, Event.NODE_LOST, Event.EVICTED)
+        since_ns = strike.target.injected_ns
+        return any(self._is_shown_by(strike, one) for event in events for one in self._index.since(event, since_ns))
 
     def _is_shown_by(self, strike: Injection, record: Record) -> bool:
         target = strike.target
@@ -116,16 +134,22 @@ class Timeline:
     def _was_there(self, worker: str, target: Struck) -> bool:
         """Whether ``worker`` was started on a node that was struck before the last act on that."""
         return any(
-            record.event == Event.WORKER_STARTED
-            and record["worker"] == worker
-            and record.source in target.struck_nodes
-            and record.t_ns <= target.acted_ns
-            for record in self._records
+            record.source in target.struck_nodes and record.t_ns <= target.acted_ns
+            for record in self._starts.get(worker, ())
         )
 
+    @cached_property
+    def _starts(self) -> dict[str, list[Record]]:
+        """Worker -> its starts."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self._index.of(Event.WORKER_STARTED):
+            found[record["worker"]].append(record)
+        return found
+
+    @cached_property
     def _end_ns(self) -> int:
-        ended = [record.t_ns for record in self._records if record.event == Event.JOB_ENDED]
-        return ended[0] if ended else self._run.ended_ns
+        ended = self._index.first(Event.JOB_ENDED)
+        return self._run.ended_ns if ended is None else ended.t_ns
 
     def impact(self, incident: Incident) -> str:
         """How the job felt the fault, in words."""
@@ -140,17 +164,18 @@ class Timeline:
         """The recovery from one incident; None if no step was committed after it."""
         if incident.detected.get("verdict") == "transient":
             return None  # nobody was replaced: the step was computed again
-        regroup = self._first(Event.PLAN, incident.detected.t_ns, lambda record: record["abort"])
+        regroup = self._index.first(Event.PLAN, incident.detected.t_ns, lambda record: bool(record["abort"]))
         if regroup is None:
             return None
-        good = self._first_good_step(incident, regroup["generation"])
-        if good is None:
+        place = bisect_left(self._newest_by_then, regroup["generation"])
+        if place == len(self._newest_by_then):
             return None
-        number, generation, good_ns = good
+        good = self._history.finished[place]
+        generation, good_ns = good.generation, good.end_ns
         step_s = self._step_seconds(incident.injected_ns)
-        spans = self._spans(incident, regroup, generation, good_ns, step_s)
+        spans = self._spans(incident, regroup, good, self._full_strength[place], step_s)
         world = self._world(generation)
-        full_ns = self._full_strength(number)
+        full_ns = self._full_strength[place]
         return Recovery(
             cause=self.impact(incident),
             fault=str(incident.strike.fault) if incident.strike else None,
@@ -166,56 +191,57 @@ class Timeline:
     def _seconds(self, t_ns: int) -> float:
         return (t_ns - self._run.started_ns) / 1e9
 
-    def _first(self, event: Event, after_ns: int, wanted: object = None) -> Record | None:
-        test = wanted if callable(wanted) else lambda record: True
-        return next((r for r in self._records if r.event == event and r.t_ns >= after_ns and test(r)), None)
+    @cached_property
+    def _newest_by_then(self) -> list[int]:
+        """By place in the history, the newest membership that has finished a step by then."""
+        return list(accumulate((step.generation for step in self._history.finished), max))
 
-    def _first_good_step(self, incident: Incident, generation: int) -> tuple[int, int, int] | None:
-        """Number, generation and end of the first step that every rank finished after the incident."""
-        for number, step in self._history.steps.items():
-            if step.generation >= generation:
-                return number, step.generation, max(record.t_ns for record in step.finishers)
-        return None
+    @cached_property
+    def _full_strength(self) -> list[int | None]:
+        """By place, when the first step from there on ended that had a world of the size that is wanted at its time."""
+        found: list[int | None] = []
+        next_ns = None
+        for step in reversed(self._history.finished):
+            next_ns = step.end_ns if step.world == self._full_world(step.end_ns) else next_ns
+            found.append(next_ns)
+        return found[::-1]
+
+    @cached_property
+    def _steps(self) -> tuple[list[float], NDArray[np.float64]]:
+        """When each step but the first one ended, and what it took."""
+        points = self._history.points(self._run.started_ns)[1:]
+        return [point.at_s for point in points], np.array([point.seconds for point in points])
 
     def _step_seconds(self, before_ns: int) -> float:
-        """Median time of the steps before the fault."""
-        points = self._history.points(self._run.started_ns)
-        earlier = [point.seconds for point in points[1:] if point.at_s <= self._seconds(before_ns)]
-        return median(earlier or [point.seconds for point in points[1:]] or [0.0])
+        """Median time of the steps before the fault; of all steps, if there are none."""
+        ends_s, seconds = self._steps
+        count = bisect_right(ends_s, self._seconds(before_ns)) or len(ends_s)
+        ordered = np.sort(seconds[:count])
+        return float((ordered[(count - 1) // 2] + ordered[count // 2]) / 2) if count else 0.0
 
     def _world(self, generation: int) -> int:
         """A coordinator may end before it has written its plan down; the members have."""
-        found = [r for r in self._records if r.event in (Event.PLAN, Event.REGROUPED) and r["generation"] == generation]
-        plan = next((r for r in found if r.event == Event.PLAN), None)
-        return len(plan["members"]) if plan else int(found[0]["world"])
-
-    def _full_strength(self, number: int) -> int | None:
-        """End of the first step from ``number`` on in a world of the size that is wanted at that time."""
-        for later, step in self._history.steps.items():
-            if later < number:
-                continue
-            end_ns = max(record.t_ns for record in step.finishers)
-            if step.finishers[0]["world"] == self._full_world(end_ns):
-                return end_ns
-        return None
+        for plan in self._index.in_generation(Event.PLAN, generation)[:1]:
+            return len(plan["members"])
+        return int(self._index.in_generation(Event.REGROUPED, generation)[0]["world"])
 
     def _full_world(self, t_ns: int) -> int:
         """Ranks of the full world at a time: it may have been resized on purpose."""
-        sizes = [int(record["size"]) for record in self._resized if record.t_ns <= t_ns]
-        return sizes[-1] if sizes else self._config.nodes
+        before = bisect_right(self._resized, t_ns, key=lambda record: record.t_ns)
+        return int(self._resized[before - 1]["size"]) if before else self._config.nodes
 
     def _last(self, event: Event, generation: int, after_ns: int) -> Record | None:
-        found = [r for r in self._records if r.event == event and r.t_ns >= after_ns and r["generation"] == generation]
-        return found[-1] if found else None
+        found = self._index.in_generation(event, generation)
+        return found[-1] if found and found[-1].t_ns >= after_ns else None
 
     def _spans(
-        self, incident: Incident, regroup: Record, generation: int, good_ns: int, step_s: float
+        self, incident: Incident, regroup: Record, good: Finished, full_ns: int | None, step_s: float
     ) -> list[PhaseSpan]:
         start_ns, detected_ns = incident.injected_ns, incident.detected.t_ns
+        generation, good_ns = good.generation, good.end_ns
         quiesced = self._last(Event.QUIESCED, regroup["generation"] - 1, detected_ns)
         settled = self._last(Event.REGROUPED, generation, detected_ns)
-        restored = [r for r in self._records if r.event == Event.RESTORED and r["generation"] == generation]
-        full_ns = self._full_strength(self._number(generation))
+        restored = self._index.in_generation(Event.RESTORED, generation)
         cause = incident.detected.get("cause", "nonfinite")
         ends = {
             "detected": (detected_ns, references.detected(cause, step_s)),
@@ -233,9 +259,6 @@ class Timeline:
             if redundant_ns is not None:
                 ends["redundancy restored"] = (redundant_ns, (0.0, "not on the way to the next step"))
         return self._lay_out(start_ns, ends)
-
-    def _number(self, generation: int) -> int:
-        return next(number for number, step in self._history.steps.items() if step.generation >= generation)
 
     def _lay_out(self, start_ns: int, ends: dict[str, tuple[int, tuple[float, str]]]) -> list[PhaseSpan]:
         """Phases one after the other: what was over before its turn came takes no time."""
@@ -264,17 +287,38 @@ class Timeline:
 
     def _spares(self, regroup_ns: int) -> int | None:
         """When as many spares stood ready again as the run asks for, after the regroup took what it needed."""
+        times, enough = self._stocks
+        place = bisect_right(times, regroup_ns)
+        if place and enough[place - 1]:
+            return regroup_ns
+        return self._next_enough[place] if place < len(times) else None
+
+    @cached_property
+    def _stocks(self) -> tuple[list[int], list[bool]]:
+        """When the number of ready spares may have changed, and whether there were enough of them from then on."""
         ready: set[str] = set()
-        for record in self._records:
+        times, enough = [], []
+        for record in self._index.of(Event.SPARE_READY, Event.PLAN, Event.DETECTED):
             if record.event == Event.SPARE_READY:
                 ready.add(record["worker"])
             elif record.event == Event.PLAN:
                 ready -= {member["worker"] for member in record["members"]}
-            elif record.event == Event.DETECTED:
+            else:
                 ready.discard(record["worker"])
-            if record.t_ns >= regroup_ns and len(ready) >= self._config.spares:
-                return record.t_ns
-        return None
+            times.append(record.t_ns)
+            enough.append(len(ready) >= self._config.spares)
+        return times, enough
+
+    @cached_property
+    def _next_enough(self) -> list[int | None]:
+        """By place in the stocks, when there were enough again."""
+        found: list[int | None] = []
+        next_ns = None
+        times, enough = self._stocks
+        for t_ns, is_enough in zip(reversed(times), reversed(enough), strict=True):
+            next_ns = t_ns if is_enough else next_ns
+            found.append(next_ns)
+        return found[::-1]
 
 
 def _cause(record: Record) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from chaoskit.config import RunConfig
 from chaoskit.experiment.history import History
+from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import Injection
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
@@ -30,18 +31,8 @@ class Trace:
     def __init__(self, run: RawRun, history: History, recoveries: list[Recovery]) -> None:
         self.run, self.history, self.recoveries = run, history, recoveries
         self.config: RunConfig = run.experiment.config
-        self._by_event: dict[str, list[Record]] = defaultdict(list)
-        for record in run.records:
-            self._by_event[record.event].append(record)
-
-    def of(self, *events: Event) -> list[Record]:
-        """The records of these events, by time."""
-        found = [record for event in events for record in self._by_event[event]]
-        return found if len(events) == 1 else sorted(found, key=lambda record: record.t_ns)
-
-    def first(self, event: Event, after_ns: int = 0) -> Record | None:
-        """The first record of ``event`` that is not before ``after_ns``."""
-        return next((record for record in self._by_event[event] if record.t_ns >= after_ns), None)
+        self._index = Index(run.records)
+        self.of, self.first = self._index.of, self._index.first
 
     @cached_property
     def members(self) -> dict[int, dict[str, int]]:

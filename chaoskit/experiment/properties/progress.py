@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.properties import promised
 from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.journal import Record
 from chaoskit.vocabulary import HUNG, SLOW, Event
 
 _SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only
@@ -17,6 +19,9 @@ def abort(trace: Trace) -> Finding:
     """When a rank is lost, all others leave their collective long before it would time out by itself."""
     limit_s = trace.config.collective_timeout_s / 4
     found, seen = [], False
+    groups: dict[str, list[Record]] = defaultdict(list)  # worker -> those it was in
+    for record in trace.of(Event.REGROUPED):
+        groups[record.source].append(record)
     for plan in trace.of(Event.PLAN):
         generation = plan["generation"]
         survivors = trace.members.get(generation - 1, {}).keys() & trace.members[generation].keys()
@@ -26,15 +31,11 @@ def abort(trace: Trace) -> Finding:
         due_ns = plan.t_ns + int(limit_s * 1e9)
         if due_ns > trace.end_ns:
             continue
-        left = {
-            record.source
-            for record in trace.of(Event.REGROUPED)
-            if record["generation"] >= generation and record.t_ns <= due_ns
-        }
-        gone = {worker for worker, t_ns in trace.lost_ns.items() if t_ns <= due_ns}
-        found += [
-            f"{worker} was not in generation {generation} after {limit_s:g} s" for worker in survivors - left - gone
-        ]
+        for worker in survivors:
+            gone = trace.lost_ns.get(worker, math.inf) <= due_ns
+            left = any(one["generation"] >= generation and one.t_ns <= due_ns for one in reversed(groups[worker]))
+            if not gone and not left:
+                found.append(f"{worker} was not in generation {generation} after {limit_s:g} s")
     return found if seen else None
 
 

@@ -36,14 +36,29 @@ def fencing(trace: Trace) -> Finding:
         if record["generation"] in trace.members  # else its coordinator ended before it could write it down
         and record.source not in trace.members[record["generation"]]
     ]
+    newer_ns = _newer_settled(trace)
     for record in trace.of(Event.COMMIT, Event.SKIP):
-        newer_ns = [t_ns for generation, t_ns in trace.settled_ns.items() if generation > record["generation"]]
-        if newer_ns and record.t_ns > min(newer_ns) and not _was_decided(trace, record, min(newer_ns)):
+        settled_ns = newer_ns.get(record["generation"], math.inf)
+        if record.t_ns > settled_ns and not _was_decided(trace, record, settled_ns):
             found.append(f"{record.source} committed step {record['step']} in generation {record['generation']}, late")
     return found
 
 
-def _was_decided(trace: Trace, commit: Record, before_ns: int) -> bool:
+def _newer_settled(trace: Trace) -> dict[int, float]:
+    """Generation -> when the first newer one had settled."""
+    generations = sorted({*trace.settled_ns, *(generation for _, generation in trace.commits), *_skipping(trace)})
+    found, first_ns = {}, math.inf
+    for generation in reversed(generations):
+        found[generation] = first_ns
+        first_ns = min(first_ns, trace.settled_ns.get(generation, math.inf))
+    return found
+
+
+def _skipping(trace: Trace) -> set[int]:
+    return {record["generation"] for record in trace.of(Event.SKIP)}
+
+
+def _was_decided(trace: Trace, commit: Record, before_ns: float) -> bool:
     """Whether all members had contributed to the step of ``commit`` before that time."""
     step, generation = commit["step"], commit["generation"]
     given = {
