@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.report.store import encode_outcome
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event
-from faults import BitFlip, Kill, KillNode, NaN
+from faults import BitFlip, Exit, Kill, KillNode, NaN
 
 JOB = Path(__file__).parent / "jobs" / "wrong_everywhere.py"
 PRINTER = """
@@ -53,15 +54,27 @@ def same(outcome: Outcome, again: Outcome) -> None:
     assert plain[1] == plain[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stumble(Exit):
+    """A fault of a user's own, which no other process can import."""
+
+    reason: str = "a stone"
+
+    @property
+    def moment(self) -> str:
+        return f"where {self.reason} lay"
+
+
 @pytest.mark.parametrize(
     "faults",
     [
+        (Stumble(rank=1, at_step=4, status=3),),
         (Kill(rank=1, at_step=4),),
         (KillNode(rank=0, at_step=3), Kill(rank=1, at_step=6)),
         (NaN(rank=1, at_step=4, parameter="3.weight"), BitFlip(rank=2, at_step=7, parameter="0.weight", bit=20)),
         (Kill(rank=1, at_step=4), Kill(rank=2, during="detection", recovery=2)),
     ],
-    ids=["kill", "node and kill", "numbers", "never due"],
+    ids=["of a user's own", "kill", "node and kill", "numbers", "never due"],
 )
 def test_the_outcome_of_a_copy_is_the_same(chaos: Chaos, faults: tuple[Any, ...], tmp_path: Path) -> None:
     """Also where a fault did not act, so that the run is unknown."""

@@ -135,7 +135,20 @@ def _plain(fault: Fault) -> dict[str, Any]:
         msgspec.json.encode(plain)
     except (TypeError, ValueError) as error:
         raise BadInput("faults", str(fault), f"use plain values in its fields: {error}") from None
-    return {"kind": fault.kind, **plain}
+    judged = {} if type(fault) in CATALOGUE else {"judged": _as_judged(fault)}
+    return {"kind": fault.kind, **plain, **judged}
+
+
+def _as_judged(fault: Fault) -> dict[str, Any]:
+    """What a run is judged by of a fault of a user's own class, which may not be there when it is judged again."""
+    return {
+        "text": str(fault),
+        "moment": fault.moment,
+        "leads_to": sorted(fault.leads_to),
+        "must_show": sorted(fault.must_show),
+        "whole_node": fault.whole_node,
+        "blameless": fault.blameless,
+    }
 
 
 def _spelled(value: Any) -> Any:
@@ -179,7 +192,9 @@ def recall(path: Path, *, sharded: bool) -> Planned:
     except OSError as error:
         remedy = f"name the directory of a run, which holds its plan ({error.strerror})"
         raise BadInput("run directory", str(path.parent), remedy) from None
-    faults = tuple(_fault(number, entry) for number, entry in enumerate(plan.faults))
+    faults = tuple(
+        _recalled(entry) if "judged" in entry else _fault(number, entry) for number, entry in enumerate(plan.faults)
+    )
     deadline_s = _deadline(plan.deadline_s)
     assert deadline_s is not None, "a plan that was saved has a deadline"
     if plan.command is not None:
@@ -314,6 +329,16 @@ def _fault(number: int, entry: Mapping[str, Any]) -> Fault:
         return kind(**values)
     except BadInput as error:
         raise BadInput(f"{place}.{error.field}", error.value, error.remedy) from None
+
+
+def _recalled(entry: Mapping[str, Any]) -> Fault:
+    """A fault of a class that the catalogue does not have, as far as a run is judged by it. It cannot strike."""
+    told = entry["judged"]
+    known = {name: frozenset(told[name]) for name in ("leads_to", "must_show")}
+    known |= {name: told[name] for name in ("moment", "whole_node", "blameless")}
+    kind = type(str(entry["kind"]), (Fault,), {**known, "__str__": lambda self: told["text"]})
+    fault: Fault = kind(**{item.name: entry[item.name] for item in fields(Fault)})
+    return fault
 
 
 def _typed(field: str, value: Any, hint: Any) -> Any:
