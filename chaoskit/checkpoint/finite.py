@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chaoskit.checkpoint.arena import Slot, dtype_named
 
-_SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread alone
+_SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread, however many it may use
 _SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # what is mapped to be read is only read here
@@ -35,7 +35,7 @@ def is_finite(values: Tensor, *, infinite: bool = False) -> bool:
     if values.dtype not in _SUMMABLE:
         return True
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    for part in values.split(_SUMMED):
+    for part in values.split(_SUMMED if torch.get_num_threads() > 1 else max(1, values.numel())):
         if math.isfinite(float(part.sum(dtype=wide))):
             continue
         if bool(part.isnan().any() if infinite else (~part.isfinite()).any()):
