@@ -63,8 +63,12 @@ def torchrun(*options: str, job: str = "logged.py", arguments: tuple[str, ...]) 
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
+    """A run of which nothing is missing."""
     settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": WAIT_S}
-    return chaos.run(command=command, faults=faults, **settings | plan)
+    outcome = chaos.run(command=command, faults=faults, **settings | plan)
+    whole = check(outcome, "journals are whole")
+    assert whole.verdict is Verdict.PASSED, whole.detail
+    return outcome
 
 
 def check(outcome: Outcome, name: str) -> Check:

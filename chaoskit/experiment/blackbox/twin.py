@@ -1,4 +1,4 @@
-"""The twin of a command: the same command, unbroken. Known as long as the harness lives."""
+"""The twin of a command: the same command, unbroken. Known as long as the harness is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.experiment.blackbox.run import CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
 
@@ -21,10 +21,12 @@ class CommandTwin(msgspec.Struct, frozen=True):
     Attributes:
         counts: how often the logs show each step.
         losses: the different losses that they show for it.
+        run_id: which run it was.
     """
 
     counts: dict[int, int]
     losses: dict[int, tuple[float, ...]]
+    run_id: str
 
     @classmethod
     def of(cls, run: CommandRun) -> CommandTwin:
@@ -37,14 +39,13 @@ class CommandTwin(msgspec.Struct, frozen=True):
         if problems := unfinished(run):
             logs = run.directory / "log"
             raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
-        lines = run.lines
-        if (back := went_back(lines)) is not None:
+        if (back := went_back(run.lines)) is not None:
             node, before, after = back
             told = f"its log on {node} goes back from step {before} to step {after}"
             remedy = "have each step shown once, in order, or do without a twin (twin=False)"
             raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
-        counts = Course(lines).counts()
-        return cls(counts, Course(lines, Usual(counts)).losses())
+        counts = Course(run.lines).counts()
+        return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id)
 
     @property
     def usual(self) -> Usual:
@@ -62,12 +63,7 @@ class CommandTwin(msgspec.Struct, frozen=True):
 
 def unfinished(run: CommandRun) -> list[str]:
     """Why a command did not end well; nodes that a fault took away do not count, as long as one is left."""
-    taken = {
-        node
-        for strike in run.injections
-        if strike.target is not None and not strike.missed and strike.fault.ends_node
-        for node in strike.target.struck_nodes
-    }
+    taken = taken_nodes(run)
     if run.deadline_passed:
         late = f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
         return [late, *_bad_ends(run, taken)]
@@ -76,16 +72,22 @@ def unfinished(run: CommandRun) -> list[str]:
     return _bad_ends(run, taken)
 
 
+def taken_nodes(run: CommandRun) -> set[str]:
+    """The nodes that faults took away for good."""
+    return {
+        node
+        for strike in run.injections
+        if strike.target is not None and not strike.missed and strike.fault.ends_node
+        for node in strike.target.struck_nodes
+    }
+
+
 def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
     return [
-        f"the command on {node} {_ended(*end)}"
+        f"the command on {node} {describe_end(*end)}"
         for node, end in sorted(run.exits.items())
         if end != GOOD and node not in taken
     ]
-
-
-def _ended(how: str, status: str) -> str:
-    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(how, f"was {how} by {status}")
 
 
 def key(experiment: CommandExperiment) -> str:

@@ -1,0 +1,119 @@
+"""Verdicts of commands cannot pass on nothing: what is missing is named, and so is what was not struck as planned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.examples import examples
+
+from chaoskit import Chaos, Outcome, Verdict, judge_directory
+from chaoskit.experiment.coverage import NAME
+from chaoskit.experiment.outcome import Check
+from chaoskit.stacks import LogPatterns
+from faults import Kill
+
+WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)")
+STEPS = LogPatterns(step=r"step (\d+)")
+JOB = Path(__file__).parent.parent / "suites" / "canary" / "command_job.py"
+#: What a verdict on a command is computed from. A line of these that cannot be read must not end as passed. (That a
+#: process which was not struck had a rank, or ended, is not among them.)
+NEEDED = {
+    "command_exited",
+    "command_started",
+    "evidence",
+    "injected",
+    "logged",
+    "run_ended",
+    "started",
+    "undone",
+}
+
+
+def run(chaos: Chaos, command: list[str], *faults: Kill, **plan: Any) -> Outcome:
+    settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": 60.0, "max_lost_steps": 100}
+    return chaos.run(command=command, faults=faults, **settings | plan)
+
+
+def check(outcome: Outcome, name: str) -> Check:
+    return next(check for check in outcome.checks if check.name.startswith(name))
+
+
+# -- what is missing ----------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
+    """Damage one file. Returns how, and the events of the records that cannot be read any more; of a log: logged."""
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    place, how = chance.randrange(len(lines)), chance.choice(["delete", "truncate", "duplicate", "flip"])
+    at = chance.randrange(len(data))
+    cut = len(data[: at + 1].splitlines()) - 1
+    if how == "duplicate":
+        lines.insert(chance.randrange(len(lines) + 1), lines[place])
+        lost = []
+    elif how == "delete":
+        lost = [lines.pop(place)]
+    elif how == "truncate":
+        lost, lines = lines[cut:], [data[:at]]
+    else:
+        lost, lines = [lines[cut]], [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]]
+    path.write_bytes(b"".join(lines))
+    return how, {"log" if path.suffix == ".log" else json.loads(line)["event"] for line in lost}
+
+
+@pytest.mark.costly
+def test_no_damage_that_matters_passes(chaos: Chaos, tmp_path: Path) -> None:
+    """Of any file. A flipped bit of a log may leave what it shows as it was."""
+    command = [sys.executable, str(JOB), "60", "0.02"]
+    outcome = run(chaos, command, Kill(rank=1, at_step=15), ranks=2)
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+    files = sorted(Path(outcome.directory).glob("journal/*.jsonl")) + sorted(Path(outcome.directory).glob("log/*"))
+    for number in range(examples(200)):
+        chance = Random(number)
+        copy = tmp_path / "copy"
+        shutil.copytree(outcome.directory, copy)
+        path = copy / chance.choice(files).relative_to(outcome.directory)
+        how, lost = damage(path, chance)
+        verdict = judge_directory(copy).verdict
+        if lost & NEEDED or (path.suffix == ".log" and how != "flip"):
+            assert verdict != Verdict.PASSED, (number, path, how, lost)
+        elif how == "duplicate":
+            assert verdict == Verdict.PASSED, (number, path, how)
+        shutil.rmtree(copy)
+
+
+def test_a_node_of_several_that_is_silent_is_named(chaos: Chaos, tmp_path: Path) -> None:
+    outcome = run(chaos, ["sh", "-c", "echo step 0 loss 1; echo step 1 loss 2"], nodes=2)
+    assert check(outcome, NAME).verdict == Verdict.PASSED
+    copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
+    (copy / "journal" / "node1.jsonl").unlink()
+    again = judge_directory(copy)
+    assert (again.verdict, check(again, NAME).detail) == (Verdict.UNKNOWN, "node1: it has written nothing")
+
+
+def test_a_log_may_go_on_after_the_deadline(chaos: Chaos) -> None:
+    """Until the command is ended: what was not read any more is not missing."""
+    command = ["sh", "-c", "echo step 1; yes | head -c 50000000; echo step 2; sleep 600"]
+    outcome = run(chaos, command, twin=False, watch=STEPS, deadline_s=1.0)
+    assert check(outcome, NAME).verdict == Verdict.PASSED, check(outcome, NAME).detail
+    assert [point.step for point in outcome.steps] == [1]
+    assert outcome.verdict == Verdict.FAILED
+
+
+# -- checks that looked at too little -----------------------------------------------------------------------------
+
+
+def test_what_does_not_apply_is_no_check(chaos: Chaos) -> None:
+    outcome = run(chaos, ["sh", "-c", "echo step 0"], twin=False, watch=STEPS)
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+    assert outcome.not_applied == {
+        "recovered from every incident": "no fault struck",
+        "losses equal the twin's": "there is no pattern for losses",
+    }
+    assert not outcome.not_applied.keys() & {check.name for check in outcome.checks}
