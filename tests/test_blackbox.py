@@ -63,11 +63,12 @@ def torchrun(*options: str, job: str = "logged.py", arguments: tuple[str, ...]) 
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
-    """A run of which nothing is missing."""
+    """A run of which nothing is missing, and in which nothing else was struck than was planned."""
     settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": WAIT_S}
     outcome = chaos.run(command=command, faults=faults, **settings | plan)
     whole = check(outcome, "journals are whole")
     assert whole.verdict is Verdict.PASSED, whole.detail
+    assert not [one for one in outcome.checks if one.name.endswith("struck what was planned")]
     return outcome
 
 

@@ -16,6 +16,8 @@ from chaoskit import Chaos, Outcome, Verdict, judge_directory
 from chaoskit.experiment.coverage import NAME
 from chaoskit.experiment.outcome import Check
 from chaoskit.stacks import LogPatterns
+from chaoskit.suites.canary.journals import Journals
+from chaoskit.vocabulary import Event
 from faults import Kill
 
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)")
@@ -117,3 +119,43 @@ def test_what_does_not_apply_is_no_check(chaos: Chaos) -> None:
         "losses equal the twin's": "there is no pattern for losses",
     }
     assert not outcome.not_applied.keys() & {check.name for check in outcome.checks}
+
+
+# -- what was struck ----------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_is_not_struck_in_place_of_its_rank(chaos: Chaos) -> None:
+    """While the rank is gone its launcher is the first process of the node. The fault waits for the next rank."""
+    first, next_one = "sleep 3; echo step 0", "echo step 1; sleep 0.5; echo step 2"
+    command = f"RANK=0 sh -c '{first}'; sleep 2; until RANK=0 sh -c '{next_one}'; do :; done"
+    outcome = run(chaos, ["sh", "-c", command], Kill(rank=0, after_s=0.5), twin=False, watch=STEPS)
+    (struck,), (started,) = outcome.records(Event.INJECTED), outcome.records(Event.COMMAND_STARTED)
+    assert struck["pid"] != started["pid"]
+    assert struck["pid"] in {one["pid"] for one in outcome.records(Event.RANK_FOUND)}
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+
+
+def test_two_faults_on_one_rank_struck_what_was_planned(chaos: Chaos) -> None:
+    """The second one is due while the rank is still to be replaced: it is late, and that is no mistake."""
+    command = [sys.executable, str(JOB), "60", "0.02"]
+    outcome = run(chaos, command, Kill(rank=1, at_step=15), Kill(rank=1, at_step=16), ranks=2)
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+    assert len({one["pid"] for one in outcome.records(Event.INJECTED)}) == 2
+
+
+def test_the_first_process_of_a_node_is_its_rank_by_the_word_of_the_node(chaos: Chaos, tmp_path: Path) -> None:
+    """Where no process has the variable RANK. The node that tells of another one shows the mistake."""
+    command = ["sh", "-c", "n=0; while [ $n -lt 60 ]; do echo step $n; n=$((n+1)); sleep 0.05; done"]
+    outcome = run(chaos, command, Kill(rank=1, at_step=5), nodes=2, twin=False, watch=STEPS)
+    assert not outcome.records(Event.RANK_FOUND)
+    assert outcome.verdict == Verdict.FAILED
+    assert "training completed: the command on node1 was killed by SIGKILL" in outcome.reasons
+    assert not any("struck what was planned" in check.name for check in outcome.checks)
+    copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
+    journals = Journals(copy)
+    started = dict(journals.of("command_started"))
+    started["node0"]["pid"], started["node1"]["pid"] = started["node1"]["pid"], started["node0"]["pid"]
+    journals.write()
+    again = judge_directory(copy)
+    assert again.verdict == Verdict.ERROR
+    assert "had rank 0, not rank 1 of node1" in again.reasons[0]

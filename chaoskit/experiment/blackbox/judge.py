@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from chaoskit.experiment.blackbox.audit import audit
 from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.coverage import coverage_of
 from chaoskit.experiment.blackbox.plan import moment
@@ -43,6 +44,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         _completed(run, course, twin),
         _shows_steps(run, course),
         *(fault_check(strike) for strike in run.injections),
+        *audit(run, is_whole=not coverage.blind),
         *([_recovered(run, course, recoveries)] if RECOVERED not in not_applied else []),
         _kept(run, course),
     ]
