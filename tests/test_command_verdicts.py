@@ -15,6 +15,7 @@ from support.examples import examples
 from chaoskit import Chaos, Outcome, Verdict, judge_directory
 from chaoskit.experiment.coverage import NAME
 from chaoskit.experiment.outcome import Check
+from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks import LogPatterns
 from chaoskit.suites.canary.journals import Journals
 from chaoskit.vocabulary import Event
@@ -119,6 +120,66 @@ def test_what_does_not_apply_is_no_check(chaos: Chaos) -> None:
         "losses equal the twin's": "there is no pattern for losses",
     }
     assert not outcome.not_applied.keys() & {check.name for check in outcome.checks}
+
+
+def test_an_incident_without_a_later_step_is_not_excused_without_a_twin(chaos: Chaos) -> None:
+    """The launcher ends well although its rank was killed, and whether that was in the last step is not known."""
+    command = ["sh", "-c", "RANK=0 sh -c 'for n in 0 1 2 3 4 5 6 7 8 9; do echo step $n; sleep 0.3; done'; exit 0"]
+    outcome = run(chaos, command, Kill(rank=0, at_step=3), twin=False, watch=STEPS)
+    assert outcome.verdict == Verdict.UNKNOWN, outcome.reasons
+    assert "no step after step" in check(outcome, "recovered").detail
+
+
+SPARSE = """
+import sys
+from pathlib import Path
+
+counter = Path(sys.argv[1])
+again = counter.exists()
+counter.touch()
+for step in range(40):
+    if not again or step % 3 == 0 or step == 39:
+        print(f"step {step}", flush=True)
+"""
+
+
+def test_steps_that_the_unbroken_run_alone_shows_are_counted(chaos: Chaos, tmp_path: Path) -> None:
+    """Losses are not asked for: nothing else would tell."""
+    (tmp_path / "sparse.py").write_text(SPARSE)
+    outcome = run(chaos, [sys.executable, str(tmp_path / "sparse.py"), str(tmp_path / "ran")], watch=STEPS)
+    assert outcome.verdict == Verdict.UNKNOWN, outcome.reasons
+    assert check(outcome, "the log shows steps").detail.startswith("26 of 40 steps are in its twin's log only")
+
+
+TWICE = """
+import subprocess, sys, time
+from pathlib import Path
+
+counter, how = Path(sys.argv[1]), sys.argv[2]
+number = int(counter.read_text()) if counter.exists() else 0
+counter.write_text(str(number + 1))
+train = "import time; time.sleep(2); [print(f'step {n} loss {n}', flush=True) for n in range(10)]; time.sleep(1)"
+for _ in range(1 + (how == "always" or number == 0)):
+    subprocess.run(["env", "RANK=0", sys.executable, "-c", train], check=True)
+"""
+
+
+def twice(directory: Path, how: str) -> list[str]:
+    """A launcher that starts its rank again when that has shown all its steps: ``always``, or in its ``first`` run."""
+    (directory / "twice.py").write_text(TWICE)
+    return [sys.executable, str(directory / "twice.py"), str(directory / "runs"), how]
+
+
+def test_an_unbroken_run_whose_rank_was_started_again_is_run_once_more(chaos: Chaos, tmp_path: Path) -> None:
+    """Its log shows every step twice, as one of two ranks would; the node tells of one rank that was started twice."""
+    outcome = run(chaos, twice(tmp_path, "first"))
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons
+    assert (tmp_path / "runs").read_text() == "3"
+
+
+def test_a_rank_that_is_always_started_again_leaves_no_unbroken_run(chaos: Chaos, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="rank 0 on node0 was started again, and its log goes back from step 9 to"):
+        run(chaos, twice(tmp_path, "always"))
 
 
 # -- what was struck ----------------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, course, twin),
-        _shows_steps(run, course),
+        _shows_steps(run, course, twin),
         *(fault_check(strike) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
-        *([_recovered(run, course, recoveries)] if RECOVERED not in not_applied else []),
+        *([_recovered(run, course, recoveries, twin)] if RECOVERED not in not_applied else []),
         _kept(run, course),
     ]
     if twin is not None and run.run_id and twin.run_id == run.run_id:
@@ -234,9 +234,14 @@ def _nodes(run: CommandRun) -> str:
     return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
 
 
-def _shows_steps(run: CommandRun, course: Course) -> Check:
-    name = "the log shows steps"
-    if course.steps:
+def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
+    name, last = "the log shows steps", course.highest
+    if last is not None:
+        wanted = [step for step in twin.counts if step <= last] if twin is not None else []
+        silent = sum(step not in course.steps for step in wanted)
+        if _is_too_silent(run, silent, len(wanted)):
+            told = f"{silent} of {len(wanted)} steps are in its twin's log only"
+            return _unknown(name, f"{told}: have every step shown, or do without a twin (twin=False)")
         return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
     if run.odd:
@@ -245,11 +250,16 @@ def _shows_steps(run: CommandRun, course: Course) -> Check:
     return _unknown(name, f"{told}{example}: mend the pattern; see {run.directory / 'log'}")
 
 
-def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery]) -> Check:
-    landed = len(_landed(run))
-    if not course.steps:
+def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None) -> Check:
+    landed, last = len(_landed(run)), course.highest
+    if last is None:
         return _unknown(RECOVERED, "the log shows no step")
-    missing = landed - len(recoveries) if unfinished(run) else 0  # of a run that ended well, it hit the last step
+    missing, is_well = landed - len(recoveries), not unfinished(run)
+    if missing and is_well and twin is None:
+        told = f"no step after step {last} was shown, and whether that was the last is known by an unbroken run alone"
+        return _unknown(RECOVERED, told)
+    if is_well and twin is not None and twin.highest is not None and last >= twin.highest:
+        missing = 0  # it hit the last step
     problems = [f"the log shows no recovery from {missing} of {landed} incidents"] if missing else []
     return conclude(RECOVERED, problems, f"{len(recoveries)} recoveries", looked_at=landed)
 

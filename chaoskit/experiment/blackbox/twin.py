@@ -13,6 +13,7 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
+from chaoskit.vocabulary import Event
 
 
 class CommandTwin(msgspec.Struct, frozen=True):
@@ -39,9 +40,7 @@ class CommandTwin(msgspec.Struct, frozen=True):
         if problems := unfinished(run):
             logs = run.directory / "log"
             raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
-        if (back := went_back(run.lines)) is not None:
-            node, before, after = back
-            told = f"its log on {node} goes back from step {before} to step {after}"
+        if told := _began_again(run):
             remedy = "have each step shown once, in order, or do without a twin (twin=False)"
             raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
         counts = Course(run.lines).counts()
@@ -59,6 +58,31 @@ class CommandTwin(msgspec.Struct, frozen=True):
     @property
     def highest(self) -> int | None:
         return max(self.counts, default=None)
+
+
+def _began_again(run: CommandRun) -> str:
+    """Where the training began again by itself, in words; "" if it did not.
+
+    By the log alone all steps of one rank that was started twice look like those of two ranks: the node tells.
+    """
+    if (back := went_back(run.lines)) is not None:
+        node, highest, step = back
+        return f"its log on {node} goes back from step {highest} to step {step}"
+    started: set[tuple[str, int]] = set()
+    for record in run.records:
+        if record.event != Event.RANK_FOUND:
+            continue
+        node, rank = record.source, record["rank"]
+        shown = [(line.t_ns, line.step) for line in run.lines if line.node == node and line.step is not None]
+        before = [step for t_ns, step in shown if t_ns < record.t_ns]
+        after = [step for t_ns, step in shown if t_ns >= record.t_ns]
+        if (node, rank) in started and before and after and min(after) <= max(before):
+            return (
+                f"rank {rank} on {node} was started again, and its log goes back from step {max(before)} "
+                f"to step {min(after)}"
+            )
+        started.add((node, rank))
+    return ""
 
 
 def unfinished(run: CommandRun) -> list[str]:
