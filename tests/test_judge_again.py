@@ -36,12 +36,13 @@ for step in range(40):
 
 
 def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
-    """The outcome of a copy of the directory, in a process of its own that has nothing else."""
-    copy = place / "elsewhere"
-    shutil.copytree(outcome.directory, copy)
+    """The outcome of the directory in another place, in a process of its own that has nothing else."""
+    original, elsewhere = Path(outcome.directory), place / "elsewhere"
+    original.rename(elsewhere)
     environment = dict(os.environ, XDG_CACHE_HOME=str(place / "no-cache"))
-    command = [sys.executable, "-m", "chaoskit", "judge", str(copy), "--json"]
+    command = [sys.executable, "-m", "chaoskit", "judge", str(elsewhere), "--json"]
     ran = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    shutil.copytree(elsewhere, original)  # for the report of the session
     assert ran.returncode == outcome.verdict.exit_code, ran.stderr
     return msgspec.convert(json.loads(ran.stdout), Outcome)
 
