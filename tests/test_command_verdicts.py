@@ -91,6 +91,7 @@ def test_no_damage_that_matters_passes(chaos: Chaos, tmp_path: Path) -> None:
         shutil.rmtree(copy)
 
 
+@pytest.mark.promise("each node and the harness tell what the verdict needs, once and alike")
 def test_a_node_of_several_that_is_silent_is_named(chaos: Chaos, tmp_path: Path) -> None:
     outcome = run(chaos, ["sh", "-c", "echo step 0 loss 1; echo step 1 loss 2"], nodes=2)
     assert check(outcome, NAME).verdict == Verdict.PASSED
@@ -122,6 +123,7 @@ def test_what_does_not_apply_is_no_check(chaos: Chaos) -> None:
     assert not outcome.not_applied.keys() & {check.name for check in outcome.checks}
 
 
+@pytest.mark.promise("no later step in a run that ended well, without a twin")
 def test_an_incident_without_a_later_step_is_not_excused_without_a_twin(chaos: Chaos) -> None:
     """The launcher ends well although its rank was killed, and whether that was in the last step is not known."""
     command = ["sh", "-c", "RANK=0 sh -c 'for n in 0 1 2 3 4 5 6 7 8 9; do echo step $n; sleep 0.3; done'; exit 0"]
@@ -143,6 +145,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.promise("or a tenth of the steps of the twin's log is missing in it")
 def test_steps_that_the_unbroken_run_alone_shows_are_counted(chaos: Chaos, tmp_path: Path) -> None:
     """Losses are not asked for: nothing else would tell."""
     (tmp_path / "sparse.py").write_text(SPARSE)
@@ -170,6 +173,7 @@ def twice(directory: Path, how: str) -> list[str]:
     return [sys.executable, str(directory / "twice.py"), str(directory / "runs"), how]
 
 
+@pytest.mark.promise("rank was started again and showed steps again, began again by itself")
 def test_an_unbroken_run_whose_rank_was_started_again_is_run_once_more(chaos: Chaos, tmp_path: Path) -> None:
     """Its log shows every step twice, as one of two ranks would; the node tells of one rank that was started twice."""
     outcome = run(chaos, twice(tmp_path, "first"))
@@ -185,6 +189,7 @@ def test_a_rank_that_is_always_started_again_leaves_no_unbroken_run(chaos: Chaos
 # -- what was struck ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("While a launcher has no rank below it, its faults wait.")
 def test_a_launcher_is_not_struck_in_place_of_its_rank(chaos: Chaos) -> None:
     """While the rank is gone its launcher is the first process of the node. The fault waits for the next rank."""
     first, next_one = "sleep 3; echo step 0", "echo step 1; sleep 0.5; echo step 2"
@@ -204,6 +209,7 @@ def test_two_faults_on_one_rank_struck_what_was_planned(chaos: Chaos) -> None:
     assert len({one["pid"] for one in outcome.records(Event.INJECTED)}) == 2
 
 
+@pytest.mark.promise("What differs is an *error*: something else was tried than what was asked for.")
 def test_the_first_process_of_a_node_is_its_rank_by_the_word_of_the_node(chaos: Chaos, tmp_path: Path) -> None:
     """Where no process has the variable RANK. The node that tells of another one shows the mistake."""
     command = ["sh", "-c", "n=0; while [ $n -lt 60 ]; do echo step $n; n=$((n+1)); sleep 0.05; done"]
