@@ -186,7 +186,8 @@ def of_another_run(written: Written) -> None:
 
 
 def _recount(written: Written) -> None:
-    written.journals.first("run_ended")["logs"]["lines"] = sum(map(len, written.logs.values()))
+    lines = [line for lines in written.logs.values() for line in lines if line.strip()]
+    written.journals.first("run_ended")["logs"]["lines"] = len(lines)
 
 
 # -- journals -----------------------------------------------------------------------------------------------------

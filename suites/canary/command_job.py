@@ -53,7 +53,9 @@ def train(rank: int, steps: int, step_s: float) -> None:
     for step in range(first, steps):
         time.sleep(step_s)
         weight = weight * 0.9 + 0.001 * step
-        print(f"[rank{rank}] step {step} loss {weight:.6f}", flush=True)
+        # in one piece: print writes the end of a line by itself, and the other rank writes into the same log
+        sys.stdout.write(f"[rank{rank}] step {step} loss {weight:.6f}\n")
+        sys.stdout.flush()
         if rank == 0 and step % _EVERY == _EVERY - 1:
             draft = checkpoint.with_suffix(".draft")
             draft.write_text(f"{step + 1} {weight!r}")
