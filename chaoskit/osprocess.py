@@ -297,6 +297,19 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def variable(pid: int, name: str) -> str | None:
+    """The value of a variable with which a process was started; None where it has none, or cannot be read."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # gone, or another user's
+        return None
+    for entry in data.split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == name.encode():
+            return value.decode(errors="replace")
+    return None
+
+
 def process_name(pid: int) -> str:
     """What ``ps`` calls a process; "" if it is gone."""
     try:

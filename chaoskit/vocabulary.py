@@ -93,6 +93,8 @@ class Event(StrEnum):
     RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command
+    RANK_FOUND = "rank_found"  # a process below the command was started with the variable RANK: rank, pid, ticks
+    RANK_GONE = "rank_gone"  # such a process has ended: rank, pid, ticks
     COMMAND_EXITED = "command_exited"  # pid, how, status
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
@@ -117,6 +119,7 @@ class Event(StrEnum):
     # harness
     STARTED = (
         "started"  # unix_ns: the same moment on the wall clock; pid, ticks of the launcher; name, steps, nodes, spares
+        # of a command: names of its nodes by number, twin: run id of the unbroken run that it is compared with, or ""
     )
     LOGGED = "logged"  # a command's log shows something: node, step, loss (its text); either may be missing
     INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: that it strikes as a whole

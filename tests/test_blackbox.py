@@ -32,7 +32,7 @@ from chaoskit.report.summary import render_summary
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.course import went_back
 from chaoskit.stacks.log import Line
-from chaoskit.vocabulary import Verdict
+from chaoskit.vocabulary import Event, Verdict
 from faults import (
     Cut,
     DiskFull,
@@ -63,8 +63,13 @@ def torchrun(*options: str, job: str = "logged.py", arguments: tuple[str, ...]) 
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
+    """A run of which nothing is missing, and in which nothing else was struck than was planned."""
     settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": WAIT_S}
-    return chaos.run(command=command, faults=faults, **settings | plan)
+    outcome = chaos.run(command=command, faults=faults, **settings | plan)
+    whole = check(outcome, "journals are whole")
+    assert whole.verdict is Verdict.PASSED, whole.detail
+    assert not [one for one in outcome.checks if one.name.endswith("struck what was planned")]
+    return outcome
 
 
 def check(outcome: Outcome, name: str) -> Check:
@@ -439,3 +444,32 @@ def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path)
     outcome = run(chaos, ["sh", "-c", f"echo step 0; setsid sleep 600 & echo $! > {tmp_path / 'pid'}"], twin=False)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert is_ending(int((tmp_path / "pid").read_text()))
+
+
+# -- the word of the nodes ----------------------------------------------------------------------------------------
+
+
+def test_a_node_tells_which_process_has_which_rank(chaos: Chaos) -> None:
+    """Of two attempts of two ranks, and of no process that a rank has started; the harness has no part in it."""
+    script = "for n in 1 2; do for r in 0 1; do RANK=$r sh -c 'sleep 3 & wait' & done; wait; done; echo step 0"
+    outcome = run(chaos, ["sh", "-c", script], twin=False)
+    (started,) = outcome.records(Event.COMMAND_STARTED)
+    found = outcome.records(Event.RANK_FOUND)
+    assert [one["rank"] for one in found] in ([0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0])
+    assert len({one["pid"] for one in found} - {started["pid"]}) == 4
+    assert {one.source for one in found} == {"node0"}
+    gone = outcome.records(Event.RANK_GONE)
+    assert {(one["rank"], one["pid"], one["ticks"]) for one in gone} == {
+        (one["rank"], one["pid"], one["ticks"]) for one in found
+    }
+    assert max(one.t_ns for one in gone[:2]) <= min(one.t_ns for one in found[2:])
+
+
+def test_a_process_is_known_to_its_node_before_it_is_struck(chaos: Chaos) -> None:
+    """Also one that has shown its first step at once: the node is asked to look."""
+    outcome = run(chaos, plain(LONG), Kill(rank=0, at_step=0), twin=False)
+    (struck,), (found,), (gone,) = (
+        outcome.records(event) for event in (Event.INJECTED, Event.RANK_FOUND, Event.RANK_GONE)
+    )
+    assert (struck["rank"], struck["pid"], struck["node"]) == (found["rank"], found["pid"], found.source)
+    assert found.t_ns <= struck.t_ns <= gone.t_ns

@@ -10,7 +10,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "canary.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    section = PAGE.read_text().partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert rows == [f"| {damage.name} | {damage.verdict.value} |" for damage in DAMAGES]
 
 

@@ -37,12 +37,13 @@ for step in range(40):
 
 
 def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
-    """The outcome of a copy of the directory, in a process of its own that has nothing else."""
-    copy = place / "elsewhere"
-    shutil.copytree(outcome.directory, copy)
+    """The outcome of the directory in another place, in a process of its own that has nothing else."""
+    original, elsewhere = Path(outcome.directory), place / "elsewhere"
+    original.rename(elsewhere)
     environment = dict(os.environ, XDG_CACHE_HOME=str(place / "no-cache"))
-    command = [sys.executable, "-m", "chaoskit", "judge", str(copy), "--json"]
+    command = [sys.executable, "-m", "chaoskit", "judge", str(elsewhere), "--json"]
     ran = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    shutil.copytree(elsewhere, original)  # for the report of the session
     assert ran.returncode == outcome.verdict.exit_code, ran.stderr
     return msgspec.convert(json.loads(ran.stdout), Outcome)
 
@@ -86,13 +87,31 @@ def test_the_outcome_of_a_copy_is_the_same(chaos: Chaos, faults: tuple[Any, ...]
     same(outcome, judged_elsewhere(outcome, tmp_path))
 
 
-def test_a_command_is_judged_again_too(chaos: Chaos, tmp_path: Path) -> None:
-    script = tmp_path / "printer.py"
+@pytest.mark.parametrize(
+    ("shell", "verdict"),
+    [
+        ("exec {python} {script}", Verdict.FAILED),
+        ("until RANK=0 {python} {script}; do :; done", Verdict.PASSED),
+        ("RANK=0 {python} {script}; exit 0", Verdict.FAILED),
+    ],
+    ids=["ends", "comes back", "ends well too early"],
+)
+def test_a_command_is_judged_again_too(chaos: Chaos, shell: str, verdict: Verdict, tmp_path: Path) -> None:
+    """Without the command's script, and without the directory in which it ran."""
+    work = tmp_path / "work"
+    work.mkdir()
+    script = work / "printer.py"
     script.write_text(PRINTER)
-    watch = LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)")
-    command = [sys.executable, str(script)]
-    outcome = chaos.run(command=command, watch=watch, faults=[Kill(rank=0, at_step=5)], check=False)
-    script.unlink()
+    outcome = chaos.run(
+        command=["sh", "-c", shell.format(python=sys.executable, script=script)],
+        watch=LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)"),
+        faults=[Kill(rank=0, at_step=5)],
+        working_directory=work,
+        max_lost_steps=40,
+        check=False,
+    )
+    assert outcome.verdict == verdict, outcome.reasons
+    shutil.rmtree(work)
     same(outcome, judged_elsewhere(outcome, tmp_path))
 
 

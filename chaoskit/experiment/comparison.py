@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
-from chaoskit.experiment.findings import conclude
+from chaoskit.experiment.findings import compared_with_itself, conclude
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import NAME, Reference, check_reference
@@ -70,11 +70,7 @@ def compare(
 def _compared_with_itself(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:
     """Return an error for each comparison that would find no difference, whatever the run did."""
     others = {"twin": twin.run_id if twin else "", "reference": reference.run_id if reference else ""}
-    return [
-        Check(name=f"the {name} is another run", verdict=Verdict.ERROR, detail=f"both have the run id {run_id}")
-        for name, run_id in others.items()
-        if run_id and run_id == run.run_id
-    ]
+    return [compared_with_itself(name, run_id) for name, run_id in others.items() if run_id and run_id == run.run_id]
 
 
 def _losses(history: History, twin: Twin, reduction: str) -> Check:

@@ -7,7 +7,7 @@ an end, or a reason to have none. Within a file the records of a step follow fro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaoskit.experiment.outcome import Check
@@ -43,12 +43,17 @@ class Coverage:
             return Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more)
         return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{records} records in {files} files")
 
+    def verdict(self, checks: Sequence[Check]) -> Verdict:
+        """The worst of all. Where journals are missing, what fails may fail for that."""
+        worst = Verdict.worst([check.verdict for check in checks])
+        return Verdict.UNKNOWN if self.blind and worst == Verdict.FAILED else worst
+
 
 def coverage_of(run: RawRun) -> Coverage:
     """What is missing in the journals of ``run``."""
     story = _Story(run.records, run.coverage)
     is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
-    blind = [*_damage(run.coverage), *_coordinators(story, ended=is_over), *_nodes(story), *_files(story)]
+    blind = [*damage(run.coverage), *_coordinators(story, ended=is_over), *_nodes(story), *_files(story)]
     gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
     return Coverage(tuple(blind), (*gaps, *_memberships(story)))
 
@@ -122,7 +127,8 @@ class _Story:
         return any(record.event in events for record in self.of[source])
 
 
-def _damage(files: Mapping[str, FileCoverage]) -> Iterator[str]:
+def damage(files: Mapping[str, FileCoverage]) -> Iterator[str]:
+    """What cannot be read of journal files, whatever they tell."""
     for source, file in files.items():
         killed = any(writer.closed is None for writer in file.writers)
         bad = file.bad_lines - (file.torn and killed)

@@ -32,6 +32,16 @@ def harness_lost() -> Check:
     return Check(name="the harness ended in order", verdict=Verdict.ERROR, detail="the harness ended early")
 
 
+def compared_with_itself(name: str, run_id: str) -> Check:
+    """An error: a comparison of a run with itself finds no difference, whatever the run did.
+
+    Args:
+        name: of what it is compared with.
+    """
+    detail = f"both have the run id {run_id}"
+    return Check(name=f"the {name} is another run", verdict=Verdict.ERROR, detail=detail)
+
+
 def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
     """The log rules that fired, in the order of time, and what came of them."""
     fired: list[RuleRecord] = []

@@ -113,7 +113,7 @@ class Harness:
         self._require_able(experiment.faults)
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
-            command_run = self._execute_command(experiment, watch)
+            command_run = self._execute_command(experiment, watch, unbroken.run_id if unbroken else "")
             keep(command_run.directory, unbroken)
             return judge_command(command_run, unbroken, self._substrate.name)
         try:
@@ -180,9 +180,11 @@ class Harness:
         directory = self._directory(experiment)
         return execute(experiment, self._substrate, self._undo, directory, watch=watch or _ignore, port=port)
 
-    def _execute_command(self, experiment: CommandExperiment, watch: Watch | None) -> CommandRun:
+    def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)
-        return execute_command(experiment, self._substrate, self._undo, directory, watch=watch or _ignore)
+        return execute_command(
+            experiment, self._substrate, self._undo, directory, watch=watch or _ignore, twin_id=twin_id
+        )
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""

@@ -9,7 +9,7 @@ from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare
-from chaoskit.experiment.coverage import Coverage, coverage_of
+from chaoskit.experiment.coverage import coverage_of
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
     conclude,
@@ -74,7 +74,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     trace = Trace(run, history, recoveries)
     properties = check_properties(trace, checks)
     checks += summary(properties, compared=trace.has_replicas)
-    verdict = _verdict(checks, coverage)
+    verdict = coverage.verdict(checks)
     limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(
         name=run.experiment.name,
@@ -109,12 +109,6 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
         suspects=limits[-1]["suspects"] if limits else 0,
     )
-
-
-def _verdict(checks: Sequence[Check], coverage: Coverage) -> Verdict:
-    """The worst of all. Where journals are missing, what fails may fail for that."""
-    worst = Verdict.worst([check.verdict for check in checks])
-    return Verdict.UNKNOWN if coverage.blind and worst == Verdict.FAILED else worst
 
 
 def _account(run: RawRun, alarms: list[Record]) -> TimeAccount:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from chaoskit.osprocess import is_ending, parent
+from chaoskit.osprocess import is_ending, parent, variable
 from chaoskit.substrate.base import Process
 
 
@@ -23,7 +22,7 @@ class Seat:
 def seats(nodes: Mapping[str, Sequence[Process]]) -> dict[int, Seat]:
     """Rank -> process, of the live processes of all nodes, those of each node from the first one down.
 
-    Where nobody has a variable RANK, the first process of node n is rank n.
+    Where no process has a variable RANK, the first process of node n is rank n.
     """
     told: dict[int, list[Seat]] = {}
     for node, processes in nodes.items():
@@ -46,12 +45,5 @@ def _youngest(found: Iterable[Seat]) -> Seat:
 
 def _rank(pid: int) -> int | None:
     """The variable RANK with which a process was started."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
-        return None
-    for entry in data.split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name == b"RANK":
-            return int(value) if value.isdigit() else None
-    return None
+    value = variable(pid, "RANK")
+    return int(value) if value is not None and value.isdecimal() else None

@@ -13,7 +13,7 @@ from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.levers import Levers, live_tree, signal_same
-from chaoskit.substrate.warden import WardenSpec
+from chaoskit.substrate.warden import LOOK, WardenSpec
 
 if TYPE_CHECKING:
     from chaoskit.substrate.local import LocalSubstrate, Network
@@ -80,6 +80,11 @@ class BareCluster(Levers):
 
     def first_pid(self, node: str) -> int:
         return self._wardens[node][0]
+
+    def look_for_ranks(self, node: str) -> None:
+        """Have the warden of ``node`` write down now which processes have ranks; it does so by itself a bit later."""
+        pid, ticks = self._wardens[node]
+        kill_if_same(pid, ticks, LOOK)
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a process of some node. Raises ProcessLookupError where it is gone."""

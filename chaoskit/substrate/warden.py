@@ -16,11 +16,24 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.journal import Journal
-from chaoskit.osprocess import adopt_orphans, descendants, describe_status, die_with_parent, set_name
+from chaoskit.osprocess import (
+    adopt_orphans,
+    descendants,
+    describe_status,
+    die_with_parent,
+    is_ending,
+    parent,
+    set_name,
+    start_ticks,
+    variable,
+)
 from chaoskit.vocabulary import Event
 
 NAME = "ck-warden"
-_HEARD = (signal.SIGCHLD, signal.SIGTERM)
+#: Has a warden look for ranks at once.
+LOOK = signal.SIGUSR1
+_HEARD = (signal.SIGCHLD, signal.SIGTERM, LOOK)
+_RANKS_S = 0.5  # between two looks for ranks: each takes 1 ms for 40 processes
 _EXIT_NOT_STARTED = 127  # as shells say it
 _LOOK_S = 0.002
 
@@ -44,14 +57,52 @@ def run_warden(spec: WardenSpec, parent_pid: int) -> None:
     journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="warden", node=spec.node)
     root = _start(spec)
     journal.write(Event.COMMAND_STARTED, pid=root, command=spec.command)
-    status = None
-    while status is None and signal.sigwait(_HEARD) == signal.SIGCHLD:
+    ranks, status, is_told = _Ranks(journal), None, False
+    while status is None and not is_told:
+        heard = signal.sigtimedwait(_HEARD, _RANKS_S)
+        is_told = heard is not None and heard.si_signo == signal.SIGTERM
+        ranks.look()  # before the dead are reaped: a process that had a rank for a moment is still there
         status = _reap().get(root)
     if status is not None:
         how, told = describe_status(status)
         journal.write(Event.COMMAND_EXITED, pid=root, how=how, status=told)
     _end_all()
     journal.sign_off("it was told to end" if status is None else "its command ended")
+
+
+class _Ranks:
+    """Writes down which process below the warden has which rank, as launchers tell it to their children: by ``RANK``.
+
+    The harness looks that up by itself when it strikes; this is the word of another process on what it struck.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._found: dict[int, tuple[str, int | None]] = {}  # pid -> rank, start time
+        self._children: set[int] = set()  # of ranks, such as loaders of data: they inherit the variable
+
+    def look(self) -> None:
+        """Write down which processes that had a rank are gone, and which have one now."""
+        for pid, (rank, ticks) in list(self._found.items()):
+            if is_ending(pid) or start_ticks(pid) != ticks:
+                del self._found[pid]
+                self._journal.write(Event.RANK_GONE, rank=int(rank), pid=pid, ticks=ticks)
+        below = descendants(os.getpid())
+        self._children.intersection_update(below)
+        for pid in below:
+            if pid not in self._found and pid not in self._children:
+                self._judge(pid)
+
+    def _judge(self, pid: int) -> None:
+        rank, ticks = variable(pid, "RANK"), start_ticks(pid)
+        if rank is None or not rank.isdecimal():
+            return  # not yet, perhaps: between fork and exec a child has the variables of its parent
+        above = parent(pid) or 0
+        if above != os.getpid() and variable(above, "RANK") == rank:
+            self._children.add(pid)
+            return
+        self._found[pid] = (rank, ticks)
+        self._journal.write(Event.RANK_FOUND, rank=int(rank), pid=pid, ticks=ticks)
 
 
 def _start(spec: WardenSpec) -> int:
@@ -89,7 +140,7 @@ def _reap() -> dict[int, int]:
 
 
 def _end_all() -> None:
-    """SIGKILL whatever is below, again and again: somebody may fork meanwhile."""
+    """SIGKILL whatever is below, again and again: a process may fork meanwhile."""
     while below := descendants(os.getpid()):
         for pid in below:
             with contextlib.suppress(ProcessLookupError):

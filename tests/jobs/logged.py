@@ -27,7 +27,9 @@ def main() -> None:
         time.sleep(step_s)
         before = f"{step} {weight!r}"
         weight = weight * 0.9 + 0.001 * step
-        print(f"[rank{rank}] step {step} loss {weight:.6f}", flush=True)
+        # in one piece: print writes the end of a line by itself, and another rank may write into the same log
+        sys.stdout.write(f"[rank{rank}] step {step} loss {weight:.6f}\n")
+        sys.stdout.flush()
         if every and step and step % every == 0 and rank == 0:
             draft = checkpoint.with_suffix(".draft")
             draft.write_text(before)

@@ -11,7 +11,7 @@ from typing import Any
 from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
 from chaoskit.experiment.blackbox.rules import NodeLogs
 from chaoskit.experiment.strike import GONE, Strike, Striker
-from chaoskit.journal import Journal, read_journals
+from chaoskit.journal import Journal, JournalTail, read_events
 from chaoskit.osprocess import describe_status, ended_by, is_ending, start_ticks
 from chaoskit.rules.follow import LogFile
 from chaoskit.stacks.log import LogReader
@@ -24,7 +24,8 @@ from faults.base import Target
 _LOOK_S = 0.005  # between two looks at the logs
 _OBSERVE_S = 0.001  # while a fault has no evidence yet: a process that has ended can be asked for a moment only
 _TELL_S = 0.05
-_FRESH_S = 0.5  # within which whoever was struck is gone
+_FRESH_S = 0.5  # within which a process that was struck is gone
+_WITNESS_S = 2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
 
 Exit = tuple[str, str]  # ("exited", "status 0"), ("killed", "SIGKILL")
 
@@ -72,6 +73,8 @@ class CommandConductor(Striker):
         self.exits: dict[str, Exit] = {}
         self._roots: dict[int, Exit] = {}  # the same by pid
         self._ranks: dict[str, int] = {}  # of the processes that were struck
+        self._nodes_say = JournalTail(directory / "journal", without=[Event.LOGGED])
+        self._found: set[tuple[str, int]] = set()  # node, pid: processes of which their nodes said that they have ranks
         self._loss: float | None = None
         self._told_s = 0.0
 
@@ -112,14 +115,14 @@ class CommandConductor(Striker):
         for node in self._cluster.nodes:
             if node in self.exits or not self._cluster.is_over(node):
                 continue
-            records = read_journals(self._directory / "journal")
-            ends = [one for one in records if one.event == Event.COMMAND_EXITED and one.source == node]
-            self.exits[node] = (ends[-1]["how"], ends[-1]["status"]) if ends else ("lost", "nobody saw it end")
+            ended = read_events(self._directory / "journal", Event.COMMAND_EXITED)
+            ends = [one for one in ended if one.source == node]
+            self.exits[node] = (ends[-1]["how"], ends[-1]["status"]) if ends else ("lost", "its end was not seen")
             self._roots |= {one["pid"]: (one["how"], one["status"]) for one in ends}
         return len(self.exits) == len(self._cluster.nodes)
 
     def _read_logs(self, *, to_the_end: bool) -> None:
-        """A part of each; all of it when nobody writes any more. Who never stops must not keep us from the deadline."""
+        """A part of each; all of it once nothing writes any more. Output without end must not hide the deadline."""
         for node, log in self._logs.items():
             while data := log.read():
                 self._rules.feed(node, data, time.monotonic(), self.reader.highest)
@@ -147,7 +150,7 @@ class CommandConductor(Striker):
     def _look_at_target(self, strike: Strike, target: Target, over: bool) -> None:
         """How a process that was struck has ended: the kernel tells it until its parent asks; a warden writes it down.
 
-        Where nobody tells, it is known to be gone, as soon as a warden would have told more.
+        Where neither does, it is known to be gone, as soon as a warden would have told more.
         """
         if strike.fault.whole_node or strike.effective_ns is not None:
             return
@@ -169,7 +172,7 @@ class CommandConductor(Striker):
         for strike in due:
             assert isinstance(strike.fault.rank, int), "roles are drawn when a run is planned"
             seat = found.get(strike.fault.rank)
-            if seat is None or self._is_doomed(seat):
+            if seat is None or self._is_doomed(seat) or not self._is_witnessed(seat):
                 continue  # it may be started again: as soon as it is, it is struck
             target = self._target(strike, seat, found)
             self._ranks[target.worker] = seat.rank
@@ -190,6 +193,29 @@ class CommandConductor(Striker):
         name = _name(seat)
         claims = [strike.target.claims.get(name, 0) for strike in self.strikes if strike.target is not None]
         return is_ending(seat.process.pid) or any(struck_ns > since_ns for struck_ns in claims)
+
+    def _is_witnessed(self, seat: Seat) -> bool:
+        """Whether it is the process that has the rank, by the word of its node, too: that is waited for.
+
+        A node that does not tell leaves the run unknown.
+        """
+        until_s, is_asked = time.monotonic() + _WITNESS_S, False
+        self._hear_nodes()
+        if not seat.told:
+            return not self._found  # else it is a launcher, and its ranks are gone for now
+        while time.monotonic() < until_s and not is_ending(seat.process.pid):
+            if (seat.node, seat.process.pid) in self._found:
+                return True
+            if not is_asked:
+                self._cluster.look_for_ranks(seat.node)
+                is_asked = True
+            time.sleep(_OBSERVE_S)
+            self._hear_nodes()
+        return not is_ending(seat.process.pid)
+
+    def _hear_nodes(self) -> None:
+        told = self._nodes_say.poll()
+        self._found.update((one.source, one["pid"]) for one in told if one.event == Event.RANK_FOUND)
 
     def _target(self, strike: Strike, seat: Seat, found: dict[int, Seat]) -> Target:
         return Target(

@@ -1,15 +1,18 @@
-"""Turns a raw run of a command into an outcome. A check without data is left out, or unknown: never passed."""
+"""Turns a raw run of a command into an outcome. A check without data is unknown, never passed."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from chaoskit.experiment.blackbox.audit import audit
 from chaoskit.experiment.blackbox.conduct import GOOD
+from chaoskit.experiment.blackbox.coverage import coverage_of
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
 from chaoskit.experiment.findings import (
+    compared_with_itself,
     conclude,
     environment,
     fault_check,
@@ -25,6 +28,7 @@ from chaoskit.stacks.felt import Felt, look, usual_step_s
 from chaoskit.vocabulary import Verdict
 
 STACK = "command"
+RECOVERED, LOSSES = "recovered from every incident", "losses equal the twin's"
 _SILENT_SHARE = 10  # so many steps one may be without a loss
 
 
@@ -34,17 +38,23 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     first_ns = min((strike.target.injected_ns for strike in _landed(run)), default=math.inf)
     course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
     recoveries = [recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))]
+    coverage, not_applied = coverage_of(run, twin), _not_applied(run, twin)
     checks = [
+        coverage.check(len(run.records), len(run.coverage)),
         _completed(run, course, twin),
-        _shows_steps(run, course),
+        _shows_steps(run, course, twin),
         *(fault_check(strike) for strike in run.injections),
-        *_recovered(run, course, recoveries),
-        *_kept(run, course),
-        *_losses(run, course, twin),
+        *audit(run, is_whole=not coverage.blind),
+        *([_recovered(run, course, recoveries, twin)] if RECOVERED not in not_applied else []),
+        _kept(run, course),
     ]
+    if twin is not None and run.run_id and twin.run_id == run.run_id:
+        checks.append(compared_with_itself("twin", run.run_id))
+    if twin is not None and LOSSES not in not_applied:
+        checks.append(_losses(run, course, twin))
     if run.harness_lost:
         checks.append(harness_lost())
-    verdict = Verdict.worst([check.verdict for check in checks])
+    verdict = coverage.verdict(checks)
     return Outcome(
         name=experiment.name,
         job=experiment.job,
@@ -63,6 +73,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         faults=[_fault_record(run, course, strike) for strike in run.injections],
         recoveries=recoveries,
         checks=checks,
+        not_applied=not_applied,
         ledger=None,
         lost_steps=course.lost_steps(),
         false_alarms=None,
@@ -86,6 +97,18 @@ def _settings(run: CommandRun) -> dict[str, Any]:
         "rules": experiment.rules,
     }
     return {name: value for name, value in chosen.items() if value}
+
+
+def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
+    """Checks that say nothing about the run, with the reason."""
+    found = {}
+    if not _landed(run):
+        found[RECOVERED] = "no fault struck"
+    if run.experiment.watch.loss is None:
+        found[LOSSES] = "there is no pattern for losses"
+    elif twin is None:
+        found[LOSSES] = "the unbroken run is not known"
+    return found
 
 
 def _landed(run: CommandRun) -> list[_Landed]:
@@ -211,9 +234,14 @@ def _nodes(run: CommandRun) -> str:
     return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
 
 
-def _shows_steps(run: CommandRun, course: Course) -> Check:
-    name = "the log shows steps"
-    if course.steps:
+def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
+    name, last = "the log shows steps", course.highest
+    if last is not None:
+        wanted = [step for step in twin.counts if step <= last] if twin is not None else []
+        silent = sum(step not in course.steps for step in wanted)
+        if _is_too_silent(run, silent, len(wanted)):
+            told = f"{silent} of {len(wanted)} steps are in its twin's log only"
+            return _unknown(name, f"{told}: have every step shown, or do without a twin (twin=False)")
         return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
     if run.odd:
@@ -222,48 +250,52 @@ def _shows_steps(run: CommandRun, course: Course) -> Check:
     return _unknown(name, f"{told}{example}: mend the pattern; see {run.directory / 'log'}")
 
 
-def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery]) -> list[Check]:
-    name, landed = "recovered from every incident", len(_landed(run))
-    if not landed:
-        return []
-    if not course.steps:
-        return [_unknown(name, "the log shows no step")]
-    missing = landed - len(recoveries) if unfinished(run) else 0  # of a run that ended well, it hit the last step
+def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None) -> Check:
+    landed, last = len(_landed(run)), course.highest
+    if last is None:
+        return _unknown(RECOVERED, "the log shows no step")
+    missing, is_well = landed - len(recoveries), not unfinished(run)
+    if missing and is_well and twin is None:
+        told = f"no step after step {last} was shown, and whether that was the last is known by an unbroken run alone"
+        return _unknown(RECOVERED, told)
+    if is_well and twin is not None and twin.highest is not None and last >= twin.highest:
+        missing = 0  # it hit the last step
     problems = [f"the log shows no recovery from {missing} of {landed} incidents"] if missing else []
-    return [conclude(name, problems, f"{len(recoveries)} recoveries", looked_at=landed)]
+    return conclude(RECOVERED, problems, f"{len(recoveries)} recoveries", looked_at=landed)
 
 
-def _kept(run: CommandRun, course: Course) -> list[Check]:
+def _kept(run: CommandRun, course: Course) -> Check:
     name, most, lost = "committed steps kept", run.experiment.max_lost_steps, course.lost_steps()
     if not course.steps:
-        return [_unknown(name, "the log shows no step")]
+        return _unknown(name, "the log shows no step")
     problems = [f"{lost} steps were lost and shown again, max_lost_steps={most}"] if lost > most else []
-    return [conclude(name, problems, f"{lost} were shown again", looked_at=len(course.steps))]
+    return conclude(name, problems, f"{lost} were shown again", looked_at=len(course.steps))
 
 
-def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> list[Check]:
-    name, watch = "losses equal the twin's", run.experiment.watch
-    if watch.loss is None or twin is None:
-        return []
-    mine = course.losses()
+def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
+    watch, mine = run.experiment.watch, course.losses()
     for whose, losses in (("this run's", mine), ("the unbroken run's", twin.losses)):
         if not losses:
             told = f"LogPatterns(loss={watch.loss!r}) finds no loss of any step in {whose} log"
-            return [_unknown(name, f"{told}: mend the pattern; see {run.directory / 'log'}")]
+            return _unknown(LOSSES, f"{told}: mend the pattern; see {run.directory / 'log'}")
     if min(course.steps) != twin.first:
         told = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
-        return [_unknown(name, f"{told}: have the command keep its state in {{run_dir}}, which is new for every run")]
+        return _unknown(LOSSES, f"{told}: have the command keep its state in {{run_dir}}, which is new for every run")
     wanted = [step for step in sorted(twin.losses) if step <= max(course.steps)]
     shared = [step for step in wanted if step in mine]
     silent = len(wanted) - len(shared)
-    # a step whose line was due when a fault struck may never be shown; more are no coincidence
-    if not shared or silent > max(len(_landed(run)), len(wanted) // _SILENT_SHARE):
+    if not shared or _is_too_silent(run, silent, len(wanted)):
         told = f"{silent} of {len(wanted)} steps have no loss in this run's log, and one in its twin's"
-        return [_unknown(name, told)]
+        return _unknown(LOSSES, told)
     wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
     problems = [f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}" for step in wrong[:1]]
     how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
-    return [conclude(name, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}", looked_at=len(shared))]
+    return conclude(LOSSES, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}", looked_at=len(shared))
+
+
+def _is_too_silent(run: CommandRun, silent: int, wanted: int) -> bool:
+    """Whether a log lacks more than chance explains: a step whose line was due when a fault struck is never shown."""
+    return silent > max(len(_landed(run)), wanted // _SILENT_SHARE)
 
 
 def _told(losses: tuple[float, ...]) -> str:

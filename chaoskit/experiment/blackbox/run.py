@@ -25,13 +25,17 @@ from chaoskit.vocabulary import Event, RunEnd
 
 #: Below a run's directory: what ``{run_dir}`` names.
 STATE = "state"
+#: Below a run's directory: what the commands print, by node.
+LOGS = "log"
 
 
 @dataclass
 class CommandRun:
-    """What a run left behind, before anybody judges it. All times are CLOCK_MONOTONIC in ns.
+    """What a run left behind, before it is judged. All times are CLOCK_MONOTONIC in ns.
 
     Attributes:
+        started: the harness's word on the begin of the run; None where that is missing.
+        reason: why the run was over, of :class:`chaoskit.vocabulary.RunEnd`; "" where that is missing.
         exits: how the command ended, by node; without those that the deadline ended.
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
         harness_lost: it wrote no end: what the run would have shown is not known.
@@ -39,15 +43,43 @@ class CommandRun:
 
     experiment: CommandExperiment
     directory: Path
+    started: Record | None
     started_ns: int
     ended_ns: int
-    deadline_passed: bool
+    reason: str
     exits: dict[str, Exit]
     lines_read: int
     example: str
     odd: str
     harness_lost: bool = False
-    substrate: str = ""
+
+    @property
+    def deadline_passed(self) -> bool:
+        """Whether the run was ended because it took too long."""
+        return self.reason == RunEnd.DEADLINE
+
+    @property
+    def substrate(self) -> str:
+        """Where its nodes came from, by name; "" where that is not known."""
+        return str(self.started["substrate"]) if self.started is not None else ""
+
+    @property
+    def run_id(self) -> str:
+        """Which run it is; "" where that is not known."""
+        return str(self.started["run_id"]) if self.started is not None else ""
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Its nodes, by number; where the harness does not name them, those that have written anything."""
+        if self.started is not None:
+            return tuple(self.started["names"])
+        written = [file.source for file in self.coverage.values() if any(one.role == "warden" for one in file.writers)]
+        return tuple(sorted({*written, *self.exits}))
+
+    @cached_property
+    def commands(self) -> dict[str, Record]:
+        """What each node says of the command that it started."""
+        return {record.source: record for record in self.records if record.event == Event.COMMAND_STARTED}
 
     @cached_property
     def journals(self) -> Journals:
@@ -86,11 +118,13 @@ def execute_command(
     directory: Path,
     *,
     watch: Callable[[Any], None] = lambda message: None,
+    twin_id: str = "",
 ) -> CommandRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
     Args:
         directory: for journals, logs and what the command itself keeps; created.
+        twin_id: run id of the unbroken run with which it will be compared; "" for none.
         watch: is shown what the logs show, some times a second.
 
     Raises:
@@ -101,7 +135,8 @@ def execute_command(
     journal = Journal(directory / "journal", "harness", role="harness")
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
-    _write_start(journal, experiment, started_ns, substrate.name)
+    told = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
+    _write_start(journal, experiment, started_ns, told)
     conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
     over, failure = False, ""
     try:
@@ -121,14 +156,14 @@ def execute_command(
             ok = over and set(conductor.exits.values()) == {GOOD}
             reader = conductor.reader
             logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-            told: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits, "logs": logs}
-            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **told)
+            end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits, "logs": logs}
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **end)
             journal.close(conductor.run_end)
     return load_command_run(directory, experiment)
 
 
 def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandRun:
-    """A run as its journals tell it, and nothing else."""
+    """A run as its journals tell it."""
     journals = load_journals(directory / "journal")
     started = [record for record in journals.records if record.event == Event.STARTED]
     ended = [record for record in journals.records if record.event == Event.RUN_ENDED]
@@ -139,24 +174,30 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
     return CommandRun(
         experiment=experiment,
         directory=directory,
+        started=begun,
         started_ns=begun.t_ns if begun is not None else 0,
         ended_ns=last.t_ns if last is not None else newest_ns,
-        deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
+        reason=str(last["reason"]) if last is not None else "",
         exits={node: (how, status) for node, (how, status) in last["exits"].items()} if last is not None else {},
         lines_read=logs["lines"],
         example=logs["example"],
         odd=logs["odd"],
         harness_lost=last is None,
-        substrate=str(begun["substrate"]) if begun is not None else "",
     )
 
 
-def _write_start(journal: Journal, experiment: CommandExperiment, started_ns: int, substrate: str) -> None:
+def describe_end(how: str, status: str) -> str:
+    """How a command ended, in words that follow its name."""
+    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(how, f"was {how} by {status}")
+
+
+def _write_start(
+    journal: Journal, experiment: CommandExperiment, started_ns: int, of_command: Mapping[str, Any]
+) -> None:
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     process = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     what = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
-    place = {"substrate": substrate, "sharded": False}
-    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **process, **what, **place)
+    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, sharded=False, **process, **what, **of_command)
 
 
 def _needs(experiment: CommandExperiment) -> Needs:

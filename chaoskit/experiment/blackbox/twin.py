@@ -1,4 +1,4 @@
-"""The twin of a command: the same command, unbroken. Known as long as the harness lives."""
+"""The twin of a command: the same command, unbroken. Known as long as the harness is there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.experiment.blackbox.run import CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
+from chaoskit.vocabulary import Event
 
 
 class CommandTwin(msgspec.Struct, frozen=True):
@@ -21,10 +22,12 @@ class CommandTwin(msgspec.Struct, frozen=True):
     Attributes:
         counts: how often the logs show each step.
         losses: the different losses that they show for it.
+        run_id: which run it was.
     """
 
     counts: dict[int, int]
     losses: dict[int, tuple[float, ...]]
+    run_id: str
 
     @classmethod
     def of(cls, run: CommandRun) -> CommandTwin:
@@ -37,14 +40,11 @@ class CommandTwin(msgspec.Struct, frozen=True):
         if problems := unfinished(run):
             logs = run.directory / "log"
             raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
-        lines = run.lines
-        if (back := went_back(lines)) is not None:
-            node, before, after = back
-            told = f"its log on {node} goes back from step {before} to step {after}"
+        if told := _began_again(run):
             remedy = "have each step shown once, in order, or do without a twin (twin=False)"
             raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
-        counts = Course(lines).counts()
-        return cls(counts, Course(lines, Usual(counts)).losses())
+        counts = Course(run.lines).counts()
+        return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id)
 
     @property
     def usual(self) -> Usual:
@@ -60,14 +60,34 @@ class CommandTwin(msgspec.Struct, frozen=True):
         return max(self.counts, default=None)
 
 
+def _began_again(run: CommandRun) -> str:
+    """Where the training began again by itself, in words; "" if it did not.
+
+    By the log alone all steps of one rank that was started twice look like those of two ranks: the node tells.
+    """
+    if (back := went_back(run.lines)) is not None:
+        node, highest, step = back
+        return f"its log on {node} goes back from step {highest} to step {step}"
+    started: set[tuple[str, int]] = set()
+    for record in run.records:
+        if record.event != Event.RANK_FOUND:
+            continue
+        node, rank = record.source, record["rank"]
+        shown = [(line.t_ns, line.step) for line in run.lines if line.node == node and line.step is not None]
+        before = [step for t_ns, step in shown if t_ns < record.t_ns]
+        after = [step for t_ns, step in shown if t_ns >= record.t_ns]
+        if (node, rank) in started and before and after and min(after) <= max(before):
+            return (
+                f"rank {rank} on {node} was started again, and its log goes back from step {max(before)} "
+                f"to step {min(after)}"
+            )
+        started.add((node, rank))
+    return ""
+
+
 def unfinished(run: CommandRun) -> list[str]:
     """Why a command did not end well; nodes that a fault took away do not count, as long as one is left."""
-    taken = {
-        node
-        for strike in run.injections
-        if strike.target is not None and not strike.missed and strike.fault.ends_node
-        for node in strike.target.struck_nodes
-    }
+    taken = taken_nodes(run)
     if run.deadline_passed:
         late = f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
         return [late, *_bad_ends(run, taken)]
@@ -76,16 +96,22 @@ def unfinished(run: CommandRun) -> list[str]:
     return _bad_ends(run, taken)
 
 
+def taken_nodes(run: CommandRun) -> set[str]:
+    """The nodes that faults took away for good."""
+    return {
+        node
+        for strike in run.injections
+        if strike.target is not None and not strike.missed and strike.fault.ends_node
+        for node in strike.target.struck_nodes
+    }
+
+
 def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
     return [
-        f"the command on {node} {_ended(*end)}"
+        f"the command on {node} {describe_end(*end)}"
         for node, end in sorted(run.exits.items())
         if end != GOOD and node not in taken
     ]
-
-
-def _ended(how: str, status: str) -> str:
-    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(how, f"was {how} by {status}")
 
 
 def key(experiment: CommandExperiment) -> str:
