@@ -87,6 +87,25 @@ def test_the_outcome_of_a_copy_is_the_same(chaos: Chaos, faults: tuple[Any, ...]
     same(outcome, judged_elsewhere(outcome, tmp_path))
 
 
+def test_what_it_is_compared_with_is_missed(chaos: Chaos, tmp_path: Path) -> None:
+    """Without these files the comparisons would not apply, and nothing else fails; nor is another run's twin taken."""
+    outcome, other = (
+        chaos.run(str(JOB), steps=10, nodes=2, shards=2, reference="on", faults=faults)
+        for faults in ([Kill(rank=1, at_step=4)], [])
+    )
+    for name in ("twin.json", "reference.json"):
+        copy = Path(shutil.copytree(outcome.directory, tmp_path / name))
+        (copy / name).unlink()
+        again = judge_directory(copy)
+        assert again.verdict == Verdict.UNKNOWN
+        assert [reason for reason in again.reasons if name in reason]
+    copy = Path(shutil.copytree(outcome.directory, tmp_path / "another"))
+    twin = json.loads((copy / "twin.json").read_text())
+    (copy / "twin.json").write_text(json.dumps(twin | {"run_id": "0" * 32}))
+    assert judge_directory(copy).verdict == Verdict.UNKNOWN
+    assert judge_directory(Path(other.directory)).verdict == Verdict.PASSED
+
+
 @pytest.mark.parametrize(
     ("shell", "verdict"),
     [

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.reference import Reference
+from chaoskit.experiment.run import LATER, RawRun
+from chaoskit.experiment.twin import Twin
 from chaoskit.journal import FileCoverage, Record, WriterCoverage
 from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
 
@@ -49,13 +51,30 @@ class Coverage:
         return Verdict.UNKNOWN if self.blind and worst == Verdict.FAILED else worst
 
 
-def coverage_of(run: RawRun) -> Coverage:
-    """What is missing in the journals of ``run``."""
+def coverage_of(run: RawRun, twin: Twin | None = None, reference: Reference | None = None) -> Coverage:
+    """What is missing in the directory of ``run``. ``twin``, ``reference``: what it holds of these."""
     story = _Story(run.records, run.coverage)
     is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
-    blind = [*damage(run.coverage), *_coordinators(story, ended=is_over), *_nodes(story), *_files(story)]
+    blind = [
+        *damage(run.coverage),
+        *_compared(run, twin, reference),
+        *_coordinators(story, ended=is_over),
+        *_nodes(story),
+        *_files(story),
+    ]
     gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
     return Coverage(tuple(blind), (*gaps, *_memberships(story)))
+
+
+def _compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> Iterator[str]:
+    """What the run was to be compared with, and with which it must be that."""
+    wanted, is_late = run.twin_id, run.twin_id == LATER
+    if twin is None and wanted and not (is_late and (run.end is None or not run.end.ok)):
+        yield "twin.json: what the unbroken run did is missing"
+    elif twin is not None and wanted and not is_late and twin.run_id != wanted:
+        yield f"twin.json: it is of the run {twin.run_id[:8]}, not of {wanted[:8]}"
+    if reference is None and run.experiment.reference != "off":
+        yield "reference.json: what plain PyTorch came to is missing"
 
 
 class _Story:

@@ -24,7 +24,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.reference import reference_of
-from chaoskit.experiment.run import RawRun, execute
+from chaoskit.experiment.run import LATER, RawRun, execute
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
@@ -128,7 +128,8 @@ class Harness:
         follows, open_ended = experiment.config.follow is not None, experiment.is_open_ended
         late = follows or open_ended
         unbroken = self._job_twin(experiment.unbroken(), watch_twin) if twin and not late else None
-        run = self._execute(experiment, watch, port)
+        twin_id = unbroken.run_id if unbroken else LATER if twin else ""
+        run = self._execute(experiment, watch, port, twin_id)
         if twin and late and run.end is not None and run.end.ok:
             history = History(run.records)
             schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
@@ -176,9 +177,11 @@ class Harness:
                 self._twins.put(unbroken, found)
             return found
 
-    def _execute(self, experiment: Experiment, watch: Watch | None, port: int) -> RawRun:
+    def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
         directory = self._directory(experiment)
-        return execute(experiment, self._substrate, self._undo, directory, watch=watch or _ignore, port=port)
+        return execute(
+            experiment, self._substrate, self._undo, directory, watch=watch or _ignore, port=port, twin_id=twin_id
+        )
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)

@@ -53,7 +53,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     ledger = history.ledger(config.shards_of)
     again, reduction = _exactness(config, history)
     digests = {record["weights_digest"] for record in history.ends(config)}
-    coverage = coverage_of(run)
+    coverage = coverage_of(run, twin, reference)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, history),

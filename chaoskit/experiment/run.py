@@ -27,6 +27,9 @@ from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 
+#: Stands for the run id of a twin that depends on how the run ends, so that it is made after it.
+LATER = "later"
+
 _HTTP_PORT = 80
 _STORING_LEAST_S = 5.0  # for the last state, where the deadline of the run is near
 
@@ -69,6 +72,11 @@ class RawRun:
         return self._told_at_start("run_id")
 
     @property
+    def twin_id(self) -> str:
+        """The unbroken run with which it is to be compared, or :data:`LATER`; empty if there is to be none."""
+        return self._told_at_start("twin")
+
+    @property
     def substrate(self) -> str:
         """Where its nodes came from; empty if its journal does not tell."""
         return self._told_at_start("substrate")
@@ -102,6 +110,7 @@ def execute(
     requests: Requests | None = None,
     heartbeat_s: float = 0.0,
     when_silent: WhenSilent | None = None,
+    twin_id: str = "",
 ) -> RawRun:
     """Run ``experiment`` and leave nothing of it running, whatever happens.
 
@@ -113,6 +122,7 @@ def execute(
         heartbeat_s: how far apart the heartbeats of a node may be that ``watch`` is shown while nothing else happens.
         when_silent: what a launch does when it hears nothing, as when all nodes are lost. Experiments do nothing: a
             node that is lost stays lost unless a fault brings it back.
+        twin_id: run id of the unbroken run with which it will be compared, or :data:`LATER`; "" for none.
 
     Raises:
         BadInput: if the job refuses its input. HarnessError: if chaoskit itself failed.
@@ -120,7 +130,11 @@ def execute(
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
     with store_of(experiment, undo) as store:
-        return _execute(experiment, substrate, undo, directory, watch, port, store, requests, heartbeat_s, when_silent)
+        journal = Journal(directory / "journal", "harness", role="harness")
+        started_ns = time.monotonic_ns()
+        _write_start(journal, experiment, started_ns, substrate.name, twin_id)
+        place = (journal, started_ns, directory)
+        return _execute(experiment, substrate, undo, place, watch, port, store, requests, heartbeat_s, when_silent)
 
 
 @contextlib.contextmanager
@@ -142,13 +156,13 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
         proxy.close()
 
 
-def _write_start(journal: Journal, experiment: Experiment, started_ns: int, substrate: str) -> None:
+def _write_start(journal: Journal, experiment: Experiment, started_ns: int, substrate: str, twin_id: str) -> None:
     """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
     told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **process, **size}
-    place = {"substrate": substrate, "sharded": experiment.config.job.sharded}
+    place = {"substrate": substrate, "sharded": experiment.config.job.sharded, "twin": twin_id}
     journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told, **place)
 
 
@@ -156,7 +170,7 @@ def _execute(
     experiment: Experiment,
     substrate: Substrate,
     undo: UndoLog,
-    directory: Path,
+    place: tuple[Journal, int, Path],
     watch: Watch,
     port: int,
     store: ObjectProxy | None,
@@ -164,9 +178,7 @@ def _execute(
     heartbeat_s: float,
     when_silent: WhenSilent | None,
 ) -> RawRun:
-    journal = Journal(directory / "journal", "harness", role="harness")
-    started_ns = time.monotonic_ns()
-    _write_start(journal, experiment, started_ns, substrate.name)
+    journal, started_ns, directory = place
     config = experiment.config
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
