@@ -348,7 +348,7 @@ def answer(request: Request) -> Answer:
 
     torch.set_num_threads(1)
     fsdp = importlib.import_module("torch.distributed.fsdp")
-    vars(fsdp)["fully_shard"] = lambda module, **_: module  # before the job imports it
+    vars(fsdp)["fully_shard"] = _keep_whole  # before the job imports it
     sleep = time.sleep
     vars(time)["sleep"] = lambda _: sleep(0.0)  # nothing waits for this process: a job that paces itself is hurried
     run_id, losses = uuid.uuid4().hex, list[float]()
@@ -410,6 +410,14 @@ def _apart(one: Any, other: Any) -> float:
     difference = torch.where(one == other, 0.0, one.double() - other.double())  # infinities may be equal
     norm = float(torch.linalg.vector_norm(difference))
     return norm if math.isfinite(norm) else 0.0
+
+
+def _keep_whole(module: Any, *, mp_policy: Any = None, **_: Any) -> Any:
+    """Take the place of ``fully_shard``."""
+    types = ("param_dtype", "reduce_dtype", "output_dtype")
+    if any(getattr(mp_policy, name, None) is not None for name in types):
+        raise CannotTell("fully_shard has a mixed precision, of which one process knows nothing")
+    return module
 
 
 def _load_train(job: JobSpec) -> Callable[..., None]:
