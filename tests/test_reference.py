@@ -110,6 +110,31 @@ def test_a_model_that_is_sharded_in_another_type_is_not_known(tmp_path: Path) ->
     assert answer.reason == "fully_shard has a mixed precision, of which one process knows nothing"
 
 
+ONE_SEED = """
+import torch
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+def train(trainer, *, steps):
+    if trainer.seed:
+        raise ValueError("there is one seed only")
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=6):
+                step.backward(model(shard.batch).square().mean())
+"""
+
+
+def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_path: Path) -> None:
+    """The job trains with its own seed, and with none of those by which two orders of the sum are compared."""
+    job = tmp_path / "one_seed.py"
+    job.write_text(ONE_SEED)
+    outcome = chaos.run(str(job), steps=4, nodes=2, spares=0, shards=3, reduction="fast", reference="on", seed=0)
+    assert "there is one seed only" in outcome.not_applied[NAME]
+
+
 def test_a_run_that_is_compared_with_itself_is_an_error(chaos: Chaos) -> None:
     experiment = plan_experiment(JOB, steps=4, nodes=1, spares=0, **chaos.limits)
     run = chaos.harness._execute(experiment, None, 0)

@@ -68,6 +68,8 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     is_exact = config.reduction == "exact" and not config.job.sharded
     request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS))
     answer = ask(request, directory, "reference")
+    if not is_exact and not answer.spread:
+        return Reference(answer.run_id, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
     return Reference(answer.run_id, answer.losses, allowed, answer.reason)
 
