@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from chaoskit.fixtures.jobs.gpt_model import GPT, next_byte_loss
 
@@ -65,19 +66,36 @@ def train(
     Args:
         how: the mistake, in step ``at`` (-1: the last one), if there was a recovery before.
     """
-    torch.manual_seed(trainer.seed)
-    model = GPT(layers=1, heads=2, channels=16, context=16, dropout=0.1).to(getattr(torch, dtype))
+    model = _model(trainer).to(getattr(torch, dtype))
     trainer.register(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), clip_norm=clip_norm)
     if trainer.worker != "reference":
-        _watch(trainer, how, at % steps)
+        _watch(trainer, trainer.replica, how, at % steps)
+    _learn(trainer, model, steps)
+
+
+def train_sharded(trainer: Any, *, steps: int, how: str = "none", optimizer: str = "adamw") -> None:
+    """The same with the state spread over the ranks; the mistake is in the last step."""
+    model = _model(trainer)
+    fully_shard(model, mesh=trainer.mesh())
+    trainer.register(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()))
+    if trainer.worker != "reference":
+        _watch(trainer, trainer.state, how, steps - 1)
+    _learn(trainer, model, steps)
+
+
+def _model(trainer: Any) -> GPT:
+    torch.manual_seed(trainer.seed)
+    return GPT(layers=1, heads=2, channels=16, context=16, dropout=0.1)
+
+
+def _learn(trainer: Any, model: GPT, steps: int) -> None:
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(DATA, batch_size=BATCH):
                 step.backward(next_byte_loss(model, shard.batch))
 
 
-def _watch(trainer: Any, how: str, at: int) -> None:
-    state = trainer.replica
+def _watch(trainer: Any, state: Any, how: str, at: int) -> None:
     state.advance_rightly = state.advance
 
     def advance() -> None:
