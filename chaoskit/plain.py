@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import math
 import random
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,12 +38,16 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         samples: step -> shard -> indices into the dataset, as the run has named them.
         seeds: further seeds with which the losses of two orders of summation are compared; see :attr:`Answer.spread`.
+        orders: numbers of further orders of summation whose final states are compared; see :attr:`Answer.floor`.
+        budget_s: no further order is tried for longer, once there is one.
     """
 
     job: JobSpec
     seed: int
     samples: list[list[list[int]]]
     seeds: list[int] = []
+    orders: list[int] = []
+    budget_s: float = 60.0
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,12 +57,17 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         losses: of the steps, from 0; fewer than were asked for where ``reason`` says why.
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
             seeds were given.
+        floor: by path of a tensor, the largest 2-norm of the difference between its final values in the usual order of
+            summation and in another one; at least a unit in the last place of its largest value.
+        orders: how many others there were time for.
         reason: why nothing more can be said; empty if everything was trained.
     """
 
     run_id: str
     losses: list[float]
     spread: list[float] = []
+    floor: dict[str, float] = {}
+    orders: int = 0
     reason: str = ""
 
 
@@ -66,6 +77,10 @@ class CannotTell(Exception):
 
 class _Enough(BaseException):
     """All steps were taken; leaves the train function."""
+
+
+class _OutOfTime(BaseException):
+    """The time is over; leaves the train function."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +100,14 @@ def in_halves(parts: Sequence[Any]) -> Any:
     return in_halves(parts[:middle]) + in_halves(parts[middle:])
 
 
-def backwards(parts: Sequence[Any]) -> Any:
-    """Sum from the last part to the first: another order, for the size of rounding errors."""
-    total = parts[-1]
-    for part in reversed(parts[:-1]):
-        total = total + part
-    return total
+def as_drawn(parts: Sequence[Any], chance: random.Random) -> Any:
+    """Sum two parts at a time, drawn by chance, until one is left: another order, for the size of rounding errors."""
+    left = list(parts)
+    while len(left) > 1:
+        one = left.pop(chance.randrange(len(left)))
+        other = left.pop(chance.randrange(len(left)))
+        left.append(one + other)
+    return left[0]
 
 
 def clip_as_one(parameters: Sequence[Any], clip_norm: float) -> None:
@@ -107,19 +124,27 @@ class PlainTrainer:
 
     Args:
         samples: step -> shard -> indices into the dataset.
-        reorder: sum the gradients of the shards, and their norm, in another order than runs do.
+        order: 0 to sum the gradients of the shards, and their norm, as runs do; else the number of another order.
+        give_up_s: on the monotonic clock, when the job is left.
     """
 
     rank, world, worker, will_restore = 0, 1, "reference", False
 
     def __init__(
-        self, seed: int, samples: Sequence[Sequence[Sequence[int]]], disk: Path, *, reorder: bool = False
+        self,
+        seed: int,
+        samples: Sequence[Sequence[Sequence[int]]],
+        disk: Path,
+        *,
+        order: int = 0,
+        give_up_s: float = math.inf,
     ) -> None:
         import torch
 
         self.seed, self.disk, self.device = seed, disk, torch.device("cpu")
         self.step, self.losses = 0, list[float]()
-        self._samples, self._reorder = samples, reorder
+        self._samples, self._give_up_s = samples, give_up_s
+        self._chance = random.Random(order) if order else None
         self._calls = 0
         self._shard_losses: list[Any] = []
 
@@ -137,6 +162,8 @@ class PlainTrainer:
         """One step."""
         if self.step == len(self._samples):
             raise _Enough
+        if time.monotonic() > self._give_up_s:
+            raise _OutOfTime
         return PlainTransaction(self)
 
     def shards(self, dataset: Any) -> Iterator[PlainShard]:
@@ -181,7 +208,7 @@ class PlainTrainer:
         for parameter, gradients in zip(self._parameters, zip(*parts, strict=True), strict=True):
             parameter.grad = self._total(gradients)
         if self._clip_norm is not None:
-            clip = clip_as_one if self._reorder else clip_grad_norm_
+            clip = clip_as_one if self._chance else clip_grad_norm_
             clip(self._parameters, self._clip_norm)
         for one in (*self._optimizers, *self._schedulers):
             one.step()
@@ -196,8 +223,24 @@ class PlainTrainer:
             return None
         wide = torch.promote_types(given[0].dtype, torch.float32)
         parts = [torch.zeros_like(given[0]) if gradient is None else gradient for gradient in gradients]
-        add = backwards if self._reorder else in_halves
-        return add([part.to(wide) for part in parts]).to(given[0].dtype)
+        wide_parts = [part.to(wide) for part in parts]
+        total = as_drawn(wide_parts, self._chance) if self._chance else in_halves(wide_parts)
+        return total.to(given[0].dtype)
+
+    def state(self) -> dict[str, Any]:
+        """Every tensor of the model and its optimizers, under the path that it has in journals."""
+        owned = [
+            (one, parameter) for one in self._optimizers for group in one.param_groups for parameter in group["params"]
+        ]
+        weights = {f"model/{name}": one for name, one in self._model.named_parameters()}
+        buffers = {f"model/{name}": one for name, one in self._model.named_buffers()}
+        slots = {
+            f"optimizer/{index}/{key}": value
+            for index, (optimizer, parameter) in enumerate(owned)
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if hasattr(value, "detach")
+        }
+        return {path: one.detach() for path, one in (weights | buffers | slots).items()}
 
     # -- what else a job may call ---------------------------------------------------------------------------------
 
@@ -305,23 +348,76 @@ def answer(request: Request) -> Answer:
 
     torch.set_num_threads(1)
     fsdp = importlib.import_module("torch.distributed.fsdp")
-    vars(fsdp)["fully_shard"] = lambda module, **_: module  # before the job imports it
+    vars(fsdp)["fully_shard"] = _keep_whole  # before the job imports it
+    sleep = time.sleep
+    vars(time)["sleep"] = lambda _: sleep(0.0)  # nothing waits for this process: a job that paces itself is hurried
     run_id, losses = uuid.uuid4().hex, list[float]()
     try:
         train = _load_train(request.job)
-        losses = _train(train, request, request.seed)
-        spread = [0.0] * len(losses) if request.seeds else []
-        for seed in request.seeds:
-            pair = [_train(train, request, seed, reorder=reorder) for reorder in (False, True)]
-            for step, (one, other) in enumerate(zip(*pair, strict=True)):
-                spread[step] = max(spread[step], abs(one - other) / max(1.0, abs(one)))
+        give_up_s = time.monotonic() + request.budget_s
+        usual = _train(train, request, request.seed)
+        losses = usual.losses
+        spread = _spread(train, request) if request.seeds else []
+        floor, orders = _floor(train, request, usual.state(), give_up_s) if request.orders else ({}, 0)
     except CannotTell as error:
         return Answer(run_id, losses, reason=str(error))
     except Exception as error:  # noqa: BLE001 - of the job
         return Answer(run_id, losses, reason=f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300])
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return Answer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
-    return Answer(run_id, losses, spread)
+    return Answer(run_id, losses, spread, floor, orders)
+
+
+def _spread(train: Callable[..., None], request: Request) -> list[float]:
+    """Of the losses; see :attr:`Answer.spread`."""
+    spread = [0.0] * len(request.samples)
+    for seed in request.seeds:
+        pair = [_train(train, request, seed, order=order).losses for order in (0, 1)]
+        for step, (one, other) in enumerate(zip(*pair, strict=True)):
+            spread[step] = max(spread[step], abs(one - other) / max(1.0, abs(one)))
+    return spread
+
+
+def _floor(
+    train: Callable[..., None], request: Request, usual: dict[str, Any], give_up_s: float
+) -> tuple[dict[str, float], int]:
+    """Of the final state, and how many orders there was time for; see :attr:`Answer.floor`. One is always tried."""
+    floor = {path: _unit(tensor) for path, tensor in usual.items()}
+    for count, order in enumerate(request.orders):
+        end_s = give_up_s if count else math.inf
+        try:
+            state = _train(train, request, request.seed, order=order, give_up_s=end_s).state()
+        except _OutOfTime:
+            return floor, count
+        floor = {path: max(known, _apart(usual[path], state[path])) for path, known in floor.items()}
+    return floor, len(request.orders)
+
+
+def _unit(tensor: Any) -> float:
+    """A unit in the last place of a tensor's largest finite value: of bfloat16 ten orders may show no rounding."""
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    largest = torch.where(torch.isfinite(tensor), tensor, 0.0).abs().max()
+    return float(largest) * torch.finfo(tensor.dtype).eps
+
+
+def _apart(one: Any, other: Any) -> float:
+    """2-norm of the difference of two tensors; 0 where it is not finite, which is for another check to say."""
+    import torch
+
+    difference = torch.where(one == other, 0.0, one.double() - other.double())  # infinities may be equal
+    norm = float(torch.linalg.vector_norm(difference))
+    return norm if math.isfinite(norm) else 0.0
+
+
+def _keep_whole(module: Any, *, mp_policy: Any = None, **_: Any) -> Any:
+    """Take the place of ``fully_shard``."""
+    types = ("param_dtype", "reduce_dtype", "output_dtype")
+    if any(getattr(mp_policy, name, None) is not None for name in types):
+        raise CannotTell("fully_shard has a mixed precision, of which one process knows nothing")
+    return module
 
 
 def _load_train(job: JobSpec) -> Callable[..., None]:
@@ -339,16 +435,18 @@ def _load_train(job: JobSpec) -> Callable[..., None]:
     return train
 
 
-def _train(train: Callable[..., None], request: Request, seed: int, *, reorder: bool = False) -> list[float]:
+def _train(
+    train: Callable[..., None], request: Request, seed: int, *, order: int = 0, give_up_s: float = math.inf
+) -> PlainTrainer:
     with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
         disk = Path(directory) / "node0"
         disk.mkdir()
-        trainer = PlainTrainer(seed, request.samples, disk, reorder=reorder)
+        trainer = PlainTrainer(seed, request.samples, disk, order=order, give_up_s=give_up_s)
         try:
             train(trainer, **request.job.options)
         except _Enough:
             pass
-    return trainer.losses
+    return trainer
 
 
 def main() -> None:

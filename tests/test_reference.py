@@ -15,11 +15,13 @@ from chaoskit import BadInput
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Check, Outcome
+from chaoskit.experiment.plain_process import ask
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.planfile import load, save
 from chaoskit.experiment.reference import NAME, Reference, check_reference, reference_of
 from chaoskit.experiment.twin import Twin
-from chaoskit.plain import Answer, in_halves
+from chaoskit.job import JobSpec
+from chaoskit.plain import Answer, Request, in_halves
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.tree import Subtree, merge_order
 from chaoskit.vocabulary import Verdict
@@ -90,6 +92,58 @@ def test_what_plain_pytorch_cannot_show_is_said(
     assert of(judge(required, None, "local", reference), NAME).verdict == Verdict.UNKNOWN
 
 
+MIXED = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+def train(trainer, *, steps):
+    model = nn.Linear(4, 1)
+    fully_shard(model, mesh=trainer.mesh(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=4):
+                step.backward(model(shard.batch).square().mean())
+"""
+
+
+def test_a_model_that_is_sharded_in_another_type_is_not_known(tmp_path: Path) -> None:
+    """Here it would compute in the type of its weights, with other rounding."""
+    job = tmp_path / "mixed.py"
+    job.write_text(MIXED)
+    answer = ask(Request(JobSpec(str(job), options={"steps": 2}), 1, [[[0, 1], [2, 3]]] * 2), tmp_path, "reference")
+    assert answer.losses == []
+    assert answer.reason == "fully_shard has a mixed precision, of which one process knows nothing"
+
+
+ONE_SEED = """
+import torch
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+def train(trainer, *, steps):
+    if trainer.seed:
+        raise ValueError("there is one seed only")
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=6):
+                step.backward(model(shard.batch).square().mean())
+"""
+
+
+def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_path: Path) -> None:
+    """The job trains with its own seed, and with none of those by which two orders of the sum are compared."""
+    job = tmp_path / "one_seed.py"
+    job.write_text(ONE_SEED)
+    outcome = chaos.run(str(job), steps=4, nodes=2, spares=0, shards=3, reduction="fast", reference="on", seed=0)
+    assert "there is one seed only" in outcome.not_applied[NAME]
+
+
 def test_a_run_that_is_compared_with_itself_is_an_error(chaos: Chaos) -> None:
     experiment = plan_experiment(JOB, steps=4, nodes=1, spares=0, **chaos.limits)
     run = chaos.harness._execute(experiment, None, 0)
@@ -146,6 +200,6 @@ def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_a_file_that_a_person_can_read() -> None:
-    assert msgspec.json.encode(Answer("7f", [1.5], [0.0], "")) == (
-        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"reason":""}'
+    assert msgspec.json.encode(Answer("7f", [1.5], [0.0], {"model/w": 1e-7}, 1)) == (
+        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"floor":{"model/w":1e-7},"orders":1,"reason":""}'
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +24,18 @@ def write_whole(path: Path, data: bytes) -> None:
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_bytes(data)
     draft.rename(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Held by one process of the machine at a time: others that want the same result wait until it is there.
+
+    A record lock: forked children do not inherit it, and it ends with its process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
 def machine_facts() -> str:

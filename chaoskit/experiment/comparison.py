@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
+from chaoskit.config import RunConfig
+from chaoskit.experiment.ending import EQUAL, Numbers, check_equal, check_finite, check_near, ending
 from chaoskit.experiment.findings import compared_with_itself, conclude
+from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import NAME, Reference, check_reference
@@ -35,14 +37,15 @@ def compare(
     weights: Collection[str],
     twin: Twin | None,
     reference: Reference | None,
-    reduction: str,
+    floor: Floor | None,
 ) -> Comparison:
     """Compare a run with whatever there is.
 
     Args:
         weights: digests of the weights with which ranks ended.
-        reduction: how alike the losses of run and twin must be: ``exact`` or ``fast``.
+        floor: how far right runs end apart, where that was measured.
     """
+    _, reduction = exactness(run.experiment.config, history)
     found = Comparison(_compared_with_itself(run, twin, reference))
     if twin is not None:
         found.checks.append(_losses(history, twin, reduction))
@@ -53,10 +56,7 @@ def compare(
     if any(record.event == Event.FINISHED for record in run.records):
         final = ending(run.records)
         found.checks.append(check_finite(final))
-        if twin is not None and reduction == "exact":
-            found.checks += [check_equal(final, twin.ending)] if final else []
-        elif twin is not None:
-            found.not_applied[EQUAL] = _ANOTHER_ORDER
+        _compare_endings(found, final, twin, floor, reduction)
     if reference is not None:
         if reference.is_there:
             found.checks.append(check_reference(history.losses(), reference))
@@ -65,6 +65,35 @@ def compare(
         else:
             found.not_applied[NAME] = reference.reason
     return found
+
+
+def exactness(config: RunConfig, history: History) -> tuple[str, str]:
+    """How alike a step must be that is committed again, and the numbers of the twin: ``exact`` or ``fast``.
+
+    In a sharded job ranks of a world of another size have other parts of a gradient, and the model's own collectives
+    form its sums in another order. Where the batch follows the world, a step that is
+    committed again may have another batch; the twin has the one that lives on.
+    """
+    commits = [record for step in history.steps.values() for one in step.commits.values() for record in one]
+    if len({record["world"] for record in commits}) < 2:
+        return config.reduction, config.reduction
+    if not config.job.sharded:
+        return config.reduction if config.follow is None else "fast", config.reduction
+    return "fast", "fast"
+
+
+def _compare_endings(
+    found: Comparison, final: dict[str, Numbers], twin: Twin | None, floor: Floor | None, reduction: str
+) -> None:
+    """Add what the final states of run and twin say; without one of the run another check says that it is missing."""
+    if twin is None:
+        return
+    if reduction == "exact":
+        found.checks += [check_equal(final, twin.ending)] if final else []
+    elif floor is None or floor.reason:
+        found.not_applied[EQUAL] = f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
+    else:
+        found.checks += [check_near(final, twin.ending, floor)] if final else []
 
 
 def _compared_with_itself(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:

@@ -1,7 +1,8 @@
 """The directory of a run: all that it is judged by, now and later, here and elsewhere.
 
-It holds the plan, the journals and logs, and what the run is compared with (``twin.json``, ``reference.json``). A
-directory that is copied to another machine, without the job and without any cache, has the same outcome there.
+It holds the plan, the journals and logs, and what the run is compared with (``twin.json``, ``reference.json``,
+``floor.json``). A directory that is copied to another machine, without the job and without any cache, has the same
+outcome there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import load_command_run
 from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.cache import write_whole
+from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.planfile import FILE_NAME, recall
@@ -28,12 +30,14 @@ from chaoskit.vocabulary import Event
 
 _Kept = TypeVar("_Kept")
 
-TWIN, REFERENCE = "twin.json", "reference.json"
+TWIN, REFERENCE, FLOOR = "twin.json", "reference.json", "floor.json"
 
 
-def keep(directory: Path, twin: Twin | CommandTwin | None, reference: Reference | None = None) -> None:
+def keep(
+    directory: Path, twin: Twin | CommandTwin | None, reference: Reference | None = None, floor: Floor | None = None
+) -> None:
     """Put what a run is compared with beside its journals."""
-    for name, value in ((TWIN, twin), (REFERENCE, reference)):
+    for name, value in ((TWIN, twin), (REFERENCE, reference), (FLOOR, floor)):
         if value is not None:
             write_whole(directory / name, msgspec.json.encode(value))
 
@@ -50,7 +54,8 @@ def judge_directory(directory: Path) -> Outcome:
         command_run = load_command_run(directory, experiment)
         return judge_command(command_run, _kept(directory / TWIN, CommandTwin), command_run.substrate)
     run = load_run(directory, experiment)
-    return judge(run, _kept(directory / TWIN, Twin), run.substrate, _kept(directory / REFERENCE, Reference))
+    reference, floor = _kept(directory / REFERENCE, Reference), _kept(directory / FLOOR, Floor)
+    return judge(run, _kept(directory / TWIN, Twin), run.substrate, reference, floor)
 
 
 def _kept(path: Path, kind: type[_Kept]) -> _Kept | None:

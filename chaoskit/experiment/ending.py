@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from chaoskit.experiment.findings import conclude
+from chaoskit.experiment.floor import ORDERS, Floor
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 
 FINITE = "final state is finite"
 EQUAL = "final state equals the twin's"
+
+#: Where sums have no fixed order a tensor may lie so many floors from the twin's.
+MARGIN = 4.0
 
 #: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.runtime.final_state`.
 Numbers = list[float]
@@ -51,6 +56,37 @@ def check_equal(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Check:
     problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in _odd(found, twin)]
     fine = f"norm and projections of {len(twin)} tensors of weights and optimizer"
     return conclude(EQUAL, problems, fine, looked_at=len(twin))
+
+
+def check_near(found: dict[str, Numbers], twin: dict[str, Numbers], floor: Floor) -> Check:
+    """Passed if every tensor is as near to the twin's as another order of the sums explains."""
+    odd = sorted(found.keys() ^ twin.keys())
+    far = {path: _floors(found[path], theirs, floor, path) for path, theirs in twin.items() if path in found}
+    furthest = sorted(far.items(), key=itemgetter(1), reverse=True)
+    problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in odd] + [
+        f"{path}: {ratio:.3g} floors from the twin's, {MARGIN:g} are allowed; {_difference(found[path], twin[path])}"
+        for path, ratio in furthest
+        if not ratio <= MARGIN
+    ]
+    fine = f"{len(twin)} tensors of weights and optimizer, each within {MARGIN:g} floors of the twin's"
+    fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
+    fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""
+    return conclude(EQUAL, problems, fine, looked_at=len(far))
+
+
+def _floors(mine: Numbers, theirs: Numbers, floor: Floor, path: str) -> float:
+    """How many floors two tensors are apart; infinite where one is not made of numbers."""
+    apart = _distance(mine, theirs)
+    if apart == 0.0 or math.isinf(apart):
+        return apart
+    least = floor.of(path, math.sqrt(theirs[1]))
+    return apart / least if least else math.inf
+
+
+def _distance(mine: Numbers, theirs: Numbers) -> float:
+    """Estimate the 2-norm of the difference of two tensors: that of the differences of their projections."""
+    distance = math.sqrt(math.fsum((one - other) ** 2 for one, other in zip(mine[2:], theirs[2:], strict=True)))
+    return math.inf if mine[0] != theirs[0] or math.isnan(distance) else distance
 
 
 def _odd(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Sequence[str]:

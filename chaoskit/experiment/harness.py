@@ -16,8 +16,10 @@ from chaoskit.experiment.blackbox.judge import judge_command
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.blackbox.run import CommandRun, execute_command
 from chaoskit.experiment.blackbox.twin import CommandTwin
+from chaoskit.experiment.comparison import exactness
 from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.directory import keep
+from chaoskit.experiment.floor import Floor, floor_of
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
@@ -136,8 +138,9 @@ class Harness:
             unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         wanted = experiment.reference != "off"
         reference = reference_of(experiment, History(run.records), run.directory) if wanted else None
-        keep(run.directory, unbroken, reference)
-        return judge(run, unbroken, self._substrate.name, reference)
+        floor = _floor(run) if unbroken is not None else None
+        keep(run.directory, unbroken, reference, floor)
+        return judge(run, unbroken, self._substrate.name, reference, floor)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
@@ -211,6 +214,14 @@ class Harness:
         self._undo.close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _floor(run: RawRun) -> Floor | None:
+    """How far from its twin a run may end; None where both must be equal, or it has no end."""
+    history = History(run.records)
+    _, reduction = exactness(run.experiment.config, history)
+    is_over = run.end is not None and run.end.ok
+    return floor_of(run.experiment, history, run.directory) if is_over and reduction == "fast" else None
 
 
 def _ignore(message: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
-from chaoskit.experiment.comparison import compare
+from chaoskit.experiment.comparison import compare, exactness
 from chaoskit.experiment.coverage import coverage_of
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
@@ -20,6 +20,7 @@ from chaoskit.experiment.findings import (
     rules_fired,
     started_at,
 )
+from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
@@ -37,12 +38,15 @@ from chaoskit.vocabulary import Event, Verdict
 RECOVERED = "recovered from every incident"
 
 
-def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None) -> Outcome:
+def judge(
+    run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None, floor: Floor | None = None
+) -> Outcome:
     """Everything that can be said about ``run``.
 
     Args:
         twin: what the same job does unbroken, if that is known.
         reference: what plain PyTorch makes of its first steps, where that was asked for.
+        floor: how far right runs of the job end apart, where sums have no fixed order.
     """
     history = History(run.records)
     timeline = Timeline(run, history)
@@ -51,7 +55,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
     recoveries = [recovery for recovery in ways_back if recovery is not None]
     config = run.experiment.config
     ledger = history.ledger(config.shards_of)
-    again, reduction = _exactness(config, history)
+    again, _ = exactness(config, history)
     digests = {record["weights_digest"] for record in history.ends(config)}
     coverage = coverage_of(run, twin, reference)
     checks = [
@@ -65,7 +69,7 @@ def judge(run: RawRun, twin: Twin | None, substrate: str, reference: Reference |
         _samples(ledger, history, twin),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in alarms]),
     ]
-    compared = compare(run, history, digests, twin, reference, reduction)
+    compared = compare(run, history, digests, twin, reference, floor)
     checks += compared.checks
     if not incidents:
         compared.not_applied[RECOVERED] = "nothing was lost"
@@ -156,21 +160,6 @@ def _stood(target: Struck) -> str:
     if target.waiting != target.worker:
         return f"{who} was about to be read by {target.waiting}, at step {target.step}"
     return f"{who} stood in {target.phase} of step {target.step}"
-
-
-def _exactness(config: RunConfig, history: History) -> tuple[str, str]:
-    """How alike a step must be that is committed again, and the losses of the twin: ``exact`` or ``fast``.
-
-    In a sharded job ranks of a world of another size have other parts of a gradient, and the model's own collectives
-    form its sums in another order. Where the batch follows the world, a step that is
-    committed again may have another batch; the twin has the one that lives on.
-    """
-    commits = [record for step in history.steps.values() for one in step.commits.values() for record in one]
-    if len({record["world"] for record in commits}) < 2:
-        return config.reduction, config.reduction
-    if not config.job.sharded:
-        return config.reduction if config.follow is None else "fast", config.reduction
-    return "fast", "fast"
 
 
 # -- checks -------------------------------------------------------------------------------------------------------

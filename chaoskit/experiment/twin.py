@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import msgspec
 
 import chaoskit
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.cache import directory_of, machine_facts, write_whole
+from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
 from chaoskit.experiment.ending import Numbers, ending
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
@@ -131,13 +130,8 @@ class TwinCache:
 
     @contextmanager
     def lock(self, experiment: Experiment) -> Iterator[None]:
-        """Held by one process of the machine at a time: others that want the same twin wait until it is there.
-
-        A record lock: forked children do not inherit it, and it ends with its process.
-        """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with self._path(experiment).with_suffix(".lock").open("w") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+        """Held by one process of the machine at a time: others that want the same twin wait until it is there."""
+        with locked(self._path(experiment)):
             yield
 
     def put(self, experiment: Experiment, twin: Twin) -> None:

@@ -1,0 +1,70 @@
+"""The floor: how far apart two right runs of a job end where the sums of its gradients have no fixed order.
+
+Plain PyTorch trains the whole job in the order that exact reduction has, then in others that are drawn by chance, and
+measures how far each tensor of weights and optimizer then lies from where it was. No code of the runtime takes part:
+what that does wrong in every run widens no floor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from chaoskit.errors import HarnessError
+from chaoskit.experiment.history import History
+from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of
+from chaoskit.experiment.plan import Experiment
+from chaoskit.plain import Request
+
+#: Orders of summation beside the usual one.
+ORDERS = 10
+#: No further order is begun after so long; a floor of fewer is taken ``ORDERS / orders`` times.
+BUDGET_S = 60.0
+#: A floor is no lower than this share of a tensor's norm: projections are sums of float32 numbers.
+LEAST = 2.0**-22
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """How far right runs of a job lie apart at its end.
+
+    Attributes:
+        spread: by path of a tensor, the largest 2-norm of its difference between the usual order of summation and
+            another one; at least a unit in the last place of its largest value.
+        orders: how many were compared with the usual one.
+        reason: why there is none.
+    """
+
+    spread: dict[str, float] = {}
+    orders: int = 0
+    reason: str = ""
+
+    @property
+    def factor(self) -> float:
+        """By how much the spread of fewer orders than asked for is widened."""
+        return ORDERS / max(1, self.orders)
+
+    def of(self, path: str, norm: float) -> float:
+        """Return the floor of a tensor with this 2-norm."""
+        return max(self.spread.get(path, 0.0) * self.factor, LEAST * norm)
+
+
+def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor:
+    """Measure the floor of a run's job in plain PyTorch, with the samples that its journals name.
+
+    Args:
+        directory: of the run; the request and the log of the process stay there.
+    """
+    if reason := out_of_reach(experiment):
+        return Floor(reason=reason)
+    steps = len(history.steps)
+    samples = samples_of(history, steps)
+    if len(samples) < steps or not samples:
+        return Floor(reason=f"step {len(samples)} was skipped, or is not told of")
+    config = experiment.unbroken(steps=steps if experiment.is_open_ended else experiment.steps).config
+    request = Request(config.job, config.seed, samples, orders=list(range(1, ORDERS + 1)), budget_s=BUDGET_S)
+    try:
+        answer = ask(request, directory, "floor")
+    except HarnessError as error:  # it is no part of the run: all other checks say what they say
+        return Floor(reason=str(error))
+    return Floor(answer.floor, answer.orders, answer.reason)

@@ -1,0 +1,106 @@
+"""The process that trains a job in plain PyTorch: what it is asked, and what it answered before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import chaoskit
+from chaoskit import plain
+from chaoskit.errors import HarnessError
+from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
+from chaoskit.experiment.history import History, Step
+from chaoskit.experiment.plan import Experiment
+from chaoskit.plain import Answer, Request
+
+_TIMEOUT_S = 300.0
+
+
+def out_of_reach(experiment: Experiment) -> str:
+    """Return why plain PyTorch cannot train the job as a run does, as far as the plan tells; empty if it can."""
+    config = experiment.config
+    if config.device != "cpu":
+        return f"kernels of {config.device} may round otherwise in another process"
+    if config.follow is not None:
+        return "the batch follows the world"
+    if config.resume:
+        return "the run begins with a stored state"
+    return ""
+
+
+def samples_of(history: History, steps: int) -> list[list[list[int]]]:
+    """Return step -> shard -> samples, of the first steps up to one that is missing or was skipped."""
+    found = []
+    for number in range(steps):
+        step = history.steps.get(number)
+        if step is None or step.skipped or not (shards := _by_shard(step)):
+            break
+        found.append(shards)
+    return found
+
+
+def _by_shard(step: Step) -> list[list[int]]:
+    """What each shard of a step held; empty if the journals do not tell it of all."""
+    found: dict[int, list[int]] = {}
+    for record in step.contributions[step.generation].values():
+        size = len(record["samples"]) // max(1, len(record["shards"]))
+        for place, shard in enumerate(record["shards"]):
+            found[shard] = record["samples"][place * size : (place + 1) * size]
+    return [found[shard] for shard in sorted(found)] if sorted(found) == list(range(len(found))) else []
+
+
+def ask(request: Request, directory: Path, name: str) -> Answer:
+    """Return the answer; of an earlier process where code, options, samples and machine are the same.
+
+    Args:
+        directory: where the request and the log of the process stay.
+        name: of the two files, and of the folder in which answers are kept.
+
+    Raises:
+        HarnessError: if the process does not answer.
+    """
+    kept = directory_of(f"{name}s") / f"{_key(request)}.json"
+    with locked(kept):
+        try:
+            answer = msgspec.json.decode(kept.read_bytes(), type=Answer)
+        except (OSError, msgspec.MsgspecError):
+            answer = _run(request, directory, name)
+            write_whole(kept, msgspec.json.encode(answer))
+    return answer
+
+
+def _run(request: Request, directory: Path, name: str) -> Answer:
+    source = directory / f"{name}-request.json"
+    write_whole(source, msgspec.json.encode(request))
+    environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory(prefix=f"chaoskit-{name}-") as scratch:
+        target = Path(scratch) / "answer.json"
+        command = [sys.executable, "-m", plain.__name__, str(source), str(target)]
+        with (directory / f"{name}.log").open("wb") as log:
+            try:
+                subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=_TIMEOUT_S)
+                return msgspec.json.decode(target.read_bytes(), type=Answer)
+            except subprocess.TimeoutExpired:
+                return Answer("", [], reason=f"plain PyTorch took longer than {_TIMEOUT_S:g} s")
+            except (OSError, subprocess.CalledProcessError, msgspec.MsgspecError) as error:
+                raise HarnessError(
+                    f"plain PyTorch did not train {request.job.name} for the {name}: {error}; see {log.name}"
+                ) from error
+
+
+def _key(request: Request) -> str:
+    """Changes with the request, the job's folder, the process's own code, what is installed, and the machine."""
+    package = Path(next(iter(chaoskit.__path__)))
+    digest = hashlib.sha256(msgspec.json.encode(request))
+    digest.update(machine_facts().encode())
+    for path in (Path(plain.__file__), *sorted(Path(request.job.path).parent.glob("*.py"))):
+        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted((package / "fixtures" / "jobs").glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
