@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
             seeds were given.
         reason: why nothing more can be said; empty if everything was trained.
+        repeated: which sample the run has used twice in one epoch, in words; empty if it has used each once.
     """
 
     run_id: str
     losses: list[float]
     spread: list[float] = []
     reason: str = ""
+    repeated: str = ""
 
 
 class CannotTell(Exception):
@@ -119,7 +122,9 @@ class PlainTrainer:
 
         self.seed, self.disk, self.device = seed, disk, torch.device("cpu")
         self.step, self.losses = 0, list[float]()
+        self.repeated = ""
         self._samples, self._reorder = samples, reorder
+        self._dealt = defaultdict[tuple[int, int, int], set[int]](set)  # size of dataset and batch, epoch -> samples
         self._calls = 0
         self._shard_losses: list[Any] = []
 
@@ -143,6 +148,7 @@ class PlainTrainer:
         """All shards of the step; behind the last one the step is taken."""
         import torch
 
+        self._note_dealt(len(dataset))
         before = self._buffers()
         parts, losses = list[list[Any]](), list[float]()
         for index, samples in enumerate(self._samples[self.step]):
@@ -162,6 +168,15 @@ class PlainTrainer:
         self.losses.append(sum(losses) / len(losses))
         self.step += 1
         self._calls = 0
+
+    def _note_dealt(self, size: int) -> None:
+        """Note the samples of this step. Batches go on over the end of an epoch, and within one none is used twice."""
+        batch = [sample for shard in self._samples[self.step] for sample in shard]
+        for position, sample in enumerate(batch, self.step * len(batch)):
+            dealt = self._dealt[size, len(batch), position // size]
+            if sample in dealt and not self.repeated:
+                self.repeated = f"step {self.step}: sample {sample} for the second time in an epoch of {size}"
+            dealt.add(sample)
 
     def _buffers(self) -> list[Any]:
         return [buffer.detach().clone() for buffer in self._model.buffers()]
@@ -306,13 +321,14 @@ def answer(request: Request) -> Answer:
     torch.set_num_threads(1)
     fsdp = importlib.import_module("torch.distributed.fsdp")
     vars(fsdp)["fully_shard"] = lambda module, **_: module  # before the job imports it
-    run_id, losses = uuid.uuid4().hex, list[float]()
+    run_id, losses, repeated = uuid.uuid4().hex, list[float](), ""
     try:
         train = _load_train(request.job)
-        losses = _train(train, request, request.seed)
+        trained = _train(train, request, request.seed)
+        losses, repeated = trained.losses, trained.repeated
         spread = [0.0] * len(losses) if request.seeds else []
         for seed in request.seeds:
-            pair = [_train(train, request, seed, reorder=reorder) for reorder in (False, True)]
+            pair = [_train(train, request, seed, reorder=reorder).losses for reorder in (False, True)]
             for step, (one, other) in enumerate(zip(*pair, strict=True)):
                 spread[step] = max(spread[step], abs(one - other) / max(1.0, abs(one)))
     except CannotTell as error:
@@ -321,7 +337,7 @@ def answer(request: Request) -> Answer:
         return Answer(run_id, losses, reason=f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300])
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return Answer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
-    return Answer(run_id, losses, spread)
+    return Answer(run_id, losses, spread, repeated=repeated)
 
 
 def _load_train(job: JobSpec) -> Callable[..., None]:
@@ -339,7 +355,7 @@ def _load_train(job: JobSpec) -> Callable[..., None]:
     return train
 
 
-def _train(train: Callable[..., None], request: Request, seed: int, *, reorder: bool = False) -> list[float]:
+def _train(train: Callable[..., None], request: Request, seed: int, *, reorder: bool = False) -> PlainTrainer:
     with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
         disk = Path(directory) / "node0"
         disk.mkdir()
@@ -348,7 +364,7 @@ def _train(train: Callable[..., None], request: Request, seed: int, *, reorder: 
             train(trainer, **request.job.options)
         except _Enough:
             pass
-    return trainer.losses
+    return trainer
 
 
 def main() -> None:

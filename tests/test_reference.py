@@ -138,5 +138,5 @@ def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
 
 def test_an_answer_is_a_file_that_a_person_can_read() -> None:
     assert msgspec.json.encode(Answer("7f", [1.5], [0.0], "")) == (
-        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"reason":""}'
+        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"reason":"","repeated":""}'
     )

@@ -9,7 +9,7 @@ from chaoskit.experiment.ending import EQUAL, check_equal, check_finite, ending
 from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.reference import NAME, Reference, check_reference
+from chaoskit.experiment.reference import NAME, Reference, check_dealt, check_reference
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
@@ -59,7 +59,7 @@ def compare(
             found.not_applied[EQUAL] = _ANOTHER_ORDER
     if reference is not None:
         if reference.is_there:
-            found.checks.append(check_reference(history.losses(), reference))
+            found.checks += [check_reference(history.losses(), reference), check_dealt(reference)]
         elif run.experiment.reference == "required":
             found.checks.append(Check(name=NAME, verdict=Verdict.UNKNOWN, detail=reference.reason))
         else:

@@ -20,6 +20,7 @@ import chaoskit
 from chaoskit import plain
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, machine_facts, write_whole
+from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.plan import Experiment
@@ -36,6 +37,7 @@ MARGIN = 4.0
 LEAST = 2.0**-22
 
 NAME = "losses equal the reference's"
+DEALT = "an epoch has each sample once"
 
 _TIMEOUT_S = 300.0
 
@@ -47,12 +49,14 @@ class Reference(msgspec.Struct, frozen=True):
         losses: of the first steps.
         allowed: by step, the relative difference that another order of the sum explains; empty: bit for bit.
         reason: why there are no losses, or why no more of them.
+        repeated: which sample the run has used twice in one epoch, in words.
     """
 
     run_id: str = ""
     losses: list[float] = []
     allowed: list[float] = []
     reason: str = ""
+    repeated: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -79,7 +83,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS))
     answer = _ask(request, directory)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
-    return Reference(answer.run_id, answer.losses, allowed, answer.reason)
+    return Reference(answer.run_id, answer.losses, allowed, answer.reason, answer.repeated)
 
 
 def _out_of_reach(experiment: Experiment) -> str:
@@ -127,6 +131,13 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
     how = "within what another order of the sum explains" if reference.allowed else "bit for bit"
     more = f"; then {reference.reason}" if reference.reason else ""
     return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}{more}")
+
+
+def check_dealt(reference: Reference) -> Check:
+    """Passed if the run has used no sample twice in one epoch, by the steps that were trained again."""
+    problems = [reference.repeated] if reference.repeated else []
+    count = len(reference.losses)
+    return conclude(DEALT, problems, f"the samples of {count} steps", looked_at=count)
 
 
 # -- the process --------------------------------------------------------------------------------------------------
