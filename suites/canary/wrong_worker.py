@@ -120,8 +120,7 @@ class WrongWorker:
 
     def moments(self, *names: str) -> list[Tensor]:
         """What the optimizer remembers of each tensor, under these names."""
-        found = (path_and_tensor for path_and_tensor in self.state.optimizer_tensors())
-        return [local(tensor) for path, tensor in found if path.rpartition("/")[2] in names]
+        return [local(tensor) for path, tensor in self.state.optimizer_tensors() if path.rpartition("/")[2] in names]
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(function)`` in the place of a function of the product: of an object, or of a module."""
