@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": "Test",
     "report": "Test",
     "judge": "Test",
+    "canary": "Test",
     "faults": "Test",
     "top": "Observe",
     "trace": "Observe",

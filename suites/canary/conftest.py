@@ -1,0 +1,37 @@
+"""Runs that the tests of the canary share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit import Chaos
+from chaoskit.suites.canary.damages import AT
+from faults import Kill
+
+#: Cell of the matrix -> how a run of it is planned.
+_CELLS: dict[str, dict[str, Any]] = {
+    "exact": {"job": "gpt", "shards": 4},
+    "fast": {"job": "gpt", "shards": 4, "reduction": "fast"},
+    "sharded": {"job": "fsdp", "shards": 3},
+}
+
+_runs: dict[str, Path] = {}
+
+
+@pytest.fixture
+def copy_of_a_run(chaos: Chaos, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of the directory of one run of this session, in which rank 1 is killed and replaced."""
+
+    def copy(cell: str) -> Path:
+        if cell not in _runs:
+            plan = {"nodes": 3, "steps": 10, "options": {"size": "tiny", "batch": 12}, **_CELLS[cell]}
+            outcome = chaos.run(plan.pop("job"), faults=[Kill(rank=1, at_step=AT)], **plan)
+            _runs[cell] = Path(outcome.directory)
+        return Path(shutil.copytree(_runs[cell], tmp_path / "run"))
+
+    return copy

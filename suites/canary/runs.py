@@ -1,0 +1,37 @@
+"""Runs of the jobs of the canary: with a mistake of the runtime, or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaoskit import Chaos, Outcome
+from chaoskit.suites.canary import wrong_jobs
+from chaoskit.suites.canary.mistakes import EXACT, FAST, SHARDED, Mistake
+from chaoskit.suites.canary.wrong_worker import END, EVERY, order
+from faults import Kill
+
+_CELLS: dict[str, dict[str, Any]] = {
+    EXACT: {"job": wrong_jobs.__file__},
+    FAST: {"job": wrong_jobs.__file__, "reduction": "fast"},
+    SHARDED: {"job": f"{wrong_jobs.__file__}:train_sharded"},
+}
+#: What would find corruption while it trains is off: what is left is what a verdict is made of.
+_PLAN: dict[str, Any] = {"nodes": 2, "shards": 4, "steps": 7, "hash_every": 0, "state_hash_steps": 0}
+_IN_EVERY_RUN: dict[str, Any] = {"twin": False, "reference": "on", "spares": 0}
+_BROKEN: dict[str, Any] = {"faults": [Kill(rank=1, at_step=4)], "spares": 1}
+
+
+def run(chaos: Chaos, cell: str, mistake: Mistake | None = None, **more: Any) -> Outcome:
+    """Run the job of a cell, in whose workers the runtime makes a mistake, or none.
+
+    One that the unbroken run makes, too, is tried without a fault, and compared with plain PyTorch. Else a rank is
+    killed and replaced, and the run is compared with its twin.
+
+    Args:
+        more: of the plan.
+    """
+    in_every_run = mistake is not None and mistake.when in (EVERY, END)
+    order(chaos.harness.directory, *((mistake.how, mistake.when) if mistake else ("", "")))
+    options = {"kind": mistake.kind} if mistake is not None else {}
+    plan = _PLAN | (_IN_EVERY_RUN if in_every_run else _BROKEN) | _CELLS[cell] | {"options": options} | more
+    return chaos.run(plan.pop("job"), check=False, **plan)
