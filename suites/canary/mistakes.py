@@ -103,7 +103,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("gradients are clipped to half of the limit", "clips_twice", AFTER, _LOSSES, kind="clip"),
     Mistake("gradients are not clipped", "never_clips", ONCE, _LOSSES, kind="clip"),
     Mistake("one rank rounds gradients to bfloat16", "rounds_gradients", AFTER, _LOSSES | {FAST: STATE}),
-    Mistake("survivors use gradients of the step before", "uses_old_gradients", ONCE, _ONE_RANK),
+    Mistake("survivors use gradients of the step before", "uses_old_gradients", AFTER, _ONE_RANK),
     Mistake("a bit of one rank's gradient is flipped", "flips_a_bit_of_a_gradient", ONCE, _ONE_RANK),
     # in the broken run: the update
     Mistake("the update is not applied", "skips_the_update", ONCE, _LOSSES),
@@ -157,5 +157,5 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("other samples are computed than are written down", "computes_other_samples", ONCE, _LOSSES),
     Mistake("samples are those of the next step", "deals_the_next_step", AFTER, _SAMPLES),
     Mistake("a sample is used twice, and another one never", "deals_a_sample_twice", ONCE, _SAMPLES),
-    Mistake("the loss that is told is of the step before", "tells_the_loss_before", ONCE, _LOSSES),
+    Mistake("the loss that is told is of the step before", "tells_the_loss_before", AFTER, _LOSSES),
 )
