@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.ending import EQUAL, Numbers, check_equal, check_finite, check_near, ending
+from chaoskit.experiment.ending import EQUAL, Numbers, check_equal, check_finite, check_near, ending, scalars
 from chaoskit.experiment.findings import compared_with_itself, conclude
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
@@ -56,7 +56,8 @@ def compare(
     if any(record.event == Event.FINISHED for record in run.records):
         final = ending(run.records)
         found.checks.append(check_finite(final))
-        _compare_endings(found, final, twin, floor, reduction)
+        differ = twin is not None and bool(twin.scalars) and scalars(run.records) != twin.scalars
+        _compare_endings(found, final, twin, floor, reduction, scalars_differ=differ)
     if reference is not None:
         if reference.is_there:
             found.checks.append(check_reference(history.losses(), reference))
@@ -83,13 +84,19 @@ def exactness(config: RunConfig, history: History) -> tuple[str, str]:
 
 
 def _compare_endings(
-    found: Comparison, final: dict[str, Numbers], twin: Twin | None, floor: Floor | None, reduction: str
+    found: Comparison,
+    final: dict[str, Numbers],
+    twin: Twin | None,
+    floor: Floor | None,
+    reduction: str,
+    *,
+    scalars_differ: bool,
 ) -> None:
     """Add what the final states of run and twin say; without one of the run another check says that it is missing."""
     if twin is None:
         return
     if reduction == "exact":
-        found.checks += [check_equal(final, twin.ending)] if final else []
+        found.checks += [check_equal(final, twin.ending, scalars_differ=scalars_differ)] if final else []
     elif floor is None or floor.reason:
         found.not_applied[EQUAL] = f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
     else:

@@ -44,6 +44,16 @@ def ending(records: Iterable[Record]) -> dict[str, Numbers]:
     }
 
 
+def scalars(records: Iterable[Record]) -> str:
+    """Return the digest of what of the final state is no tensor; "" where ranks tell of none, or of different ones."""
+    told = {record["step"]: set[str]() for record in records if record.event == Event.FINAL_STATE}
+    for record in records:
+        if record.event == Event.FINAL_STATE:
+            told[record["step"]].add(record["scalars"])
+    last = told[max(told)] if told else set()
+    return last.pop() if len(last) == 1 else ""
+
+
 def check_finite(found: dict[str, Numbers]) -> Check:
     """Passed if every value of every tensor is a finite number."""
     wrong = {path: numbers[0] for path, numbers in found.items() if numbers[0] != 0}
@@ -51,9 +61,14 @@ def check_finite(found: dict[str, Numbers]) -> Check:
     return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
 
 
-def check_equal(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Check:
-    """Passed if the numbers of all tensors are the twin's."""
+def check_equal(found: dict[str, Numbers], twin: dict[str, Numbers], *, scalars_differ: bool = False) -> Check:
+    """Passed if the numbers of all tensors are the twin's.
+
+    Args:
+        scalars_differ: learning rates, schedules or counts are other ones.
+    """
     problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in _odd(found, twin)]
+    problems += ["learning rates, schedules or counts of the optimizer are other ones"] if scalars_differ else []
     fine = f"norm and projections of {len(twin)} tensors of weights and optimizer"
     return conclude(EQUAL, problems, fine, looked_at=len(twin))
 

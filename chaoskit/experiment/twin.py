@@ -13,7 +13,7 @@ import msgspec
 import chaoskit
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
-from chaoskit.experiment.ending import Numbers, ending
+from chaoskit.experiment.ending import Numbers, ending, scalars
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import Trace, check_properties
@@ -46,6 +46,7 @@ class Twin(msgspec.Struct, frozen=True):
         sources: path -> digest of the user's code that it imported.
         run_id: which run it was.
         ending: numbers of each tensor of its final state.
+        scalars: digest of what of its final state is no tensor; "" where the batch followed the world.
     """
 
     losses: list[float | None]
@@ -54,6 +55,7 @@ class Twin(msgspec.Struct, frozen=True):
     sources: dict[str, str] = {}
     run_id: str = ""
     ending: dict[str, Numbers] = {}
+    scalars: str = ""
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
@@ -79,7 +81,9 @@ class Twin(msgspec.Struct, frozen=True):
         if len(digests) != 1:
             raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
         sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
-        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id, ending(run.records))
+        follows = run.experiment.config.follow is not None
+        final = (ending(run.records), "" if follows else scalars(run.records))
+        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id, *final)
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:

@@ -1,9 +1,10 @@
 """What is written down of the state with which a job ends: enough to see that it is another one, and in which tensor.
 
-Of each tensor: how many of its values are not finite (buffers apart), its squared 2-norm, and 8 projections on vectors
-of signs, both without these values. All of these add up over the boxes of a tensor that ranks hold, whatever the world
-is. An element's sign is the product of one sign for each of its indices: made anew from the shape alone, on every
-machine. Each projection has every eighth row, so the sum of the squares of all is an estimate of the squared 2-norm.
+Of each tensor: how many of its values are not finite (of a buffer: are NaN, as masks hold infinities), its squared
+2-norm, and 8 projections on vectors of signs, both without values that are not finite. All of these add up over the
+boxes of a tensor that ranks hold, whatever the world is. An element's sign is the product of one sign for each of its
+indices: made anew from the shape alone, on every machine. Each projection has every eighth row, so the sum of the
+squares of all is an estimate of the squared 2-norm.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def _numbers(part: Part) -> list[float]:
     projections, wrong = _project(values, part.shape, part.start), 0
     if not all(map(math.isfinite, projections)):  # else every value is finite, and need not be read again
         finite = torch.isfinite(values)
-        wrong = values.numel() - int(finite.sum())
+        wrong = int((values.isnan() if part.is_buffer else ~finite).sum())
         projections = _project(torch.where(finite, values, 0.0), part.shape, part.start)
         values = values[finite]
     norm = float(torch.linalg.vector_norm(values)) if values.numel() else 0.0
-    return [0.0 if part.is_buffer else float(wrong), norm**2, *projections]
+    return [float(wrong), norm**2, *projections]
 
 
 def _project(values: Tensor, shape: tuple[int, ...], start: tuple[int, ...]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -138,6 +139,10 @@ class Registered:
     def scalars_checksum(self) -> int:
         """Of :meth:`scalars`."""
         return zlib.crc32(self.scalars())
+
+    def scalars_digest(self) -> str:
+        """BLAKE2b of :meth:`scalars`."""
+        return hashlib.blake2b(self.scalars(), digest_size=16).hexdigest()
 
     def load_scalars(self, data: bytes, step: int) -> None:
         """Take over learning rates, schedulers and step of another state: the end of taking it over."""

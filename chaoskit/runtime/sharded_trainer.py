@@ -560,7 +560,8 @@ class ShardedTrainer(BaseTrainer):
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
         state = self.state
         self._worker.board.enter(Phase.LONG)
-        self._worker.journal.write(Event.FINAL_STATE, step=state.step, tensors=describe(state.described()))
+        tensors, scalars = describe(state.described()), state.scalars_digest()
+        self._worker.journal.write(Event.FINAL_STATE, step=state.step, tensors=tensors, scalars=scalars)
         self._worker.board.enter(Phase.REDUCE)
         found = gather(self._group, state.weights_digest() + state.state_digest())
         half = len(found[0]) // 2

@@ -186,10 +186,11 @@ class ShardedState(Registered):
         return self._digest("")
 
     def described(self) -> Iterator[Part]:
-        """This rank's part of every tensor."""
+        """This rank's part of every tensor but buffers: those are each rank's own."""
         buffers = {path for path, _ in self._buffers()}
         for path, (memory, shape, box) in self.parts().items():
-            yield Part(path, memory, shape, tuple(box.start), path in buffers)
+            if path not in buffers:
+                yield Part(path, memory, shape, tuple(box.start))
 
     def _digest(self, prefix: str) -> bytes:
         digest = hashlib.sha256()

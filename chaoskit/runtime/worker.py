@@ -282,7 +282,8 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         )
     board.enter(Phase.DONE)
     replica = trainer.replica
-    control.journal.write(Event.FINAL_STATE, step=trainer.step, tensors=describe(replica.parts()))
+    tensors, scalars = describe(replica.parts()), replica.scalars_digest()
+    control.journal.write(Event.FINAL_STATE, step=trainer.step, tensors=tensors, scalars=scalars)
     _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest(), cut_short_by=cut_short_by)
     control.ended.wait()  # peers that are behind may still need this state
     return 0
