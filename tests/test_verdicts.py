@@ -72,11 +72,14 @@ class Pretended(Kill):
 
 @pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")
 def test_a_fault_that_the_job_did_not_feel_is_unknown(chaos: Chaos) -> None:
-    """Its evidence alone does not make it one: after a kill its rank is lost."""
+    """Its evidence alone does not make it one: after a kill its rank is lost. That its rank finished is an error."""
     fault = Pretended(rank=1, at_step=5)
     outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault], check=False)
-    assert outcome.verdict == Verdict.UNKNOWN
-    assert "nothing followed that must follow it" in outcome.reasons[0]
+    assert outcome.verdict == Verdict.ERROR
+    evidence = next(check for check in outcome.checks if check.name.startswith("evidence of"))
+    assert evidence.verdict == Verdict.UNKNOWN
+    assert "nothing followed that must follow it" in evidence.detail
+    assert "came to the end of the job" in outcome.reasons[0]
 
 
 @pytest.mark.promise("`chaos.run` fails the test unless the verdict is `passed`.")

@@ -25,6 +25,8 @@ class _Witnesses:
         self.first_commit_ns: int | None = None
         self._hooks: dict[tuple[str, str], Record] = {}  # worker that stood there, fault -> the first time
         self._starts: dict[str, list[Record]] = defaultdict(list)  # worker -> by which node
+        self._reached: dict[str, int] = {}  # worker -> the last step that it contributed to
+        self._finished: set[str] = set()
         self._ends: dict[str, list[Record]] = defaultdict(list)  # worker -> its loss or exit
         for record in records:
             match record.event:
@@ -37,6 +39,10 @@ class _Witnesses:
                     self._hooks.setdefault((record.source, record["fault"]), record)
                 case Event.WORKER_STARTED:
                     self._starts[record["worker"]].append(record)
+                case Event.REDUCE:
+                    self._reached[record.source] = max(record["step"], self._reached.get(record.source, -1))
+                case Event.FINISHED:
+                    self._finished.add(record.source)
                 case Event.WORKER_EXITED | Event.DETECTED:
                     self._ends[record["worker"]].append(record)
 
@@ -51,6 +57,14 @@ class _Witnesses:
     def ends_before(self, struck: Struck) -> bool:
         """Whether the worker was lost, or had ended, before the fault acted on it."""
         return any(record.t_ns < struck.injected_ns for record in self._ends[struck.worker])
+
+    def reached(self, struck: Struck) -> int:
+        """The last step that the worker contributed to; -1 if it contributed to none."""
+        return self._reached.get(struck.worker, -1)
+
+    def finished(self, struck: Struck) -> bool:
+        """Whether the worker came to the end of the job."""
+        return struck.worker in self._finished
 
     def memberships(self, one: Injection, struck: Struck) -> list[Record]:
         """Those that may have been in force: the newest one, and that of the rank that stood at the hook."""
@@ -93,6 +107,24 @@ def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterat
         yield "its effect was seen before it acted"
     if witnesses.ends_before(struck):
         yield f"{struck.worker} was lost before it acted"
+    if _ends_its_rank(one):
+        yield from _lived_on(one, struck, witnesses)
+
+
+def _ends_its_rank(one: Injection) -> bool:
+    """Whether a fault of this kind ends its rank there and then, and no other one."""
+    fault = one.fault
+    return bool(fault.must_show) and not fault.whole_node and "nonfinite" not in fault.must_show
+
+
+def _lived_on(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+    """What a rank cannot do that was ended where the fault was due, and what no other rank suffers."""
+    if one.effective_ns is not None and witnesses.finished(struck):
+        yield f"{struck.worker} came to the end of the job"
+    elif one.fault.at_step is not None and (reached := witnesses.reached(struck)) > one.fault.at_step:
+        yield f"{struck.worker} went on to step {reached}"
+    for other in sorted(struck.claims.keys() - {struck.worker}):
+        yield f"it struck {other}, too"
 
 
 def _elsewhere(one: Injection, struck: Struck, hook: Record) -> Iterator[str]:

@@ -83,7 +83,7 @@ _TELLING = frozenset({Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.FAULT_M
 
 def _injection(name: str, fault: Fault, records: Sequence[Record]) -> Injection:
     injected = [record for record in records if record.event == Event.INJECTED]
-    evidence = [record for record in records if record.event == Event.EVIDENCE]
+    evidence = [record for record in records if record.event == Event.EVIDENCE and record["observed"]]
     missed = [record for record in records if record.event == Event.FAULT_MISSED]
     undone = [record for record in records if record.event == Event.UNDONE]
     last = evidence[-1] if evidence and injected else None  # of an act of which nothing is known it shows nothing

@@ -64,6 +64,7 @@ def judge(
         *(fault_check(strike, shown=timeline.shows(strike)) for strike in run.injections),
         *audit(run.injections, run.records),
         *([_recovered(run, incidents, ways_back)] if incidents else []),
+        *_in_order(recoveries),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, digests, again),
         _samples(ledger, history, twin),
@@ -189,6 +190,13 @@ def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[R
     problems = [f"no step was finished by a new membership after {len(missing)} of {len(incidents)} incidents"]
     found = f"{len(incidents) - len(without)} recoveries"
     return conclude(RECOVERED, problems if missing else [], found, looked_at=len(incidents))
+
+
+def _in_order(recoveries: Sequence[Recovery]) -> list[Check]:
+    """An error where a recovery ended before its fault struck: then no time of the run means anything."""
+    wrong = [recovery for recovery in recoveries if recovery.seconds <= 0]
+    detail = "; ".join(f"a recovery of {recovery.seconds:.3f} s: clocks of processes differ" for recovery in wrong[:1])
+    return [Check(name="times are in order", verdict=Verdict.ERROR, detail=detail)] if wrong else []
 
 
 def _went_on_without(incident: Incident, records: Sequence[Record]) -> bool:
