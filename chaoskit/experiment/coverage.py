@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import Reference
-from chaoskit.experiment.run import LATER, RawRun
+from chaoskit.experiment.run import LATER, RawRun, digest_of
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import FileCoverage, Record, WriterCoverage
 from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
@@ -60,6 +60,7 @@ def coverage_of(run: RawRun, twin: Twin | None = None, reference: Reference | No
         *_compared(run, twin, reference),
         *_coordinators(story, ended=is_over),
         *_nodes(story),
+        *_writers(story),
         *_files(story),
     ]
     gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
@@ -73,8 +74,20 @@ def _compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> It
         yield "twin.json: what the unbroken run did is missing"
     elif twin is not None and wanted and not is_late and twin.run_id != wanted:
         yield f"twin.json: it is of the run {twin.run_id[:8]}, not of {wanted[:8]}"
+    if twin is not None:
+        yield from _cut(run, twin)
     if reference is None and run.experiment.reference != "off":
         yield "reference.json: what plain PyTorch came to is missing"
+    if run.plan_digest and digest_of(run.directory) not in ("", run.plan_digest):
+        yield "plan.json: it is another one than the run had"
+
+
+def _cut(run: RawRun, twin: Twin) -> Iterator[str]:
+    steps = None if run.experiment.is_open_ended else run.experiment.steps
+    if steps is not None and len(twin.losses) != steps:
+        yield f"twin.json: it has the losses of {len(twin.losses)} steps, and the run was to have {steps}"
+    if not twin.ending and any(record.event == Event.FINAL_STATE for record in run.records):
+        yield "twin.json: it does not tell with which state the unbroken run ended"
 
 
 class _Story:
@@ -88,6 +101,7 @@ class _Story:
         self.gone: dict[str, int] = {}  # node -> when it was lost or evicted last
         self.started: dict[str, str] = {}  # worker -> the node whose agent started it
         self.told: set[str] = set()
+        self.pids: dict[str, list[int]] = defaultdict(list)  # worker -> processes, by the word of its node
         self.ended_well = False
         self.trained: set[int] = set()  # memberships in which steps were finished
         for record in records:
@@ -106,6 +120,7 @@ class _Story:
                     self.ended_well = bool(record["ok"])
                 case Event.WORKER_STARTED:
                     self.started[record["worker"]] = record.source
+                    self.pids[record["worker"]].append(record["pid"])
                 case Event.COMMIT | Event.SKIP:
                     self.trained.add(record["generation"])
 
@@ -178,6 +193,19 @@ def _nodes(story: _Story) -> Iterator[str]:
     for worker in story.members:
         if worker not in story.started and not any(one.node in story.gone for one in story.writers(worker, "worker")):
             yield f"{worker}: no node tells that it started it"
+
+
+def _writers(story: _Story) -> Iterator[str]:
+    """Each journal is of the process that its node started, and of no other one."""
+    known: dict[str, str] = {}
+    for source, file in story.files.items():
+        for writer in file.writers:
+            if (other := known.setdefault(writer.writer, source)) != source:
+                yield f"{source}: it holds what the writer of {other} has written"
+            told = story.pids.get(source, ())
+            if told and writer.role == "worker" and writer.opened is not None and writer.opened["pid"] not in told:
+                started = ", ".join(map(str, told))
+                yield f"{source}: it is of process {writer.opened['pid']}, and its node started {started}"
 
 
 def _files(story: _Story) -> Iterator[str]:

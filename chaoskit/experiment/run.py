@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 import uuid
@@ -17,6 +18,7 @@ import msgspec
 from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
 from chaoskit.experiment.injected import Injection, injections
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.planfile import FILE_NAME
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.storing import await_last, last_step
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals, read_events, read_journals
@@ -77,6 +79,11 @@ class RawRun:
         return self._told_at_start("twin")
 
     @property
+    def plan_digest(self) -> str:
+        """Of the plan that lay in its directory when it began; empty if there was none."""
+        return self._told_at_start("plan")
+
+    @property
     def substrate(self) -> str:
         """Where its nodes came from; empty if its journal does not tell."""
         return self._told_at_start("substrate")
@@ -132,7 +139,7 @@ def execute(
     with store_of(experiment, undo) as store:
         journal = Journal(directory / "journal", "harness", role="harness")
         started_ns = time.monotonic_ns()
-        _write_start(journal, experiment, started_ns, substrate.name, twin_id)
+        _write_start(journal, experiment, started_ns, substrate.name, twin_id, digest_of(directory))
         place = (journal, started_ns, directory)
         return _execute(experiment, substrate, undo, place, watch, port, store, requests, heartbeat_s, when_silent)
 
@@ -156,13 +163,23 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
         proxy.close()
 
 
-def _write_start(journal: Journal, experiment: Experiment, started_ns: int, substrate: str, twin_id: str) -> None:
+def digest_of(directory: Path) -> str:
+    """BLAKE2b of the plan in the directory of a run; empty if there is none."""
+    try:
+        return hashlib.blake2b((directory / FILE_NAME).read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
+
+
+def _write_start(
+    journal: Journal, experiment: Experiment, started_ns: int, substrate: str, twin_id: str, plan_digest: str
+) -> None:
     """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
     told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **process, **size}
-    place = {"substrate": substrate, "sharded": experiment.config.job.sharded, "twin": twin_id}
+    place = {"substrate": substrate, "sharded": experiment.config.job.sharded, "twin": twin_id, "plan": plan_digest}
     journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told, **place)
 
 
