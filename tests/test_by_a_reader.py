@@ -1,4 +1,4 @@
-"""Mistakes that a reader of the documentation alone believed to pass: ``docs/canary-by-a-reader.md`` says what each is."""
+"""Mistakes that a reader of the documentation alone believed to pass: see ``docs/canary-by-a-reader.md``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ACTS: dict[str, tuple[Verdict, Fault, dict[str, Any]]] = {
     "15_says_nothing": (Verdict.UNKNOWN, Nothing(rank=1, at_step=AT), {}),
 }
 
-#: What is judged otherwise today -> the verdict that it has instead, and why. ``docs/canary-by-a-reader.md`` has more of each.
+#: What is judged otherwise today -> the verdict that it has instead, and why.
 MISJUDGED: dict[str, str] = {
     "08_tells_half": "passed: nothing says which tensors a final state must have",
     "09_fast_scale": "passed: the reference compares losses, and Adam hides the scale from them",

@@ -1,4 +1,4 @@
-"""A job whose runtime makes one mistake of ``docs/canary-by-a-reader.md``, named by ``how``; the log says when it was made."""
+"""A job whose runtime makes one mistake of ``docs/canary-by-a-reader.md``; the log says when it was made."""
 
 from __future__ import annotations
 
