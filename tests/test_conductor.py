@@ -180,6 +180,9 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
         Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
         Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
     ]
+    if not late:  # the job feels it, as it must
+        lost = {"worker": "node1.1", "rank": 1, "cause": "exited", "detail": ""}
+        records.insert(0, Record(over_ns, "coordinator", Event.DETECTED, lost))
     conductor.look_back(records)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[strike.fault])
     conductor.tell_missed()

@@ -80,12 +80,16 @@ def test_only_the_last_step_counts() -> None:
 
 
 def test_what_is_not_finite_counts_unless_it_is_a_buffer() -> None:
-    """A mask of infinities is what the model wants."""
+    """A mask of infinities is what the model wants; no model wants NaN."""
     odd = torch.tensor([1.0, math.inf, math.nan])
-    found = ending([told(whole(odd), Part("model/mask", odd, (3,), (0,), is_buffer=True))])
+    mask, mean = (
+        Part(f"model/{name}", odd[[0, place]], (2,), (0,), is_buffer=True) for name, place in (("mask", 1), ("mean", 2))
+    )
+    found = ending([told(whole(odd), mask, mean)])
     assert found["model/w"][:2] == [2.0, 1.0]
     assert found["model/mask"][:2] == [0.0, 1.0]
-    assert check_finite(found).detail == "model/w: 2 values are not finite"
+    assert found["model/mean"][:2] == [1.0, 1.0]
+    assert check_finite(found).detail == "model/mean: 1 values are not finite; model/w: 2 values are not finite"
     assert check_finite({"model/mask": found["model/mask"]}).verdict == Verdict.PASSED
 
 

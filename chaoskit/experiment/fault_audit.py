@@ -107,7 +107,7 @@ def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterat
         yield "its effect was seen before it acted"
     if witnesses.ends_before(struck):
         yield f"{struck.worker} was lost before it acted"
-    if _ends_its_rank(one):
+    if one.effective_ns is not None and _ends_its_rank(one):
         yield from _lived_on(one, struck, witnesses)
 
 
@@ -119,7 +119,7 @@ def _ends_its_rank(one: Injection) -> bool:
 
 def _lived_on(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     """What a rank cannot do that was ended where the fault was due, and what no other rank suffers."""
-    if one.effective_ns is not None and witnesses.finished(struck):
+    if witnesses.finished(struck):
         yield f"{struck.worker} came to the end of the job"
     elif one.fault.at_step is not None and (reached := witnesses.reached(struck)) > one.fault.at_step:
         yield f"{struck.worker} went on to step {reached}"
