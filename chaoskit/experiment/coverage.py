@@ -95,6 +95,7 @@ class _Story:
 
     def __init__(self, records: Iterable[Record], files: Mapping[str, FileCoverage]) -> None:
         self.files = files
+        self._reached: dict[str, list[tuple[Record, int]]] = {}
         self.of: dict[str, list[Record]] = defaultdict(list)
         self.plans: dict[int, Record] = {}
         self.lost: dict[str, int] = {}  # worker -> when
@@ -145,6 +146,12 @@ class _Story:
         """Processes of that role that wrote to a file."""
         file = self.files.get(source)
         return [] if file is None else [writer for writer in file.writers if writer.role == role]
+
+    def reached(self, worker: str) -> list[tuple[Record, int]]:
+        """What tells in which step a worker is, each with the steps that were committed before it."""
+        if worker not in self._reached:
+            self._reached[worker] = [*_reached(self.of[worker])]
+        return self._reached[worker]
 
     def is_lost(self, worker: str) -> bool:
         """Whether a loss, of itself or its node, explains where its journal ends."""
@@ -216,7 +223,7 @@ def _files(story: _Story) -> Iterator[str]:
     if story.members and not any(story.has(worker, Event.READY) for worker in story.members):
         yield "no worker says that it was ready"
     for worker in story.members:
-        yield from _leaps(worker, story.of[worker])
+        yield from _leaps(worker, story.reached(worker))
         if story.writers(worker, "worker") and story.is_cut_off(worker):
             yield f"{worker}: its journal has no end, and it was not lost"
 
@@ -225,7 +232,7 @@ def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
     writers = story.writers(worker, "worker")
     if not writers:
         return
-    yield from _returns(worker, story.of[worker])
+    yield from _returns(worker, story.reached(worker))
     if not story.has(worker, Event.READY):
         yield f"{worker}: it had a rank, and was not ready"
     is_lost = story.is_lost(worker)
@@ -237,9 +244,9 @@ def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
     yield from _steps(worker, story.of[worker])
 
 
-def _leaps(worker: str, records: Iterable[Record]) -> Iterator[str]:
+def _leaps(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
     """Within one file, steps that are told of by what comes after them only."""
-    for record, reached in _reached(records):
+    for record, reached in told:
         step = record["step"]
         match record.event:
             case Event.REDUCE if step > reached:
@@ -250,9 +257,9 @@ def _leaps(worker: str, records: Iterable[Record]) -> Iterator[str]:
                 yield f"{worker}: it finished after {step} steps, and tells of {reached}"
 
 
-def _returns(worker: str, records: Iterable[Record]) -> Iterator[str]:
+def _returns(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
     """Within one file, steps that come again though no state was taken over."""
-    for record, reached in _reached(records):
+    for record, reached in told:
         if record.event == Event.REDUCE and record["step"] < reached:
             yield f"{worker}: step {record['step']} comes after {reached} steps"
 

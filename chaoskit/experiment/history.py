@@ -70,17 +70,18 @@ class History:
         self._last_generation: dict[str, int] = {}
         self._ends: list[Record] = []
         for record in records:
-            if record.event in (Event.COMMIT, Event.REDUCE, Event.REGROUPED):
+            event, fields = record.event, record.fields
+            if event in (Event.COMMIT, Event.REDUCE, Event.REGROUPED):
                 known = self._last_generation.get(record.source, 0)
-                self._last_generation[record.source] = max(known, record["generation"])
-            if record.event == Event.COMMIT:
-                found[record["step"]].commits[record["generation"]].append(record)
-            elif record.event == Event.SKIP:
-                found[record["step"]].skips[record["generation"]].append(record)
-            elif record.event == Event.FINISHED:
+                self._last_generation[record.source] = max(known, fields["generation"])
+            if event == Event.COMMIT:
+                found[fields["step"]].commits[fields["generation"]].append(record)
+            elif event == Event.REDUCE:
+                found[fields["step"]].contributions[fields["generation"]][fields["rank"]] = record
+            elif event == Event.SKIP:
+                found[fields["step"]].skips[fields["generation"]].append(record)
+            elif event == Event.FINISHED:
                 self._ends.append(record)
-            elif record.event == Event.REDUCE:
-                found[record["step"]].contributions[record["generation"]][record["rank"]] = record
         self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
 
     @cached_property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chaoskit.config import RunConfig
@@ -38,6 +40,19 @@ from chaoskit.vocabulary import Event, Verdict
 RECOVERED = "recovered from every incident"
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Put the collector of cycles off: over the records of a long run it takes as long as what is computed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_uncollected()
 def judge(
     run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None, floor: Floor | None = None
 ) -> Outcome:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
+from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import Injection, injections
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.planfile import FILE_NAME
@@ -59,6 +60,11 @@ class RawRun:
         return told_once(self.journals.records)
 
     @cached_property
+    def index(self) -> Index:
+        """The records by event and time."""
+        return Index(self.records)
+
+    @cached_property
     def injections(self) -> list[Injection]:
         """What came of each planned fault."""
         return injections(self.experiment.faults, self.records)
@@ -89,7 +95,7 @@ class RawRun:
         return self._told_at_start("substrate")
 
     def _told_at_start(self, name: str) -> str:
-        return next((str(record[name]) for record in self.records if record.event == Event.STARTED), "")
+        return next((str(record.get(name, "")) for record in self.records if record.event == Event.STARTED), "")
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from chaoskit.experiment import references
 from chaoskit.experiment.history import Finished, History
-from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
@@ -43,7 +42,7 @@ class Timeline:
 
     def __init__(self, run: RawRun, history: History) -> None:
         self._run, self._history = run, history
-        self._index = Index(run.records)
+        self._index = run.index
         self._config = run.experiment.config
         self._resized = self._index.of(Event.RESIZED)
         self._claims: dict[str, list[Injection]] = defaultdict(list)  # worker -> what acted on it itself

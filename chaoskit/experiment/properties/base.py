@@ -11,7 +11,6 @@ from typing import Literal
 
 from chaoskit.config import RunConfig
 from chaoskit.experiment.history import History
-from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import Injection
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
@@ -31,8 +30,7 @@ class Trace:
     def __init__(self, run: RawRun, history: History, recoveries: list[Recovery]) -> None:
         self.run, self.history, self.recoveries = run, history, recoveries
         self.config: RunConfig = run.experiment.config
-        self._index = Index(run.records)
-        self.of, self.first = self._index.of, self._index.first
+        self.of, self.first = run.index.of, run.index.first
 
     @cached_property
     def members(self) -> dict[int, dict[str, int]]:
@@ -61,10 +59,9 @@ class Trace:
     @cached_property
     def commits(self) -> dict[tuple[int, int], list[Record]]:
         """(Step, generation) -> the commits of its ranks."""
-        found: dict[tuple[int, int], list[Record]] = defaultdict(list)
-        for record in self.of(Event.COMMIT):
-            found[record["step"], record["generation"]].append(record)
-        return found
+        steps = self.history.steps.items()
+        found = {(number, generation): one for number, step in steps for generation, one in step.commits.items()}
+        return defaultdict(list, found)
 
     def holders(self, worker: str, before_ns: int) -> int:
         """Ranks that held what ``worker`` held of a sharded state, in the last step that it committed before then."""
