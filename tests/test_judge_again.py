@@ -106,6 +106,16 @@ def test_what_it_is_compared_with_is_missed(chaos: Chaos, tmp_path: Path) -> Non
     assert judge_directory(Path(other.directory)).verdict == Verdict.PASSED
 
 
+def test_without_its_floor_a_fast_run_is_unknown(chaos: Chaos, tmp_path: Path) -> None:
+    plan = {"steps": 10, "nodes": 2, "shards": 3, "reduction": "fast"}
+    outcome = chaos.run(str(JOB), faults=[Kill(rank=1, at_step=4)], **plan)
+    copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
+    (copy / "floor.json").unlink()
+    again = judge_directory(copy)
+    assert again.verdict == Verdict.UNKNOWN
+    assert "floor.json" in again.reasons[0]
+
+
 @pytest.mark.parametrize(
     ("shell", "verdict"),
     [

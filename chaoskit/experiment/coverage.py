@@ -51,13 +51,21 @@ class Coverage:
         return Verdict.UNKNOWN if self.blind and worst == Verdict.FAILED else worst
 
 
-def coverage_of(run: RawRun, twin: Twin | None = None, reference: Reference | None = None) -> Coverage:
-    """What is missing in the directory of ``run``. ``twin``, ``reference``: what it holds of these."""
+def coverage_of(
+    run: RawRun, twin: Twin | None = None, reference: Reference | None = None, *, lacks_floor: bool = False
+) -> Coverage:
+    """What is missing in the directory of ``run``.
+
+    Args:
+        twin, reference: what it holds of these.
+        lacks_floor: its final state can be compared within a floor only, and there is none.
+    """
     story = _Story(run.records, run.coverage)
     is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
     blind = [
         *damage(run.coverage),
         *_compared(run, twin, reference),
+        *(["floor.json: how far right runs end apart is missing"] if lacks_floor else []),
         *_coordinators(story, ended=is_over),
         *_nodes(story),
         *_writers(story),

@@ -70,9 +70,11 @@ def judge(
     recoveries = [recovery for recovery in ways_back if recovery is not None]
     config = run.experiment.config
     ledger = history.ledger(config.shards_of)
-    again, _ = exactness(config, history)
+    again, order = exactness(config, history)
     digests = {record["weights_digest"] for record in history.ends(config)}
-    coverage = coverage_of(run, twin, reference)
+    ended_well = run.end is not None and run.end.ok
+    lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
+    coverage = coverage_of(run, twin, reference, lacks_floor=lacks_floor)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, history),

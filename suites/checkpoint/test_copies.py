@@ -181,4 +181,5 @@ def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
     assert outcome.lost_steps == 0
     (struck,) = {record["worker"] for record in outcome.records("injected")}
     failed = {record["reason"].split(":")[0] for record in outcome.records("copy_failed") if record["worker"] == struck}
+    assert failed
     assert failed <= {"Poisoned", "Torn"}  # the latter where the rank was found out while it was copied
