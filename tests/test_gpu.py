@@ -110,6 +110,31 @@ def test_every_type_comes_back_from_the_device(dtype: torch.dtype) -> None:
     snapshot_of(tensors, Slots())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_state_on_the_device_that_is_not_finite_is_not_sealed(dtype: torch.dtype, value: float) -> None:
+    """The reason names the tensor. What is finite, however large, is sealed, and so is a state of whole numbers."""
+    bad = torch.full((300, 700), torch.finfo(dtype).max, dtype=dtype, device="cuda")
+    others = [torch.randn(2**20, device="cuda"), torch.tensor(3, device="cuda"), torch.zeros(0, device="cuda")]
+    tensors = [HeldTensor(f"t{number}", tensor) for number, tensor in enumerate([*others, bad.t(), bad[0, 0].clone()])]
+    dropped: list[str] = []
+    told = Snapshotter(Slots(), tensors, check_finite=True, dropped=lambda step, reason: dropped.append(reason))
+    told.begin(1)
+    assert (seal := told.settle()) is not None
+    assert seal.step == 1
+    told.wait()
+    bad[-1, -1] = value
+    told.begin(2)
+    assert told.settle() == seal
+    assert len(dropped) == 1
+    assert "t3 is not finite" in dropped[0]
+    told.rebind(tensors[1:3])
+    told.begin(3)
+    told.close()
+    assert told.newest is not None
+    assert told.newest.step == 3
+
+
 def test_slots_at_addresses_that_others_have_had() -> None:
     """Memory is unmapped while CUDA knows it, and the next slots get its addresses: nothing may go to the old pages."""
     addresses = []

@@ -176,6 +176,17 @@ class ArenaView:
             raise OSError("an arena that is shorter than its index says")
         return count
 
+    def tensor(self, slot: Slot) -> Tensor:
+        """The memory at ``slot`` as a tensor, where it is mapped to be written.
+
+        It has a storage of its own: ``torch.save`` writes whole storages, and compilers distrust inputs that share one.
+        """
+        if not slot.size_bytes:
+            return torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
+        offset = DATA_OFFSET + slot.offset
+        piece = torch.frombuffer(self.map, dtype=torch.uint8, count=slot.size_bytes, offset=offset)
+        return piece.view(dtype_named(slot.dtype)).view(slot.shape)
+
     def spoil(self) -> None:
         """What it holds is not to be read. Where it is mapped to be written."""
         self._header[_SEQUENCE] |= 1
@@ -216,17 +227,6 @@ class Arena(ArenaView):
         """Whether the tensor lies in the arena, where peers look for it."""
         offset = tensor.data_ptr() - self._tensor.data_ptr()
         return 0 <= offset < self.capacity_bytes or not tensor.numel()
-
-    def tensor(self, slot: Slot) -> Tensor:
-        """The arena's memory at ``slot`` as a tensor.
-
-        It has a storage of its own: ``torch.save`` writes whole storages, and compilers distrust inputs that share one.
-        """
-        if not slot.size_bytes:
-            return torch.empty(slot.shape, dtype=dtype_named(slot.dtype))
-        offset = DATA_OFFSET + slot.offset
-        piece = torch.frombuffer(self.map, dtype=torch.uint8, count=slot.size_bytes, offset=offset)
-        return piece.view(dtype_named(slot.dtype)).view(slot.shape)
 
     def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:
         """Use exactly the layout of a peer, so that its data can be copied as one block."""

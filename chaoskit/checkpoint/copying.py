@@ -48,7 +48,8 @@ class Copying:
 
     Args:
         image: taken, and begun.
-        arrived: returns when tensors on other devices, whose copies were started elsewhere, are here.
+        arrive: returns when tensors on other devices, whose copies were started elsewhere, are here, and whether they
+            were found to be finite there. Else they are looked at here, which also names the one that is not.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Copying:
         digest: Checksum,
         *,
         check_finite: bool = False,
-        arrived: Callable[[], None] | None = None,
+        arrive: Callable[[], bool] | None = None,
     ) -> None:
         self._tensors, self._slots, self._chunks = tensors, slots, chunks
         self._image, self._digest = image, digest
-        self._check_finite, self._arrived = check_finite, arrived
+        self._check_finite, self._arrive = check_finite, arrive
+        self._device_is_finite = False
         self._base = image.address
         self._digested = 0  # bytes
         self._pipeline = Pipeline(len(chunks), self._copy, self._digest_chunk)
@@ -83,9 +85,9 @@ class Copying:
         Raises:
             Poisoned: if the state is not finite, and that is asked. Else whatever copying raises.
         """
-        self._pipeline.run(after_chunk, in_turn=self._arrived is None)
-        if self._arrived is not None:
-            self._arrived()
+        self._pipeline.run(after_chunk, in_turn=self._arrive is None)
+        if self._arrive is not None:
+            self._device_is_finite = self._arrive()
         self._pipeline.finish()
         self._digest_bytes(self._image.size_bytes)  # with the gap behind the last tensor
         return self._digest.hexdigest()
@@ -106,7 +108,7 @@ class Copying:
         if tensor.is_contiguous():  # not by torch, which would wake threads of its own for this
             ctypes.memmove(self._base + chunk.place, tensor.data_ptr() + chunk.offset, chunk.size_bytes)
         else:
-            self._view(slot.offset, slot.size_bytes, slot.dtype).view(slot.shape).copy_(tensor.detach())
+            self._image.tensor(slot).copy_(tensor.detach())
 
     def _digest_chunk(self, number: int) -> None:
         chunk = self._chunks[number]
@@ -123,6 +125,8 @@ class Copying:
 
     def _look_at(self, chunk: Chunk) -> None:
         slot = self._slots[chunk.tensor]
+        if self._device_is_finite and self._tensors[chunk.tensor].tensor.is_cuda:
+            return
         if not is_finite(self._view(chunk.place, chunk.size_bytes, slot.dtype)):
             raise Poisoned(f"{slot.path} is not finite")
 

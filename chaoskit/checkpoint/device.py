@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
-from chaoskit.checkpoint.arena import DATA_OFFSET, ArenaImage, Slot, dtype_named
+from chaoskit.checkpoint.arena import ArenaImage, Slot
+from chaoskit.checkpoint.finite import SUMMABLE, largest
 from chaoskit.checkpoint.held import HeldTensor
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -17,36 +20,64 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 class DeviceCopies:
     """The copies of one snapshot, under way on the side stream of each device."""
 
-    def __init__(self, events: list[tuple[torch.device, torch.cuda.Event]]) -> None:
-        self._events = events
+    def __init__(self, events: list[tuple[torch.device, torch.cuda.Event]], extremes: list[Tensor]) -> None:
+        self._events, self._extremes = events, extremes
 
     @classmethod
-    def start(cls, tensors: Sequence[HeldTensor], slots: Sequence[Slot], image: ArenaImage) -> DeviceCopies | None:
-        """Enqueue them behind what the current streams do; None if no tensor is on a CUDA device."""
-        devices = {held.tensor.device for held in tensors if held.tensor.is_cuda}
-        if not devices:
+    def start(
+        cls, tensors: Sequence[HeldTensor], slots: Sequence[Slot], image: ArenaImage, *, check_finite: bool = False
+    ) -> DeviceCopies | None:
+        """Enqueue them behind what the current streams do; None if no tensor is on a CUDA device.
+
+        Args:
+            check_finite: look for NaN and infinity on the device, too, which is a few kernels for all tensors.
+        """
+        if not any(held.tensor.is_cuda for held in tensors):
             return None
+        copied = [
+            (held.tensor, target)
+            for held, target in zip(tensors, _targets(slots, image), strict=True)
+            if held.tensor.is_cuda and held.tensor.numel()
+        ]
         _pin(image)
-        for device in devices:
-            _stream(device).wait_stream(torch.cuda.current_stream(device))
-        for held, slot in zip(tensors, slots, strict=True):
-            if held.tensor.is_cuda and slot.size_bytes:
-                start = DATA_OFFSET + slot.offset
-                target = torch.frombuffer(image.map, dtype=torch.uint8, count=slot.size_bytes, offset=start)
-                with torch.cuda.stream(_stream(held.tensor.device)):
-                    shaped = target.view(dtype_named(slot.dtype)).view(slot.shape)
-                    shaped.copy_(held.tensor.detach(), non_blocking=True)
-        return cls([(device, _stream(device).record_event()) for device in devices])
+        events, extremes = [], []
+        for device in {source.device for source, _ in copied}:
+            stream = _stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), torch.no_grad():
+                here = [(source, target) for source, target in copied if source.device == device]
+                for source, target in here:
+                    target.copy_(source, non_blocking=True)
+                if check_finite and (looked_at := [source for source, _ in here if source.dtype in SUMMABLE]):
+                    extremes.append(largest(looked_at).to("cpu", non_blocking=True))
+            events.append((device, stream.record_event()))
+        return cls(events, extremes)
 
     def hold_back(self) -> None:
         """Let the current streams change the tensors only after the copies; the host goes on."""
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)
 
-    def synchronize(self) -> None:
-        """Return when everything has arrived."""
+    def arrive(self) -> bool:
+        """Return when everything has arrived: whether it was found to be finite. False where that was not asked."""
         for _, event in self._events:
             event.synchronize()
+        return bool(self._extremes) and all(math.isfinite(float(each)) for each in self._extremes)
+
+
+_known_targets: weakref.WeakKeyDictionary[ArenaImage, tuple[object, Sequence[Slot], list[Tensor]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _targets(slots: Sequence[Slot], image: ArenaImage) -> list[Tensor]:
+    """The place of each tensor; made once for each layout of each image, as it takes longer than to begin a copy."""
+    known = _known_targets.get(image)
+    if known is not None and known[0] is image.map and known[1] is slots:
+        return known[2]
+    targets = [image.tensor(slot) for slot in slots]
+    _known_targets[image] = (image.map, slots, targets)
+    return targets
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

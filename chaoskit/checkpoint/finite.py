@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from chaoskit.checkpoint.arena import Slot, dtype_named
 
 _SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread, however many it may use
-_SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # what is mapped to be read is only read here
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning, r"chaoskit\.checkpoint\.finite")
@@ -32,7 +33,7 @@ def is_finite(values: Tensor, *, infinite: bool = False) -> bool:
     Args:
         infinite: let infinity pass: only NaN is found.
     """
-    if values.dtype not in _SUMMABLE:
+    if values.dtype not in SUMMABLE:
         return True
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
     for part in values.split(_SUMMED if torch.get_num_threads() > 1 else max(1, values.numel())):
@@ -41,6 +42,14 @@ def is_finite(values: Tensor, *, infinite: bool = False) -> bool:
         if bool(part.isnan().any() if infinite else (~part.isfinite()).any()):
             return False
     return True
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude in tensors of one device, none of them empty: a few kernels for all of them together.
+
+    It is finite exactly if all of them are. Nothing waits for the device.
+    """
+    return get_total_norm(tensors, math.inf)
 
 
 class NanWatch:

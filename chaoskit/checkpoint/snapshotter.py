@@ -215,7 +215,7 @@ class Snapshotter:
         try:
             image.begin(step, generation, layout.index, scalars, layout.size_bytes)
             self._probe(BEGUN)
-            device = DeviceCopies.start(layout.tensors, layout.slots, image)
+            device = DeviceCopies.start(layout.tensors, layout.slots, image, check_finite=self._check_finite)
             copying = Copying(
                 layout.tensors,
                 layout.slots,
@@ -223,7 +223,7 @@ class Snapshotter:
                 image,
                 Checksum(step, layout.index, scalars),
                 check_finite=self._check_finite,
-                arrived=device.synchronize if device is not None else None,
+                arrive=device.arrive if device is not None else None,
             )
         except BaseException:
             self.slots.give_back(image)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from chaoskit.checkpoint.arena import Slot, dtype_named
+from chaoskit.checkpoint.finite import largest
 from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
@@ -41,8 +42,8 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
 
     local = _local(tensor)
     shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    if tuple(local.shape) != tuple(shape) or any(placement.is_partial() for placement in tensor.placements):
-        raise BadInput("model", str(tensor.placements), "shard parameters evenly along dimensions, or replicate them")
+    if tuple(local.shape) != tuple(shape) or _is_partial(tensor):
+        raise _refusal(tensor)
     return local, tuple(tensor.shape), Box(tuple(start), tuple(shape))
 
 
@@ -92,7 +93,11 @@ class ShardedState(Registered):
 
     def gradients(self) -> list[Tensor]:
         """This rank's part of the reduced gradients, of the parameters that have one."""
-        return [local_part(one.grad)[0] for one in self.parameters if one.grad is not None]
+        found = [one.grad for one in self.parameters if one.grad is not None]
+        for gradient in found:  # their boxes are those of the parameters, which were looked at when they were read
+            if isinstance(gradient, DTensor) and _is_partial(gradient):
+                raise _refusal(gradient)
+        return [_memory(gradient) for gradient in found]
 
     def piece_gradients(self) -> list[Tensor]:
         """The same of the parameters that are spread over ranks: alike on all ranks that hold the same boxes."""
@@ -202,13 +207,29 @@ class ShardedState(Registered):
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all numbers are finite. A sum is (in all but a few cases) as telling as all of its terms."""
-    return all(bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in tensors)
+    """Whether all numbers are finite. A sum is (in all but a few cases) as telling as all of its terms.
+
+    Of those on a device one number is asked for: for each answer the host waits until the device is idle.
+    """
+    on_host, on_device = [], []
+    for one in tensors:
+        (on_device if one.is_cuda and one.numel() else on_host).append(one)
+    if on_device and not math.isfinite(float(largest(on_device))):
+        return False
+    return all(bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in on_host)
 
 
 def _number(path: str) -> int:
     """Of the parameter to which an optimizer's tensor belongs."""
     return int(path.removeprefix(OPTIMIZER).partition("/")[0])
+
+
+def _is_partial(tensor: DTensor) -> bool:
+    return any(placement.is_partial() for placement in tensor.placements)
+
+
+def _refusal(tensor: DTensor) -> BadInput:
+    return BadInput("model", str(tensor.placements), "shard parameters evenly along dimensions, or replicate them")
 
 
 def _local(tensor: DTensor) -> Tensor:
