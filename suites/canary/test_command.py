@@ -11,6 +11,7 @@ import pytest
 
 from chaoskit import Chaos, LogPatterns, Verdict, judge_directory
 from chaoskit.suites.canary.command_damages import AT, COMMAND_DAMAGES, STEPS, CommandDamage, Written
+from chaoskit.suites.canary.telling import Record, tell
 from faults import Kill
 
 pytestmark = pytest.mark.costly
@@ -42,12 +43,15 @@ def copy_of_a_run(chaos: Chaos, tmp_path: Path) -> _Copy:
 
 
 @pytest.mark.parametrize("damage", COMMAND_DAMAGES, ids=lambda damage: damage.name)
-def test_a_mistake_in_what_is_written_does_not_pass(copy_of_a_run: _Copy, damage: CommandDamage) -> None:
+def test_a_mistake_in_what_is_written_does_not_pass(
+    copy_of_a_run: _Copy, damage: CommandDamage, record_property: Record
+) -> None:
     directory = copy_of_a_run()
     written = Written(directory)
     damage.change(written)
     written.write()
     outcome = judge_directory(directory)
+    tell(record_property, damage.name, "command", outcome)
     assert outcome.verdict == damage.verdict, outcome.reasons
 
 
