@@ -17,6 +17,8 @@ from faults import Kill
 
 _COMMAND = "each node ran the command"
 _CLOCK_S = 0.001
+#: Nodes look for new ranks every half second, and a log may show some steps more while a rank is started again.
+_COMES_BACK_S = 1.0
 _FILLED = re.compile("|".join(rf"\{{{name}\}}" for name in PLACEHOLDERS))
 
 
@@ -142,8 +144,24 @@ def _untold(one: Injection, struck: Struck, holders: Sequence[_Holder], lines: S
         yield f"no node tells that process {struck.pid} of {struck.node} had rank {struck.rank}"
     elif _ends_a_process(one) and all(holder.gone_ns is None for holder in mine):
         yield f"{struck.node} does not tell that process {struck.pid} ended"
+    elif _ends_a_process(one):
+        yield from _never_back(struck, holders, lines)
+    rivals = [holder for holder in holders if holder.rank == struck.rank and holder.is_there(struck.injected_ns)]
+    if len(rivals) > 1:
+        pids = ", ".join(str(holder.pid) for holder in rivals)
+        yield f"processes {pids} had rank {struck.rank} when it struck {struck.pid}: which of them trained is not known"
     if not any(line.step is not None for line in lines):
         yield "nothing tells which step the log had shown"
+
+
+def _never_back(struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]) -> Iterator[str]:
+    """What trains on without the rank is not the job that was asked for, and a step counts whichever rank shows it."""
+    shown_ns = max((line.t_ns for line in lines if line.step is not None), default=0)
+    if shown_ns < struck.injected_ns + _COMES_BACK_S * 1e9:
+        return
+    if not any(holder.rank == struck.rank and holder.found_ns > struck.injected_ns for holder in holders):
+        late_s = (shown_ns - struck.injected_ns) / 1e9
+        yield f"rank {struck.rank} never came back, and the log shows steps until {late_s:.1f} s after it was struck"
 
 
 def _ends_a_process(one: Injection) -> bool:
