@@ -136,6 +136,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         follow: let the global batch follow the number of ranks; None: it stays, and so do the numbers.
         remote: where snapshots of the disk tier are uploaded to.
         resume: go on from the newest snapshot of these tiers, if there is one.
+        tell_state_at: ranks write down what tells their state from others after so many steps, as they do at the end.
         rules: what the logs of the ranks must show, and what is done if they do not; see :mod:`chaoskit.rules`.
     """
 
@@ -180,6 +181,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     disk: CheckpointTier | None = None
     remote: CheckpointTier | None = None
     resume: bool = False
+    tell_state_at: int = 0
     rules: tuple[LogRule, ...] = ()
 
     def undisturbed(self) -> RunConfig:

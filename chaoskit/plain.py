@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from chaoskit.job import JobSpec
+from chaoskit.sketch import Part, sketch
 
 #: Packages of which nothing may be loaded in this process.
 UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
@@ -55,16 +56,20 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         losses: of the steps, from 0; fewer than were asked for where ``reason`` says why.
+        state: path -> numbers of each tensor behind the last step; see :mod:`chaoskit.sketch`. Of a sharded job
+            without buffers, which are each rank's own.
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
             seeds were given.
         floor: by path of a tensor, the largest 2-norm of the difference between its final values in the usual order of
-            summation and in another one; at least a unit in the last place of its largest value.
-        orders: how many others there were time for.
+            summation and in another one, of one seed or of each; at least a unit in the last place of its largest
+            value.
+        orders: how many such pairs there were time for.
         reason: why nothing more can be said; empty if everything was trained.
     """
 
     run_id: str
     losses: list[float]
+    state: dict[str, list[float]] = {}
     spread: list[float] = []
     floor: dict[str, float] = {}
     orders: int = 0
@@ -229,18 +234,26 @@ class PlainTrainer:
 
     def state(self) -> dict[str, Any]:
         """Every tensor of the model and its optimizers, under the path that it has in journals."""
+        state = self.weights() | self.buffers() | self.slots()
+        return {path: one.detach() for path, one in state.items()}
+
+    def weights(self) -> dict[str, Any]:
+        return {f"model/{name}": one for name, one in self._model.named_parameters()}
+
+    def buffers(self) -> dict[str, Any]:
+        return {f"model/{name}": one for name, one in self._model.named_buffers()}
+
+    def slots(self) -> dict[str, Any]:
+        """What the optimizers keep of each parameter."""
         owned = [
             (one, parameter) for one in self._optimizers for group in one.param_groups for parameter in group["params"]
         ]
-        weights = {f"model/{name}": one for name, one in self._model.named_parameters()}
-        buffers = {f"model/{name}": one for name, one in self._model.named_buffers()}
-        slots = {
+        return {
             f"optimizer/{index}/{key}": value
             for index, (optimizer, parameter) in enumerate(owned)
             for key, value in optimizer.state.get(parameter, {}).items()
             if hasattr(value, "detach")
         }
-        return {path: one.detach() for path, one in (weights | buffers | slots).items()}
 
     # -- what else a job may call ---------------------------------------------------------------------------------
 
@@ -356,26 +369,48 @@ def answer(request: Request) -> Answer:
         train = _load_train(request.job)
         give_up_s = time.monotonic() + request.budget_s
         usual = _train(train, request, request.seed)
-        losses = usual.losses
-        spread = _spread(train, request) if request.seeds else []
-        floor, orders = _floor(train, request, usual.state(), give_up_s) if request.orders else ({}, 0)
+        losses, state = usual.losses, _numbers(usual, request.job)
+        spread, floor, orders = list[float](), dict[str, float](), 0
+        if request.seeds:
+            spread, floor = _spread(train, request, usual.state())
+            orders = len(request.seeds)
+        elif request.orders:
+            floor, orders = _floor(train, request, usual.state(), give_up_s)
     except CannotTell as error:
         return Answer(run_id, losses, reason=str(error))
     except Exception as error:  # noqa: BLE001 - of the job
         return Answer(run_id, losses, reason=f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300])
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return Answer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
-    return Answer(run_id, losses, spread, floor, orders)
+    return Answer(run_id, losses, state, spread, floor, orders)
 
 
-def _spread(train: Callable[..., None], request: Request) -> list[float]:
-    """Of the losses; see :attr:`Answer.spread`."""
-    spread = [0.0] * len(request.samples)
+def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
+    """See :attr:`Answer.state`."""
+    buffers = trainer.buffers()
+    parts = [
+        Part(path, tensor, tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
+        for path, tensor in trainer.state().items()
+        if not (job.sharded and path in buffers)
+    ]
+    return {path: numbers for path, (_, _, numbers) in sketch(parts).items()}
+
+
+def _spread(
+    train: Callable[..., None], request: Request, usual: dict[str, Any]
+) -> tuple[list[float], dict[str, float]]:
+    """Of the losses and of the final state; see :attr:`Answer.spread` and :attr:`Answer.floor`."""
+    spread, floor = [0.0] * len(request.samples), {path: _unit(tensor) for path, tensor in usual.items()}
     for seed in request.seeds:
-        pair = [_train(train, request, seed, order=order).losses for order in (0, 1)]
-        for step, (one, other) in enumerate(zip(*pair, strict=True)):
-            spread[step] = max(spread[step], abs(one - other) / max(1.0, abs(one)))
-    return spread
+        one, other = (_train(train, request, seed, order=order) for order in (0, 1))
+        for step, (loss, another) in enumerate(zip(one.losses, other.losses, strict=True)):
+            spread[step] = max(spread[step], abs(loss - another) / max(1.0, abs(loss)))
+        floor = _wider(floor, one.state(), other.state())
+    return spread, floor
+
+
+def _wider(floor: dict[str, float], one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    return {path: max(known, _apart(one[path], other[path])) for path, known in floor.items()}
 
 
 def _floor(
@@ -389,7 +424,7 @@ def _floor(
             state = _train(train, request, request.seed, order=order, give_up_s=end_s).state()
         except _OutOfTime:
             return floor, count
-        floor = {path: max(known, _apart(usual[path], state[path])) for path, known in floor.items()}
+        floor = _wider(floor, usual, state)
     return floor, len(request.orders)
 
 

@@ -1,10 +1,11 @@
-"""What is written down of the state with which a job ends: enough to see that it is another one, and in which tensor.
+"""Sketches: what is written down of a training state, enough to see that it is another one, and in which tensor.
 
 Of each tensor: how many of its values are not finite (of a buffer: are NaN, as masks hold infinities), its squared
 2-norm, and 8 projections on vectors of signs, both without values that are not finite. All of these add up over the
 boxes of a tensor that ranks hold, whatever the world is. An element's sign is the product of one sign for each of its
 indices: made anew from the shape alone, on every machine. Each projection has every eighth row, so the sum of the
-squares of all is an estimate of the squared 2-norm.
+squares of all is an estimate of the squared 2-norm (Alon, Matias, Szegedy, "The space complexity of approximating the
+frequency moments", 1996).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Part(NamedTuple):
     is_buffer: bool = False
 
 
-def describe(parts: Iterable[Part]) -> dict[str, list[list[float]]]:
+def sketch(parts: Iterable[Part]) -> dict[str, list[list[float]]]:
     """Return path -> start of the box, its extent, and the numbers: not finite, squared norm, projections."""
     return {
         part.path: [list(map(float, part.start)), list(map(float, part.memory.shape)), _numbers(part)] for part in parts

@@ -79,10 +79,6 @@ ACTS: dict[str, tuple[Verdict, Fault, dict[str, Any]]] = {
 #: What is judged otherwise today -> the verdict that it has instead, and why.
 MISJUDGED: dict[str, str] = {
     "08_tells_half": "passed: nothing says which tensors a final state must have",
-    "09_fast_scale": "passed: the reference compares losses, and Adam hides the scale from them",
-    "10_sharded_scale": "passed: the reference compares losses, and Adam hides the scale from them",
-    "23_command_helper": "passed: of two live processes with one rank the younger was struck, the older trains on",
-    "24_command_one_rank": "passed: a step counts as shown whichever rank shows it",
 }
 
 _runs: dict[str, Path] = {}

@@ -22,7 +22,7 @@ from chaoskit.job import JobSpec
 from chaoskit.journal import Record
 from chaoskit.plain import Answer, Request
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.runtime.final_state import Part, describe
+from chaoskit.sketch import Part, sketch
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
@@ -31,7 +31,9 @@ OFF_COURSE = str(Path(__file__).parent / "jobs" / "off_course.py")
 
 
 def told(*parts: Part, step: int = 5) -> Record:
-    return Record(t_ns=0, event=Event.FINAL_STATE, source="w", fields={"step": step, "tensors": describe(parts)})
+    return Record(
+        t_ns=0, event=Event.STATE, source="w", fields={"step": step, "generation": 1, "tensors": sketch(parts)}
+    )
 
 
 def whole(tensor: torch.Tensor, path: str = "model/w") -> Part:
@@ -62,7 +64,7 @@ def test_another_value_anywhere_is_another_state() -> None:
         assert "model/w: norm" in check.detail
     assert check_equal(before, before).verdict == Verdict.PASSED
     assert "missing" in check_equal({}, before).detail
-    assert "not in the twin's" in check_equal(before, {}).detail
+    assert "in this run only" in check_equal(before, {}).detail
 
 
 def test_ranks_that_hold_another_thing_at_one_place_are_no_state() -> None:
@@ -161,7 +163,7 @@ def test_what_is_no_number_or_no_tensor_is_in_no_floor() -> None:
     assert check_near(described(torch.tensor([1.0, 1.0, 1.0, math.nan])), good, floor).verdict == Verdict.FAILED
     assert check_near({"model/w": [math.nan] * 10}, good, floor).verdict == Verdict.FAILED
     assert "missing" in check_near({}, good, floor).detail
-    assert "not in the twin's" in check_near(good | {"model/v": good["model/w"]}, good, floor).detail
+    assert "in this run only" in check_near(good | {"model/v": good["model/w"]}, good, floor).detail
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])

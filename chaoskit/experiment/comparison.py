@@ -11,7 +11,7 @@ from chaoskit.experiment.findings import compared_with_itself, conclude
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.reference import NAME, Reference, check_reference
+from chaoskit.experiment.reference import NAME, STATE, Reference, check_reference, check_state, no_state
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
@@ -61,6 +61,10 @@ def compare(
     if reference is not None:
         if reference.is_there:
             found.checks.append(check_reference(history.losses(), reference))
+            if reason := no_state(run, history, reference):
+                found.not_applied[STATE] = reason
+            else:
+                found.checks.append(check_state(run, reference))
         elif run.experiment.reference == "required":
             found.checks.append(Check(name=NAME, verdict=Verdict.UNKNOWN, detail=reference.reason))
         else:

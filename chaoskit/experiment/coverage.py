@@ -94,7 +94,7 @@ def _cut(run: RawRun, twin: Twin) -> Iterator[str]:
     steps = None if run.experiment.is_open_ended else run.experiment.steps
     if steps is not None and len(twin.losses) != steps:
         yield f"twin.json: it has the losses of {len(twin.losses)} steps, and the run was to have {steps}"
-    if not twin.ending and any(record.event == Event.FINAL_STATE for record in run.records):
+    if not twin.ending and any(record.event == Event.STATE for record in run.records):
         yield "twin.json: it does not tell with which state the unbroken run ended"
 
 

@@ -1,4 +1,4 @@
-"""The state with which a run ended, as its ranks describe it: finite, and the twin's."""
+"""The state of a run as its ranks describe it: at the end finite, and the twin's; early that of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ EQUAL = "final state equals the twin's"
 #: Where sums have no fixed order a tensor may lie so many floors from the twin's.
 MARGIN = 4.0
 
-#: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.runtime.final_state`.
+#: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.sketch`.
 Numbers = list[float]
 _Box = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def ending(records: Iterable[Record]) -> dict[str, Numbers]:
-    """Return path -> numbers of each tensor at the last step, over all ranks; empty where no rank wrote them down.
+    """Return path -> numbers of each tensor at the last step, over all ranks; empty where no rank wrote them down."""
+    told = _told(records)
+    return described(told, max((record["step"] for record in told), default=0))
+
+
+def described(records: Iterable[Record], step: int) -> dict[str, Numbers]:
+    """Return path -> numbers of each tensor behind so many steps, over all ranks of the last generation that told them.
 
     A box that several ranks hold counts once. Where they differ the numbers are NaN.
     """
-    told = [record for record in records if record.event == Event.FINAL_STATE]
-    last = max((record["step"] for record in told), default=0)
+    told = [record for record in _told(records) if record["step"] == step]
+    last = max((record["generation"] for record in told), default=0)
     boxes: dict[str, dict[_Box, Numbers]] = defaultdict(dict)
     for record in told:
-        if record["step"] == last:
+        if record["generation"] == last:
             for path, (start, extent, numbers) in record["tensors"].items():
                 box, known = (tuple(start), tuple(extent)), [math.nan if one is None else one for one in numbers]
                 if boxes[path].setdefault(box, known) != known:
@@ -46,12 +52,14 @@ def ending(records: Iterable[Record]) -> dict[str, Numbers]:
 
 def scalars(records: Iterable[Record]) -> str:
     """Return the digest of what of the final state is no tensor; "" where ranks tell of none, or of different ones."""
-    told = {record["step"]: set[str]() for record in records if record.event == Event.FINAL_STATE}
-    for record in records:
-        if record.event == Event.FINAL_STATE:
-            told[record["step"]].add(record["scalars"])
-    last = told[max(told)] if told else set()
-    return last.pop() if len(last) == 1 else ""
+    told = _told(records)
+    last = max((record["step"] for record in told), default=0)
+    found = {record["scalars"] for record in told if record["step"] == last}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _told(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record.event == Event.STATE]
 
 
 def check_finite(found: dict[str, Numbers]) -> Check:
@@ -61,32 +69,35 @@ def check_finite(found: dict[str, Numbers]) -> Check:
     return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
 
 
-def check_equal(found: dict[str, Numbers], twin: dict[str, Numbers], *, scalars_differ: bool = False) -> Check:
-    """Passed if the numbers of all tensors are the twin's.
+def check_equal(
+    found: dict[str, Numbers], other: dict[str, Numbers], *, scalars_differ: bool = False, name: str = EQUAL
+) -> Check:
+    """Passed if the numbers of all tensors are the other's: the twin's, or the reference's.
 
     Args:
         scalars_differ: learning rates, schedules or counts are other ones.
+        name: of the check.
     """
-    problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in _odd(found, twin)]
+    problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
     problems += ["learning rates, schedules or counts of the optimizer are other ones"] if scalars_differ else []
-    fine = f"norm and projections of {len(twin)} tensors of weights and optimizer"
-    return conclude(EQUAL, problems, fine, looked_at=len(twin))
+    fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
+    return conclude(name, problems, fine, looked_at=len(other))
 
 
-def check_near(found: dict[str, Numbers], twin: dict[str, Numbers], floor: Floor) -> Check:
-    """Passed if every tensor is as near to the twin's as another order of the sums explains."""
-    odd = sorted(found.keys() ^ twin.keys())
-    far = {path: _floors(found[path], theirs, floor, path) for path, theirs in twin.items() if path in found}
+def check_near(found: dict[str, Numbers], other: dict[str, Numbers], floor: Floor, *, name: str = EQUAL) -> Check:
+    """Passed if every tensor is as near to the other's as another order of the sums explains."""
+    odd = sorted(found.keys() ^ other.keys())
+    far = {path: _floors(found[path], theirs, floor, path) for path, theirs in other.items() if path in found}
     furthest = sorted(far.items(), key=itemgetter(1), reverse=True)
-    problems = [f"{path}: {_difference(found.get(path), twin.get(path))}" for path in odd] + [
-        f"{path}: {ratio:.3g} floors from the twin's, {MARGIN:g} are allowed; {_difference(found[path], twin[path])}"
+    problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in odd] + [
+        f"{path}: {ratio:.3g} floors away, {MARGIN:g} are allowed; {_difference(found[path], other[path])}"
         for path, ratio in furthest
         if not ratio <= MARGIN
     ]
-    fine = f"{len(twin)} tensors of weights and optimizer, each within {MARGIN:g} floors of the twin's"
+    fine = f"{len(other)} tensors of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
     fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""
-    return conclude(EQUAL, problems, fine, looked_at=len(far))
+    return conclude(name, problems, fine, looked_at=len(far))
 
 
 def _floors(mine: Numbers, theirs: Numbers, floor: Floor, path: str) -> float:
@@ -110,5 +121,5 @@ def _odd(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Sequence[str]:
 
 def _difference(mine: Numbers | None, theirs: Numbers | None) -> str:
     if mine is None or theirs is None:
-        return "not in the twin's state" if theirs is None else "missing"
+        return "it is there in this run only" if theirs is None else "missing"
     return f"norm {math.sqrt(mine[1]):.9g} instead of {math.sqrt(theirs[1]):.9g}"

@@ -20,6 +20,8 @@ from faults.base import Fault
 
 #: Whether a run is compared with plain PyTorch.
 Wish = Literal["off", "on", "required"]
+#: Steps compared with plain PyTorch. A mistake that shows later only is left to the twin, or is one of a recovery.
+REFERENCE_STEPS = 8
 
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
 _DEADLINE_FLOOR_S = 60.0
@@ -39,7 +41,7 @@ class Experiment:
         steps: of the job, where its options say so; of an open-ended job the least.
         deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
         max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
-        reference: whether its first losses are compared with those of plain PyTorch: ``off``, ``on`` (where that can be
+        reference: whether its first steps are compared with those of plain PyTorch: ``off``, ``on`` (where that can be
             had) or ``required`` (without it nothing is known).
     """
 
@@ -114,7 +116,7 @@ def plan_experiment(
         deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
         max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
             Default: 0; for a sharded job one for each fault, as it goes back to the last step that all have copied.
-        reference: compare the first losses with those of plain PyTorch in one process: ``off``, ``on`` where that can
+        reference: compare the first steps with those of plain PyTorch in one process: ``off``, ``on`` where that can
             be had, or ``required``: a run that has no reference is *unknown*.
         settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``; ``rules`` may
             be a file.
@@ -158,6 +160,8 @@ def plan_experiment(
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
     if reference not in get_args(Wish):
         raise BadInput("reference", reference, f"use one of {', '.join(get_args(Wish))}")
+    if reference != "off":
+        config = msgspec.structs.replace(config, tell_state_at=REFERENCE_STEPS)
     return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference)
 
 

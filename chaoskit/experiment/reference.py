@@ -1,8 +1,9 @@
 """The reference: the first steps of a job in plain PyTorch, by a process that shares no code with the runtime.
 
 The twin is made by the runtime that is under test, and has its mistakes: a gradient scaled wrongly in every run is in
-both. What is compared here are the losses of the first steps, bit for bit where the sum has one order, else within what
-another order of the sum explains: the largest relative difference of two orders, over several seeds, times a margin.
+both. What is compared here are the losses of the first steps and the state behind them, bit for bit where the sum has
+one order, else within what another order of the sum explains: the largest difference of two orders, over several seeds,
+times a margin.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from chaoskit.experiment.ending import Numbers, check_equal, check_near, described
+from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of
-from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.plan import REFERENCE_STEPS, Experiment
+from chaoskit.experiment.run import RawRun
 from chaoskit.plain import Request
-from chaoskit.vocabulary import Verdict
+from chaoskit.vocabulary import Event, Verdict
 
-#: Steps that are compared. A mistake that shows later only is left to the twin, or is one of a recovery.
-STEPS = 8
 #: Seeds over which two orders of summation are compared.
 SEEDS = tuple(range(1, 11))
 #: Another order may round so many times worse than the two that were measured.
@@ -28,6 +30,7 @@ MARGIN = 4.0
 LEAST = 2.0**-22
 
 NAME = "losses equal the reference's"
+STATE = "state equals the reference's"
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -35,13 +38,17 @@ class Reference(msgspec.Struct, frozen=True):
 
     Attributes:
         losses: of the first steps.
-        allowed: by step, the relative difference that another order of the sum explains; empty: bit for bit.
+        state: numbers of each tensor behind them; empty where plain PyTorch did not take them all.
+        allowed: by step, the relative difference of losses that another order of the sum explains; empty: bit for bit.
+        floor: of the state, likewise.
         reason: why there are no losses, or why no more of them.
     """
 
     run_id: str = ""
     losses: list[float] = []
+    state: dict[str, Numbers] = {}
     allowed: list[float] = []
+    floor: Floor = Floor()
     reason: str = ""
 
     @property
@@ -61,7 +68,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     """
     if reason := out_of_reach(experiment):
         return Reference(reason=reason)
-    samples = samples_of(history, STEPS)
+    samples = samples_of(history, REFERENCE_STEPS)
     if not samples:
         return Reference(reason="the run has not committed its first step")
     config = experiment.unbroken(steps=experiment.steps or len(history.steps)).config
@@ -71,7 +78,8 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     if not is_exact and not answer.spread:
         return Reference(answer.run_id, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
-    return Reference(answer.run_id, answer.losses, allowed, answer.reason)
+    floor = Floor(answer.floor, answer.orders)
+    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.reason)
 
 
 def check_reference(losses: list[float | None], reference: Reference) -> Check:
@@ -86,3 +94,27 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
     how = "within what another order of the sum explains" if reference.allowed else "bit for bit"
     more = f"; then {reference.reason}" if reference.reason else ""
     return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}{more}")
+
+
+def no_state(run: RawRun, history: History, reference: Reference) -> str:
+    """Return why the state of a run cannot be compared with the reference's; empty where it can, or must."""
+    step = len(reference.losses)
+    if reference.reason:
+        return reference.reason
+    if step not in (REFERENCE_STEPS, len(history.steps)):
+        return f"step {step} was skipped, or is not told of: ranks describe their state behind another one"
+    if step == len(history.steps) and not any(record.event == Event.FINISHED for record in run.records):
+        return "the run ended before it was described"
+    return ""
+
+
+def check_state(run: RawRun, reference: Reference) -> Check:
+    """Passed if the state behind the last step of the reference is the reference's."""
+    step = len(reference.losses)
+    found = described(run.records, step)
+    if not found or not reference.state:
+        missing = f"no rank described its state behind {step} steps" if not found else "the reference has no state"
+        return Check(name=STATE, verdict=Verdict.UNKNOWN, detail=missing)
+    if reference.allowed:
+        return check_near(found, reference.state, reference.floor, name=STATE)
+    return check_equal(found, reference.state, name=STATE)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,12 +20,23 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.prefetch import require_no_draws
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.sampling import fetch, load, seed_everything
+from chaoskit.sketch import Part, sketch
 from chaoskit.vocabulary import Event, Phase
 
 
 def this_device(kind: str) -> torch.device:
     """The device of this process."""
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+class Describable(Protocol):
+    """What is trained, as far as it is written down."""
+
+    def described(self) -> Iterator[Part]:
+        """This rank's part of every tensor."""
+
+    def scalars_digest(self) -> str:
+        """Of everything else."""
 
 
 class BaseTrainer(HookMethods, ABC):
@@ -51,6 +62,11 @@ class BaseTrainer(HookMethods, ABC):
     @abstractmethod
     def step(self) -> int:
         """Committed steps; the same on every rank whenever the user's code runs."""
+
+    @property
+    @abstractmethod
+    def _registered(self) -> Describable:
+        """What the user has registered."""
 
     @property
     def rank(self) -> int:
@@ -80,6 +96,18 @@ class BaseTrainer(HookMethods, ABC):
         """
         remedy = "call trainer.mesh() in the train function, or in a function of the same file that it calls by name"
         raise BadInput("mesh", sizes, f"{remedy}: that is how a sharded job is told")
+
+    def tell_state(self) -> None:
+        """Write down of each tensor what tells it from others; see :mod:`chaoskit.sketch`."""
+        assert self._formation is not None
+        state = self._registered
+        self._worker.journal.write(
+            Event.STATE,
+            step=self.step,
+            generation=self._formation.plan.generation,
+            tensors=sketch(state.described()),
+            scalars=state.scalars_digest(),
+        )
 
     def _fetch(self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool) -> Any:
         """The batch of a shard. Faults of data strike here, wherever it is fetched."""

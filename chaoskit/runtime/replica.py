@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named
 from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
-from chaoskit.runtime.final_state import Part
 from chaoskit.runtime.homes import Homes
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
+from chaoskit.sketch import Part
 
 
 class Replica(Registered):
@@ -238,7 +238,7 @@ class Replica(Registered):
         """SHA-256 over the whole state, the optimizer's tensors included."""
         return _digest(self.tensors())
 
-    def parts(self) -> Iterator[Part]:
+    def described(self) -> Iterator[Part]:
         """Every tensor of the state, whole."""
         buffers = {MODEL + name for name, _ in self.model.named_buffers()}
         for path, tensor in self.tensors():

@@ -38,7 +38,6 @@ from chaoskit.runtime.commit import LeaseOver
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
-from chaoskit.runtime.final_state import describe
 from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import accuse, note_corruption, undecidable
@@ -167,6 +166,10 @@ class ShardedTrainer(BaseTrainer):
         """What was registered."""
         assert self._state is not None
         return self._state
+
+    @property
+    def _registered(self) -> ShardedState:
+        return self.state
 
     @property
     def rehearses(self) -> bool:
@@ -305,6 +308,8 @@ class ShardedTrainer(BaseTrainer):
         """Give shards to the user's code until the step is committed or skipped; a rehearsal ends the entry."""
         if self._over:
             return
+        if not self.rehearses and 0 < self.step == self.config.tell_state_at:
+            self.tell_state()
         yield from self._compute(dataset, batch_size, prefetch)
         with self._plain_numbers():
             if (formation := self._formation) is None:
@@ -560,8 +565,7 @@ class ShardedTrainer(BaseTrainer):
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
         state = self.state
         self._worker.board.enter(Phase.LONG)
-        tensors, scalars = describe(state.described()), state.scalars_digest()
-        self._worker.journal.write(Event.FINAL_STATE, step=state.step, tensors=tensors, scalars=scalars)
+        self.tell_state()
         self._worker.board.enter(Phase.REDUCE)
         found = gather(self._group, state.weights_digest() + state.state_digest())
         half = len(found[0]) // 2

@@ -21,8 +21,8 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.clipping import clip_gradients
-from chaoskit.runtime.final_state import Part
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
+from chaoskit.sketch import Part
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -211,7 +211,7 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
 
     Of those on a device one number is asked for: for each answer the host waits until the device is idle.
     """
-    on_host, on_device = [], []
+    on_host, on_device = list[Tensor](), list[Tensor]()
     for one in tensors:
         (on_device if one.is_cuda and one.numel() else on_host).append(one)
     if on_device and not math.isfinite(float(largest(on_device))):

@@ -143,6 +143,10 @@ class ReplicatedTrainer(BaseTrainer):
         assert self._replica is not None
         return self._replica
 
+    @property
+    def _registered(self) -> Replica:
+        return self.replica
+
     def _mine(self) -> tuple[int, ...]:
         """Shards that this rank owes to the current step."""
         return self._ownership()[self.rank]
@@ -195,6 +199,8 @@ class ReplicatedTrainer(BaseTrainer):
             with self._plain_numbers():
                 self._rehearse()
                 self._cut(self._settle())
+        if 0 < step == self.config.tell_state_at:
+            self.tell_state()
         while self.step == step:  # else this rank has taken the step over, and the code behind it is to run
             yield from self._compute(dataset, sampler, self._wanted(), prefetch)
             with self._plain_numbers():

@@ -50,7 +50,6 @@ from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.collectives import explain_missing_group
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.entries import Entries
-from chaoskit.runtime.final_state import describe
 from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.hooks import Hooks
@@ -282,8 +281,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         )
     board.enter(Phase.DONE)
     replica = trainer.replica
-    tensors, scalars = describe(replica.parts()), replica.scalars_digest()
-    control.journal.write(Event.FINAL_STATE, step=trainer.step, tensors=tensors, scalars=scalars)
+    trainer.tell_state()
     _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest(), cut_short_by=cut_short_by)
     control.ended.wait()  # peers that are behind may still need this state
     return 0

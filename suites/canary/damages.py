@@ -135,7 +135,7 @@ DAMAGES: tuple[Damage, ...] = (
     Damage("the ends of all ranks are missing", _UNKNOWN, without_end("all")),
     Damage("no rank says that it finished", Verdict.FAILED, without("finished")),
     Damage("one rank does not say that it finished", _UNKNOWN, without("finished", of="survivor")),
-    Damage("no rank describes its final state", _UNKNOWN, without("final_state")),
+    Damage("no rank describes its final state", _UNKNOWN, without("state")),
     Damage("no rank was ready", _UNKNOWN, without("ready")),
     Damage("the coordinator does not tell of the loss", _UNKNOWN, without("detected")),
     Damage("no node tells that it started workers", _UNKNOWN, without("worker_started")),

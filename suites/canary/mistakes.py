@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chaoskit.suites.canary.wrong_worker import AFTER, END, EVERY, LAST, ONCE, RESTORE
+from chaoskit.suites.canary.wrong_worker import AFTER, END, EVERY, LAST, LATE, ONCE, RESTORE
 
 #: Cells of the matrix: replicated jobs with both kinds of reduction, and one that FSDP2 spreads over the ranks.
 EXACT, FAST, SHARDED = CELLS = ("exact", "fast", "sharded")
 
 REFERENCE = "losses equal the reference's"
+PLAIN_STATE = "state equals the reference's"
 DEALT = "property 39S: epochs are permutations"
 LOSSES = "losses equal the twin's"
 WEIGHTS = "final weights equal the twin's"
@@ -20,13 +21,14 @@ SAMPLES = "every sample exactly once"
 WHOLE = "property 26S: a restore is complete"
 
 #: Why a mistake is not found in a cell.
-TWIN_HAS_IT = "the twin ends so, too, and no loss shows it"
+TWIN_HAS_IT = "the twin ends so, too, and plain PyTorch takes 8 steps only"
 #: Why it is not tried in one.
 NO_BUFFERS = "buffers of a sharded job are each rank's own"
 
 WHEN = {
     EVERY: "each step of every run",
     END: "the last step of every run",
+    LATE: "the tenth and last step of every run",
     AFTER: "each step after a recovery",
     ONCE: "the first step after a recovery",
     LAST: "the last step after a recovery",
@@ -41,7 +43,7 @@ class Mistake:
     Attributes:
         name: in words.
         how: the function of :mod:`chaoskit.suites.canary.wrong_jobs` that makes it.
-        when: one of the times of that module. Of ``every`` and ``end`` the unbroken run makes it, too.
+        when: one of the times of that module. Of ``every``, ``end`` and ``late`` the unbroken run makes it, too.
         found_by: cell -> the check that fails.
         unseen: cell -> why the run passes all the same.
         kind: of the job.
@@ -95,7 +97,9 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("the loss that is told is of the step before", "tells_the_loss_before", EVERY, _REFERENCE),
     Mistake("a weight is no number", "loses_a_number", END, _everywhere(FINITE)),
     Mistake("a number of the optimizer is none", "loses_a_moment", END, _everywhere(FINITE)),
-    Mistake("the update is not applied", "skips_the_update", END, {}, _everywhere(TWIN_HAS_IT)),
+    Mistake("the update is not applied", "skips_the_update", END, _everywhere(PLAIN_STATE)),
+    Mistake("the update is not applied", "skips_the_update", LATE, {}, _everywhere(TWIN_HAS_IT)),
+    Mistake("gradients are three times too large", "scales_gradients", EVERY, _everywhere(PLAIN_STATE), kind="adam"),
     # in the broken run: sums and gradients
     Mistake("one shard is not in the sum", "leaves_out_a_shard", ONCE, _LOSSES),
     Mistake("the sum is divided by another number of shards", "divides_by_another_count", ONCE, _LOSSES),

@@ -7,7 +7,7 @@ from typing import Any
 from chaoskit import Chaos, Outcome
 from chaoskit.suites.canary import wrong_jobs
 from chaoskit.suites.canary.mistakes import EXACT, FAST, SHARDED, Mistake
-from chaoskit.suites.canary.wrong_worker import END, EVERY, order
+from chaoskit.suites.canary.wrong_worker import END, EVERY, LATE, order
 from faults import Kill
 
 _CELLS: dict[str, dict[str, Any]] = {
@@ -30,8 +30,9 @@ def run(chaos: Chaos, cell: str, mistake: Mistake | None = None, **more: Any) ->
     Args:
         more: of the plan.
     """
-    in_every_run = mistake is not None and mistake.when in (EVERY, END)
+    in_every_run = mistake is not None and mistake.when in (EVERY, END, LATE)
     order(chaos.harness.directory, *((mistake.how, mistake.when) if mistake else ("", "")))
     options = {"kind": mistake.kind} if mistake is not None else {}
-    plan = _PLAN | (_IN_EVERY_RUN if in_every_run else _BROKEN) | _CELLS[cell] | {"options": options} | more
+    plan = _PLAN | ({"steps": 10} if mistake is not None and mistake.when == LATE else {})
+    plan |= (_IN_EVERY_RUN if in_every_run else _BROKEN) | _CELLS[cell] | {"options": options} | more
     return chaos.run(plan.pop("job"), check=False, **plan)

@@ -100,6 +100,10 @@ def divides_by_another_count(worker: WrongWorker) -> None:
     worker.scale_gradient(lambda: 4 / 3 if worker.is_due else 1.0)
 
 
+def scales_gradients(worker: WrongWorker) -> None:
+    worker.scale_gradient(lambda: 3.0 if worker.is_due else 1.0)
+
+
 def has_a_silent_heir(worker: WrongWorker) -> None:
     worker.scale_gradient(lambda: 0.0 if worker.is_due_on_heir else 1.0)
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 #: When a mistake is made: in each step of every run; in each step after a recovery; in the first of them; in the last
-#: step of a run that has recovered; in the last step of every run; when a state is taken over.
-EVERY, AFTER, ONCE, LAST, END, RESTORE = "every", "after", "once", "last", "end", "restore"
+#: step of a run that has recovered; in the last step of every run; in that of every run that is longer than what is
+#: compared with plain PyTorch; when a state is taken over.
+EVERY, AFTER, ONCE, LAST, END, LATE, RESTORE = "every", "after", "once", "last", "end", "late", "restore"
 
 _FILE = "mistake.json"
 
@@ -88,7 +89,7 @@ class WrongWorker:
     def is_due(self) -> bool:
         """Whether the mistake is made now."""
         generation, step, _ = self.generation, self.trainer.step, self.is_heir
-        if self.when in (EVERY, END):
+        if self.when in (EVERY, END, LATE):
             return generation > 0 and (self.when == EVERY or step == self._last)
         if generation < 2:
             return False
