@@ -105,13 +105,13 @@ def twice(trainer: Any, steps: int) -> None:
 
 
 def tells_half(trainer: Any, steps: int) -> None:
-    parts = trainer.replica.parts
+    parts = trainer.replica.described
 
     def fewer() -> Any:
         planted("tells_half")
         return [part for part in parts() if not part.path.startswith("optimizer")]
 
-    trainer.replica.parts = fewer
+    trainer.replica.described = fewer
 
 
 def slow(trainer: Any, steps: int) -> None:
