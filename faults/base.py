@@ -22,7 +22,7 @@ from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 #: What goes wrong, by the keys that faults use, in the catalogue's order.
 FAMILIES = {
@@ -209,7 +209,7 @@ class Fault:
     #: Real incidents that it stands for, in words.
     stands_for: ClassVar[str] = ""
     #: The same as rows of published tables, with their shares.
-    counted: ClassVar[tuple[Incident, ...]] = ()
+    counted: ClassVar[tuple[IncidentKind, ...]] = ()
     #: Why there is no such row; "" if there is one.
     unlisted: ClassVar[str] = ""
     #: What puts back what it leaves behind.

@@ -10,7 +10,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES, TRIGGER_PHASES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 #: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
 _PHASES = {
@@ -49,7 +49,7 @@ class BitFlip(Fault):
     effect: ClassVar[str] = "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
     evidence: ClassVar[str] = "the bits of this element, read back before and after, differ in this bit"
     stands_for: ClassVar[str] = "silent data corruption"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CORRUPTION,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CORRUPTION,)
     impact: ClassVar[str] = (
         "checksums differ between ranks (an audit, for a gradient); the corrupt rank is named and replaced"
     )

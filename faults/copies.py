@@ -12,7 +12,7 @@ from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 TIERS = ("memory", "peer", "both")
 WAYS = ("bit", "page", "index", "seal")
@@ -112,7 +112,7 @@ class CorruptReplica(CopyFault):
     effect: ClassVar[str] = "complete copies of one rank's state in memory are not what was sealed any more"
     evidence: ClassVar[str] = "bytes of each copy, and its checksum, read back by its node after the act"
     stands_for: ClassVar[str] = "memory that loses bits, and code that writes where it should not"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SYSTEM_MEMORY, incidents.CORRUPTION)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SYSTEM_MEMORY, incidents.CORRUPTION)
     impact: ClassVar[str] = "whoever reads a damaged copy finds its checksum wrong: it is quarantined, and another read"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"tier": tier} for tier in TIERS)

@@ -13,7 +13,7 @@ from chaoskit.messages import HookReached, Lever, Trigger
 from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 VALUES = ("nan", "inf", "-inf")
 
@@ -44,7 +44,7 @@ class DataStall(_DataFault):
     effect: ClassVar[str] = "the next batch of one rank comes late"
     evidence: ClassVar[str] = "the measured time of the fetch"
     stands_for: ClassVar[str] = "slow storage"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.MOUNT, incidents.HDFS, incidents.SSD)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MOUNT, incidents.HDFS, incidents.SSD)
     impact: ClassVar[str] = "none is wanted: one step takes longer, and a rank that is blamed for it is a false alarm"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "stall_ms": 50.0}
     undo: ClassVar[str] = "it ends by itself"
@@ -84,7 +84,7 @@ class BadBatch(_DataFault):
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
     stands_for: ClassVar[str] = "broken records and loss spikes"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.NAN,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NAN,)
     impact: ClassVar[str] = (
         "a contribution is found not finite; another rank computes the shard again, and the batch is blamed, not a rank"
     )

@@ -10,7 +10,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import HUNG_CAUSES, Phase
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 HOWS = ("lock", "skip")
 
@@ -36,7 +36,7 @@ class Deadlock(Fault):
         "progress board stands still"
     )
     stands_for: ClassVar[str] = "ranks that leave each other in a collective, and locks in data loaders"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
     impact: ClassVar[str] = (
         "`lock`: the rank is given up as hung. `skip`: nobody is to blame, and the same ranks begin the reduction anew"
     )

@@ -16,7 +16,7 @@ from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOn
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 #: In place of a directory: that in which the run's snapshots are stored.
 CHECKPOINTS = "checkpoints"
@@ -123,7 +123,7 @@ class DiskFull(DiskFault):
     effect: ClassVar[str] = "nothing more can be written to a directory of one node"
     evidence: ClassVar[str] = "writes that the file system has refused with ENOSPC"
     stands_for: ClassVar[str] = "disks that checkpoints, logs and core dumps have filled"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.DISK_FULL,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.DISK_FULL,)
     unlisted: ClassVar[str] = ""
 
     @property
@@ -208,7 +208,7 @@ class DiskError(DiskFault):
     effect: ClassVar[str] = "what is asked of a directory of one node fails, always or now and then"
     evidence: ClassVar[str] = "operations that the file system has failed with EIO"
     stands_for: ClassVar[str] = "broken disks and lost connections to storage"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SSD, incidents.DISK_FAULT)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SSD, incidents.DISK_FAULT)
     unlisted: ClassVar[str] = ""
 
     @property

@@ -14,7 +14,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 HOWS = ("stop", "gil", "spin")
 
@@ -45,7 +45,7 @@ class Hang(Fault):
         "lock in vain; or it burns CPU without progress"
     )
     stands_for: ClassVar[str] = "hangs without an error"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit cleanup`"
 

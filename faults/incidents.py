@@ -26,7 +26,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class IncidentKind:
     """One row of a study's table.
 
     Attributes:
@@ -70,47 +70,47 @@ _DEVICE = "a device that vanishes or errs below a living process: needs a GPU"
 _MOUNT = "a file system that cannot be mounted, before the job begins"
 _OUTSIDE = "services that the job depends on"
 
-GPU = Incident(LLAMA_3, "faulty GPU, NVLink included", 148, 30.1, missing=_DEVICE)
-HBM = Incident(LLAMA_3, "GPU memory (HBM)", 72, 17.2, missing=_DEVICE)
-SOFTWARE = Incident(LLAMA_3, "software bug", 54, 12.9)
-SWITCH = Incident(LLAMA_3, "network switch or cable", 35, 8.4)
-MAINTENANCE = Incident(LLAMA_3, "host maintenance", 32, 7.6)
-SRAM = Incident(LLAMA_3, "GPU SRAM", 19, 4.5, missing=_DEVICE)
-GPU_PROCESSOR = Incident(LLAMA_3, "GPU system processor", 17, 4.1)
-NIC = Incident(LLAMA_3, "network card", 7, 1.7)
-WATCHDOG = Incident(LLAMA_3, "watchdog timeout of a collective", 7, 1.7)
-CORRUPTION = Incident(LLAMA_3, "silent data corruption", 6, 1.4)
-THERMAL = Incident(LLAMA_3, "thermal interface or sensor", 6, 1.4)
-SSD = Incident(LLAMA_3, "SSD", 3, 0.7)
-POWER = Incident(LLAMA_3, "power supply", 3, 0.7)
-CHASSIS = Incident(LLAMA_3, "server chassis", 2, 0.5)
-IO_BOARD = Incident(LLAMA_3, "IO expansion board", 2, 0.5)
-DEPENDENCY = Incident(LLAMA_3, "dependency", 2, 0.5, missing=_OUTSIDE)
-CPU = Incident(LLAMA_3, "CPU", 2, 0.5)
-SYSTEM_MEMORY = Incident(LLAMA_3, "system memory", 2, 0.5)
+GPU = IncidentKind(LLAMA_3, "faulty GPU, NVLink included", 148, 30.1, missing=_DEVICE)
+HBM = IncidentKind(LLAMA_3, "GPU memory (HBM)", 72, 17.2, missing=_DEVICE)
+SOFTWARE = IncidentKind(LLAMA_3, "software bug", 54, 12.9)
+SWITCH = IncidentKind(LLAMA_3, "network switch or cable", 35, 8.4)
+MAINTENANCE = IncidentKind(LLAMA_3, "host maintenance", 32, 7.6)
+SRAM = IncidentKind(LLAMA_3, "GPU SRAM", 19, 4.5, missing=_DEVICE)
+GPU_PROCESSOR = IncidentKind(LLAMA_3, "GPU system processor", 17, 4.1)
+NIC = IncidentKind(LLAMA_3, "network card", 7, 1.7)
+WATCHDOG = IncidentKind(LLAMA_3, "watchdog timeout of a collective", 7, 1.7)
+CORRUPTION = IncidentKind(LLAMA_3, "silent data corruption", 6, 1.4)
+THERMAL = IncidentKind(LLAMA_3, "thermal interface or sensor", 6, 1.4)
+SSD = IncidentKind(LLAMA_3, "SSD", 3, 0.7)
+POWER = IncidentKind(LLAMA_3, "power supply", 3, 0.7)
+CHASSIS = IncidentKind(LLAMA_3, "server chassis", 2, 0.5)
+IO_BOARD = IncidentKind(LLAMA_3, "IO expansion board", 2, 0.5)
+DEPENDENCY = IncidentKind(LLAMA_3, "dependency", 2, 0.5, missing=_OUTSIDE)
+CPU = IncidentKind(LLAMA_3, "CPU", 2, 0.5)
+SYSTEM_MEMORY = IncidentKind(LLAMA_3, "system memory", 2, 0.5)
 
-CUDA_ERROR = Incident(BYTE_ROBUST, "CUDA error", 19_968, 36.1, missing=_DEVICE)
-CPU_OVERLOAD = Incident(BYTE_ROBUST, "CPU overload", 6_095, 11.0)
-CPU_OOM = Incident(BYTE_ROBUST, "host memory used up (CPU OOM)", 5_567, 10.1)
-DISK_FULL = Incident(BYTE_ROBUST, "disk full", 2_755, 5.0)
-INFINIBAND = Incident(BYTE_ROBUST, "InfiniBand", 1_599, 2.9)
-MOUNT = Incident(BYTE_ROBUST, "mount", 1_176, 2.1, missing=_MOUNT)
-HDFS = Incident(BYTE_ROBUST, "HDFS", 1_104, 2.0, missing=_OUTSIDE)
-CONTAINER = Incident(BYTE_ROBUST, "container", 781, 1.4)
-KERNEL_PANIC = Incident(BYTE_ROBUST, "kernel panic", 203, 1.1, together=True)
-GPU_MEMORY = Incident(BYTE_ROBUST, "GPU memory", 188, 1.1, together=True, missing=_DEVICE)
-SERVICE = Incident(BYTE_ROBUST, "external service", 128, 1.1, together=True, missing=_OUTSIDE)
-GPU_LOST = Incident(BYTE_ROBUST, "GPU lost", 76, 1.1, together=True, missing=_DEVICE)
-DISK_FAULT = Incident(BYTE_ROBUST, "disk fault", 47, 1.1, together=True)
-HANG = Incident(BYTE_ROBUST, "hang, without any error", 5_506, 9.9)
-SLOW = Incident(BYTE_ROBUST, "slower training (MFU decline)", 442, 0.8)
-NAN = Incident(BYTE_ROBUST, "NaN", 148, 0.3)
-CHANGE = Incident(
+CUDA_ERROR = IncidentKind(BYTE_ROBUST, "CUDA error", 19_968, 36.1, missing=_DEVICE)
+CPU_OVERLOAD = IncidentKind(BYTE_ROBUST, "CPU overload", 6_095, 11.0)
+CPU_OOM = IncidentKind(BYTE_ROBUST, "host memory used up (CPU OOM)", 5_567, 10.1)
+DISK_FULL = IncidentKind(BYTE_ROBUST, "disk full", 2_755, 5.0)
+INFINIBAND = IncidentKind(BYTE_ROBUST, "InfiniBand", 1_599, 2.9)
+MOUNT = IncidentKind(BYTE_ROBUST, "mount", 1_176, 2.1, missing=_MOUNT)
+HDFS = IncidentKind(BYTE_ROBUST, "HDFS", 1_104, 2.0, missing=_OUTSIDE)
+CONTAINER = IncidentKind(BYTE_ROBUST, "container", 781, 1.4)
+KERNEL_PANIC = IncidentKind(BYTE_ROBUST, "kernel panic", 203, 1.1, together=True)
+GPU_MEMORY = IncidentKind(BYTE_ROBUST, "GPU memory", 188, 1.1, together=True, missing=_DEVICE)
+SERVICE = IncidentKind(BYTE_ROBUST, "external service", 128, 1.1, together=True, missing=_OUTSIDE)
+GPU_LOST = IncidentKind(BYTE_ROBUST, "GPU lost", 76, 1.1, together=True, missing=_DEVICE)
+DISK_FAULT = IncidentKind(BYTE_ROBUST, "disk fault", 47, 1.1, together=True)
+HANG = IncidentKind(BYTE_ROBUST, "hang, without any error", 5_506, 9.9)
+SLOW = IncidentKind(BYTE_ROBUST, "slower training (MFU decline)", 442, 0.8)
+NAN = IncidentKind(BYTE_ROBUST, "NaN", 148, 0.3)
+CHANGE = IncidentKind(
     BYTE_ROBUST, "restart by hand, for changed code or data", 9_582, 17.3, missing="a wanted restart, and no fault"
 )
 
 #: Every row of both tables, in their order.
-INCIDENTS: tuple[Incident, ...] = (
+INCIDENTS: tuple[IncidentKind, ...] = (
     GPU,
     HBM,
     SOFTWARE,

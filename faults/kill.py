@@ -11,7 +11,7 @@ from chaoskit.osprocess import signal_name
 from chaoskit.vocabulary import EXITED, FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
@@ -32,7 +32,7 @@ class Kill(Fault):
     effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
     evidence: ClassVar[str] = "its parent saw it end by this signal"
     stands_for: ClassVar[str] = "faulty GPUs, and other crashes of one process"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU, incidents.GPU_LOST)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU, incidents.GPU_LOST)
 
     @property
     def from_outside(self) -> bool:

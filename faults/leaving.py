@@ -9,7 +9,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import EXITED
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Exit(Fault):
     effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
     evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
     stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SOFTWARE,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE,)
 
     @property
     def leads_to(self) -> frozenset[str]:

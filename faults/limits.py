@@ -13,7 +13,7 @@ from chaoskit.substrate.base import Limit, Resource
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.node import NodeFault
 
 _MIB = 2**20
@@ -103,7 +103,7 @@ class LimitCpu(NodeLimit):
     effect: ClassVar[str] = "one node has little CPU time: agent, workers and spares share what is left"
     evidence: ClassVar[str] = "the kernel counts periods in which it held the node back"
     stands_for: ClassVar[str] = "neighbours on a crowded machine, and container limits that are too low"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer"
     resource: ClassVar[Resource] = "cpu"
 
@@ -135,7 +135,7 @@ class LimitMemory(NodeLimit):
     effect: ClassVar[str] = "one node has no memory left, and the kernel ends processes of it"
     evidence: ClassVar[str] = "the kernel counts processes of the node that it killed for want of memory"
     stands_for: ClassVar[str] = "host memory used up, by whichever process"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     resource: ClassVar[Resource] = "memory"
     impact: ClassVar[str] = "a worker of the node is given up, or all of them with their agent"
 
@@ -213,7 +213,7 @@ class LimitIo(NodeLimit):
     effect: ClassVar[str] = "one node writes slowly to its disk"
     evidence: ClassVar[str] = "the kernel counts so many written bytes that the node used up what it may write"
     stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SLOW,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
     resource: ClassVar[Resource] = "io"
     impact: ClassVar[str] = "none is wanted: whoever writes waits, and all others with it"
 

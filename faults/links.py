@@ -9,7 +9,7 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.traffic import Change, Unplug, Way
 from faults import incidents
 from faults.base import Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.network import COORDINATOR, NetworkFault
 
 _ECHO_S = 0.02
@@ -22,7 +22,7 @@ class LinkDown(NetworkFault):
     effect: ClassVar[str] = "the link of one node has no carrier; nothing comes in or goes out"
     evidence: ClassVar[str] = "echoes to the node are lost"
     stands_for: ClassVar[str] = "network cards and cables"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.NIC, incidents.SWITCH)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NIC, incidents.SWITCH)
     impact: ClassVar[str] = "the lease of the node ends, and its workers are given up"
     makes: ClassVar[type[Change]] = Unplug
 

@@ -15,7 +15,7 @@ from chaoskit.substrate.base import Process
 from chaoskit.substrate.traffic import Block
 from faults import incidents
 from faults.base import DRAWN_ROLES, Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.network import EXAMPLE
 from faults.node import KillNode, NodeFault, all_gone, look_up
 
@@ -37,7 +37,7 @@ class LoseNode(NodeFault):
         "every process of the node is gone, and the kernel dropped the packets that would tell of it"
     )
     stands_for: ClassVar[str] = "machines that lose their power, or panic"
-    counted: ClassVar[tuple[Incident, ...]] = KillNode.counted
+    counted: ClassVar[tuple[IncidentKind, ...]] = KillNode.counted
     impact: ClassVar[str] = "the lease of the node ends without a word, and its workers are given up"
     undo: ClassVar[str] = "the rule vanishes with the network of the run"
     substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
@@ -82,7 +82,7 @@ class ReplaceNode(NodeFault):
     stands_for: ClassVar[str] = (
         "machines and containers that are started anew, and spare machines that take over a name"
     )
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CONTAINER, incidents.MAINTENANCE)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER, incidents.MAINTENANCE)
     impact: ClassVar[str] = (
         "the workers of the node are given up; the new one is fresh capacity, and the world is whole again"
     )
@@ -137,7 +137,7 @@ class Rack(NodeFault):
     effect: ClassVar[str] = "all nodes of one rack are gone at once, with all that was in their memory"
     evidence: ClassVar[str] = "every process of every node of the rack is gone"
     stands_for: ClassVar[str] = "racks that lose their power, their cooling or their switch"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.POWER, incidents.SWITCH)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.POWER, incidents.SWITCH)
     impact: ClassVar[str] = "the workers of all these nodes are given up"
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, rack_nodes=2, steps=60, faults=[{fault}])'
 

@@ -12,7 +12,7 @@ from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 HOWS = ("cgroup", "error")
 
@@ -39,7 +39,7 @@ class OutOfMemory(Fault):
         "the control group's count of kills and SIGKILL as seen by its parent; or the process ended with MemoryError"
     )
     stands_for: ClassVar[str] = "host memory used up"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "how": "error"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "cgroup"}, {"how": "error"})
     undo: ClassVar[str] = "the control group is removed at the end of the run, by `chaoskit cleanup` if need be"

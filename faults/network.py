@@ -14,7 +14,7 @@ from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 #: The coordinator's place in the network, beside the nodes'.
 COORDINATOR = "coordinator"
@@ -189,7 +189,7 @@ class Cut(_Partition):
     effect: ClassVar[str] = "what is sent between two sides never arrives, and nobody is told"
     evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
     stands_for: ClassVar[str] = "switches and cables that fail without a reset"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SWITCH, incidents.NIC)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
     impact: ClassVar[str] = "leases end without a word, and the workers of the silent nodes are given up"
 
 
@@ -200,6 +200,6 @@ class Reset(_Partition):
     effect: ClassVar[str] = "connections between two sides break, and new ones are refused"
     evidence: ClassVar[str] = "the kernel counts segments that it answered with a reset"
     stands_for: ClassVar[str] = "firewalls and load balancers that lose their state"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.INFINIBAND,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.INFINIBAND,)
     impact: ClassVar[str] = "connections end at once, and the workers of the nodes behind them are given up"
     loud: ClassVar[bool] = True

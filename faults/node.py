@@ -16,7 +16,7 @@ from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 FREEZES = ("signal", "cgroup")
 
@@ -45,7 +45,7 @@ class KillAgent(NodeFault):
     effect: ClassVar[str] = "the agent of one node ends at once; its workers may not go on unwatched"
     evidence: ClassVar[str] = "the agent and every process that it had started are gone"
     stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CPU_OOM,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     impact: ClassVar[str] = "the workers of the node are given up"
     of_runtime: ClassVar[bool] = True  # of another launcher's, what it started need not end with it
 
@@ -67,7 +67,7 @@ class KillNode(NodeFault):
     effect: ClassVar[str] = "one node is gone at once: agent, workers, spares, and all that was in their memory"
     evidence: ClassVar[str] = "every process of the node is gone"
     stands_for: ClassVar[str] = "machines that fail as a whole"
-    counted: ClassVar[tuple[Incident, ...]] = (
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
         incidents.POWER,
         incidents.CHASSIS,
         incidents.IO_BOARD,
@@ -100,7 +100,7 @@ class Preempt(NodeFault):
     effect: ClassVar[str] = "one node is told to end, and after a grace period made to"
     evidence: ClassVar[str] = "every process of the node is gone"
     stands_for: ClassVar[str] = "host maintenance, and reclaimed spot instances"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.MAINTENANCE,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
     impact: ClassVar[str] = "the workers of the node are given up"
     ends_node: ClassVar[bool] = True
 
@@ -150,7 +150,7 @@ class FreezeNode(NodeFault):
         "the kernel reports every process of the node stopped, all at the same time; or its freezer says so"
     )
     stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.GPU_PROCESSOR,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU_PROCESSOR,)
     impact: ClassVar[str] = "the node is given up with its workers, and nothing that they say when they return counts"
     undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit cleanup`"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)

@@ -10,7 +10,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 WHERES = ("weight", "gradient", "activation")
 
@@ -35,7 +35,7 @@ class NaN(Fault):
     effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it in one step"
     evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
     stands_for: ClassVar[str] = "non-finite losses, of which most came from bad machines"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.NAN,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NAN,)
     impact: ClassVar[str] = (
         "the owner of the segment finds the contribution not finite before the step commits; its rank is named and "
         "replaced"

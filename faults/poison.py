@@ -10,7 +10,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 WHERES = ("weight", "optimizer")
 
@@ -36,7 +36,7 @@ class PoisonSnapshot(Fault):
     effect: ClassVar[str] = "the state that one rank commits, and is about to copy, is not finite"
     evidence: ClassVar[str] = "the tensor is counted for values that are not finite, before and after"
     stands_for: ClassVar[str] = "silent data corruption in an update, which checkpoints would keep for ever"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.CORRUPTION,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CORRUPTION,)
     impact: ClassVar[str] = "no copy of it is published in any tier; the next step finds the rank, which is replaced"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in WHERES)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_message
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Raise(Fault):
     effect: ClassVar[str] = "the training code of one rank fails with an exception, and its process ends"
     evidence: ClassVar[str] = "the process ended with this exception"
     stands_for: ClassVar[str] = "software bugs, and errors of the device that end the process"
-    counted: ClassVar[tuple[Incident, ...]] = (
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
         incidents.SOFTWARE,
         incidents.HBM,
         incidents.SRAM,

@@ -24,7 +24,7 @@ from chaoskit.messages import (
 )
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.node import NodeFault, all_gone, look_up, signal_all
 
 _POLICY = '{{"minReplicas": 2, "maxReplicas": 4}}'  # braces as str.format reads them
@@ -154,7 +154,7 @@ class TakeSpot(NodeFault):
         "every process of the node is gone; what it says is whether they were out of the world by then"
     )
     stands_for: ClassVar[str] = "spot instances that are reclaimed with a notice"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.MAINTENANCE,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
     impact: ClassVar[str] = "the node's ranks leave at a step boundary, before it is gone; no step is lost"
     ends_node: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True

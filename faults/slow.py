@@ -12,7 +12,7 @@ from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 HOWS = ("sleep", "quota", "duty")
 
@@ -43,7 +43,7 @@ class Straggle(Fault):
         "the measured delay, the kernel's count of times that it was throttled, or the CPU time of the burning thread"
     )
     stands_for: ClassVar[str] = "overheated or crowded machines"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.THERMAL, incidents.CPU_OVERLOAD, incidents.SLOW)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.THERMAL, incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = (

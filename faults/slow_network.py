@@ -12,7 +12,7 @@ from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow,
 from chaoskit.substrate.traffic import Duplicate as Twice
 from faults import incidents
 from faults.base import Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.network import NetworkFault
 
 _ECHOES = 3
@@ -25,7 +25,7 @@ class BadNetwork(NetworkFault):
     """Base of the faults that let packets through, but not well."""
 
     impact: ClassVar[str] = "steps take longer; if a lease ends, the workers of its node are given up"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SLOW,)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Loss(BadNetwork):
     effect: ClassVar[str] = "some packets between two sides are lost"
     evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
     stands_for: ClassVar[str] = "dirty fibres, and switches whose buffers overflow"
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.SWITCH, incidents.NIC)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -162,7 +162,7 @@ class Corrupt(BadNetwork):
     evidence: ClassVar[str] = "packets are counted in which a bit was flipped"
     stands_for: ClassVar[str] = "network cards and cables that are about to fail"
     makes: ClassVar[type[Change]] = Degrade
-    counted: ClassVar[tuple[Incident, ...]] = (incidents.NIC, incidents.SWITCH)
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NIC, incidents.SWITCH)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -13,7 +13,7 @@ from chaoskit.messages import HookReached, Lever, WorkerReady
 from chaoskit.vocabulary import EXITED, LOAD
 from faults import incidents
 from faults.base import Fault, Target, require_message
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class FailLoad(_StickyFault):
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
     stands_for: ClassVar[str] = "spares that cannot start"
-    counted: ClassVar[tuple[Incident, ...]] = (
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
         incidents.DISK_FULL,
         incidents.MOUNT,
         incidents.HDFS,

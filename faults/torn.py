@@ -14,7 +14,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import LeverPulled
 from faults.base import LIVE_ROLES, Target
-from faults.incidents import Incident
+from faults.incidents import IncidentKind
 from faults.node import KillNode, NodeFault, all_gone, look_up, signal_all
 
 _ARMED_S = 5.0  # a node that does not answer so long is not waited for
@@ -45,7 +45,7 @@ class TornWrite(NodeFault):
     effect: ClassVar[str] = "one node ends at an instant at which a copy of the state is half made"
     evidence: ClassVar[str] = "a thread said that it stood at this boundary; then every process of its node is gone"
     stands_for: ClassVar[str] = "machines that fail while a checkpoint is written"
-    counted: ClassVar[tuple[Incident, ...]] = KillNode.counted
+    counted: ClassVar[tuple[IncidentKind, ...]] = KillNode.counted
     impact: ClassVar[str] = "the workers of the node are given up; what was half made counts nowhere"
     of_runtime: ClassVar[bool] = True
     ends_node: ClassVar[bool] = True

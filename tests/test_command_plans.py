@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.blackbox.conduct import Shown, Struck
+from chaoskit.experiment.blackbox.conduct import FaultStruck, LogRead
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.planfile import Planned, load, save
 from chaoskit.experiment.shrink import shrink
@@ -195,11 +195,11 @@ def test_a_plan_finds_its_script_beside_it(tmp_path: Path) -> None:
 
 def test_progress_follows_a_log() -> None:
     progress = Progress(0.0, faults=["Kill(rank=0, at_step=3)"])
-    for now_s, shown in enumerate([Shown(None, None, 2, 2), Shown(4, 0.5, 2, 2), Shown(6, 0.25, 1, 2)]):
+    for now_s, shown in enumerate([LogRead(None, None, 2, 2), LogRead(4, 0.5, 2, 2), LogRead(6, 0.25, 1, 2)]):
         assert progress.handle(shown, float(now_s)) == []
     assert (progress.step, progress.loss, progress.running, progress.nodes) == (6, 0.25, 1, 2)
     assert progress.steps_per_s(2.0) == 2.0
-    (note,) = progress.handle(Struck("fault0"), 2.5)
+    (note,) = progress.handle(FaultStruck("fault0"), 2.5)
     assert note.text == "Kill(rank=0, at_step=3) strikes"
 
 

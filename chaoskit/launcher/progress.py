@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import Shown, Struck
+from chaoskit.experiment.blackbox.conduct import FaultStruck, LogRead
 from chaoskit.experiment.storing import Storing
 from chaoskit.launcher.outage import NodesLost
 from chaoskit.messages import (
@@ -161,9 +161,9 @@ class Progress:
                 return self._on_worker_lost(message, now_s)
             case WorkerFailed(worker, error):
                 self.culprit, self.error = worker, error
-            case HookReached(fault=fault) | Struck(fault):
+            case HookReached(fault=fault) | FaultStruck(fault):
                 return self._on_fault(fault)
-            case Shown():
+            case LogRead():
                 self._on_log(message, now_s)
             case WorkerDone(worker, step, digest):
                 self.done.add(worker)
@@ -185,7 +185,7 @@ class Progress:
         number = int(fault.removeprefix("fault"))
         return [("bad", f"{self._faults[number] if number < len(self._faults) else fault} strikes")]
 
-    def _on_log(self, shown: Shown, now_s: float) -> None:
+    def _on_log(self, shown: LogRead, now_s: float) -> None:
         """What the log of a command shows: the number of a step, not how many there were."""
         self.running, self.nodes = shown.running, shown.nodes
         if shown.step is not None and (not self._steps or shown.step > self.step):

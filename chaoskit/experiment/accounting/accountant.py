@@ -14,7 +14,7 @@ from chaoskit.experiment import account as parts
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting.books import Books, Mode
 from chaoskit.experiment.accounting.spending import Holding, Spending
-from chaoskit.experiment.accounting.steps import Step
+from chaoskit.experiment.accounting.steps import AccountedStep
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -260,7 +260,7 @@ class Accountant(Books):
         self._steps.stall(self._time, step, int(record.get("stall_ms", 0.0) * 1e6))
         self._healing.commit(record, full=step.world >= self.full_world)
 
-    def _begin_step(self, record: Record, known: Step | None) -> Step:
+    def _begin_step(self, record: Record, known: AccountedStep | None) -> AccountedStep:
         """The first rank commits it."""
         self._finish_step()
         number, generation, setback = record["step"], record["generation"], self.open
@@ -279,7 +279,7 @@ class Accountant(Books):
         self._strikes = {fault: one for fault, one in self._strikes.items() if number <= one.step + _STRIKE_STEPS}
         return step
 
-    def _come_back(self, setback: Setback, step: Step, t_ns: int) -> None:
+    def _come_back(self, setback: Setback, step: AccountedStep, t_ns: int) -> None:
         """The first good step: it may take as long as a usual one, with the ranks that there are."""
         setback.world = step.world
         if (usual_ns := self._steps.usual_ns) is not None:

@@ -17,7 +17,7 @@ _STEPS_KEPT = 100_000  # a rollback beyond these counts its steps twice
 
 
 @dataclass(slots=True)
-class Step:
+class AccountedStep:
     """A committed step of one generation. ``spent_ns`` holds its stall, too.
 
     Attributes:
@@ -59,10 +59,10 @@ class Steps:
         self.step, self.generation, self.world = -1, 0, 0
         self.loss: float | None = None
         self.full_world = full_world
-        self.current: Step | None = None
+        self.current: AccountedStep | None = None
         self.degraded_ns, self.missing_ns = 0, 0.0
         self._on_step = on_step
-        self._known: dict[int, Step] = {}
+        self._known: dict[int, AccountedStep] = {}
         self._usual_ns: deque[int] = deque(maxlen=_USUAL_STEPS)
 
     @property
@@ -70,14 +70,14 @@ class Steps:
         """Median of the last steps; None before there are some."""
         return int(median(self._usual_ns)) if self._usual_ns else None
 
-    def known(self, record: Record) -> Step | None:
+    def known(self, record: Record) -> AccountedStep | None:
         """The step of that number that was committed before, whatever its generation."""
         return self._known.get(record["step"])
 
-    def begin(self, record: Record) -> Step:
+    def begin(self, record: Record) -> AccountedStep:
         """The first rank commits a step."""
         number, generation = record["step"], record["generation"]
-        step = Step(number, generation, record["world"], record.event == Event.SKIP)
+        step = AccountedStep(number, generation, record["world"], record.event == Event.SKIP)
         self._known[number] = self.current = step
         if len(self._known) > _STEPS_KEPT:
             del self._known[next(iter(self._known))]
@@ -96,7 +96,7 @@ class Steps:
 
     # -- their time -----------------------------------------------------------------------------------------------
 
-    def spend(self, spending: Spending, step: Step, until_ns: int) -> None:
+    def spend(self, spending: Spending, step: AccountedStep, until_ns: int) -> None:
         """The time up to ``until_ns`` was for ``step``."""
         if step.allowance_ns is None:
             self._book(step, spending.spend(step.purpose, until_ns, step.held))
@@ -105,14 +105,14 @@ class Steps:
         self._book(step, spending.spend(step.purpose, min(limit_ns, until_ns), step.held))
         spending.spend(step.excess, until_ns)
 
-    def stall(self, spending: Spending, step: Step, stall_ns: int) -> None:
+    def stall(self, spending: Spending, step: AccountedStep, stall_ns: int) -> None:
         """A rank has waited so long for a copy of the state; the slowest rank counts."""
         more_ns = min(stall_ns, step.spent_ns) - step.stalled_ns
         if more_ns > 0 and not step.skipped:
             step.stalled_ns += more_ns
             spending.move(step.held, (parts.STALLED, parts.CHECKPOINT), more_ns)
 
-    def credit(self, spending: Spending, step: Step, held: Holding) -> None:
+    def credit(self, spending: Spending, step: AccountedStep, held: Holding) -> None:
         """What seemed to be in vain was for ``step``."""
         spending.move(held, step.purpose)
         self._book(step, sum(piece.amount_ns for piece in held.pieces))
@@ -131,7 +131,7 @@ class Steps:
                 self.degraded_ns -= step.degraded_ns
                 self.missing_ns -= step.missing_ns
 
-    def _book(self, step: Step, amount_ns: int) -> None:
+    def _book(self, step: AccountedStep, amount_ns: int) -> None:
         step.spent_ns += amount_ns
         if step.world < self.full_world and not step.skipped:
             missing_ns = amount_ns * (1 - step.world / self.full_world)

@@ -33,7 +33,7 @@ GOOD: Exit = ("exited", "status 0")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LogRead:
     """For live views: what the logs have shown so far, and on how many of all nodes the command still runs."""
 
     step: int | None
@@ -43,7 +43,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class FaultStruck:
     """For live views: a fault strikes."""
 
     fault: str
@@ -139,7 +139,7 @@ class CommandConductor(Striker):
         if now_s - self._told_s >= _TELL_S:
             self._told_s = now_s
             nodes = len(self._cluster.nodes)
-            self._watch(Shown(self.reader.highest, self._loss, nodes - len(self.exits), nodes))
+            self._watch(LogRead(self.reader.highest, self._loss, nodes - len(self.exits), nodes))
 
     def _look_at_targets(self, over: bool) -> None:
         for strike in self.strikes:
@@ -178,7 +178,7 @@ class CommandConductor(Striker):
             self._ranks[target.worker] = seat.rank
             if self._inject(strike, target):
                 self._write_down(strike)
-                self._watch(Struck(strike.fault_id))
+                self._watch(FaultStruck(strike.fault_id))
 
     def _is_due(self, strike: Strike) -> bool:
         fault, reader = strike.fault, self.reader
