@@ -1,9 +1,9 @@
 """A job trained by plain PyTorch in one process: what a run is compared with that shares no code with the runtime.
 
-``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` (JSON) and writes an :class:`Answer`. The process
-imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.control``: what
-these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated here
-once more: the seed of a shard, the order of the sum, the mean of the losses.
+``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` and writes a :class:`PlainAnswer`, both JSON. The
+process imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.control``:
+what these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated
+here once more: the seed of a shard, the order of the sum, the mean of the losses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from chaoskit.job import JobSpec
-from chaoskit.sketch import Part, sketch
+from chaoskit.sketch import TensorBox, sketch
 
 #: Packages of which nothing may be loaded in this process.
 UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
@@ -38,8 +38,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         samples: step -> shard -> indices into the dataset, as the run has named them.
-        seeds: further seeds with which the losses of two orders of summation are compared; see :attr:`Answer.spread`.
-        orders: numbers of further orders of summation whose final states are compared; see :attr:`Answer.floor`.
+        seeds: further seeds with which two orders of summation are compared; see :attr:`PlainAnswer.spread`.
+        orders: numbers of further orders of summation whose final states are compared; see :attr:`PlainAnswer.floor`.
         budget_s: no further order is tried for longer, once there is one.
     """
 
@@ -51,11 +51,11 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget_s: float = 60.0
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What came of it.
 
     Attributes:
-        losses: of the steps, from 0; fewer than were asked for where ``reason`` says why.
+        losses: of the steps, from 0.
         state: path -> numbers of each tensor behind the last step; see :mod:`chaoskit.sketch`. Of a sharded job
             without buffers, which are each rank's own.
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             summation and in another one, of one seed or of each; at least a unit in the last place of its largest
             value.
         orders: how many such pairs there were time for.
-        reason: why nothing more can be said; empty if everything was trained.
+        reason: why nothing can be said; empty if everything was trained.
     """
 
     run_id: str
@@ -191,7 +191,10 @@ class PlainTrainer:
         with torch.autocast("cpu", enabled=False):
             self._update(parts)
         torch.clear_autocast_cache()
-        self.losses.append(sum(losses) / len(losses))
+        loss = sum(losses) / len(losses)
+        if not math.isfinite(loss):
+            raise CannotTell(f"the loss of step {self.step} is {loss}")
+        self.losses.append(loss)
         self.step += 1
         self._calls = 0
 
@@ -355,7 +358,7 @@ def load(dataset: Any, samples: Sequence[int]) -> Any:
 # -- the process --------------------------------------------------------------------------------------------------
 
 
-def answer(request: Request) -> Answer:
+def answer(request: Request) -> PlainAnswer:
     """Train what ``request`` names."""
     import torch
 
@@ -364,12 +367,11 @@ def answer(request: Request) -> Answer:
     vars(fsdp)["fully_shard"] = _keep_whole  # before the job imports it
     sleep = time.sleep
     vars(time)["sleep"] = lambda _: sleep(0.0)  # nothing waits for this process: a job that paces itself is hurried
-    run_id, losses = uuid.uuid4().hex, list[float]()
+    run_id = uuid.uuid4().hex
     try:
         train = _load_train(request.job)
         give_up_s = time.monotonic() + request.budget_s
         usual = _train(train, request, request.seed)
-        losses, state = usual.losses, _numbers(usual, request.job)
         spread, floor, orders = list[float](), dict[str, float](), 0
         if request.seeds:
             spread, floor = _spread(train, request, usual.state())
@@ -377,19 +379,20 @@ def answer(request: Request) -> Answer:
         elif request.orders:
             floor, orders = _floor(train, request, usual.state(), give_up_s)
     except CannotTell as error:
-        return Answer(run_id, losses, reason=str(error))
+        return PlainAnswer(run_id, [], reason=str(error))
     except Exception as error:  # noqa: BLE001 - of the job
-        return Answer(run_id, losses, reason=f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300])
+        reason = f"the job fails in plain PyTorch: {type(error).__name__}: {error}"[:300]
+        return PlainAnswer(run_id, [], reason=reason)
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
-        return Answer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
-    return Answer(run_id, losses, state, spread, floor, orders)
+        return PlainAnswer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
+    return PlainAnswer(run_id, usual.losses, _numbers(usual, request.job), spread, floor, orders)
 
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
-    """See :attr:`Answer.state`."""
+    """See :attr:`PlainAnswer.state`."""
     buffers = trainer.buffers()
     parts = [
-        Part(path, tensor, tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
+        TensorBox(path, tensor, tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
         for path, tensor in trainer.state().items()
         if not (job.sharded and path in buffers)
     ]
@@ -399,7 +402,7 @@ def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
 def _spread(
     train: Callable[..., None], request: Request, usual: dict[str, Any]
 ) -> tuple[list[float], dict[str, float]]:
-    """Of the losses and of the final state; see :attr:`Answer.spread` and :attr:`Answer.floor`."""
+    """Of the losses and of the final state; see :attr:`PlainAnswer.spread` and :attr:`PlainAnswer.floor`."""
     spread, floor = [0.0] * len(request.samples), {path: _unit(tensor) for path, tensor in usual.items()}
     for seed in request.seeds:
         one, other = (_train(train, request, seed, order=order) for order in (0, 1))
@@ -416,7 +419,7 @@ def _wider(floor: dict[str, float], one: dict[str, Any], other: dict[str, Any]) 
 def _floor(
     train: Callable[..., None], request: Request, usual: dict[str, Any], give_up_s: float
 ) -> tuple[dict[str, float], int]:
-    """Of the final state, and how many orders there was time for; see :attr:`Answer.floor`. One is always tried."""
+    """Of the final state, and how many orders there was time for; see :attr:`PlainAnswer.floor`. One is tried."""
     floor = {path: _unit(tensor) for path, tensor in usual.items()}
     for count, order in enumerate(request.orders):
         end_s = give_up_s if count else math.inf
@@ -485,7 +488,7 @@ def _train(
 
 
 def main() -> None:
-    """Answer one request."""
+    """PlainAnswer one request."""
     source, target = map(Path, sys.argv[1:])
     request = msgspec.json.decode(source.read_bytes(), type=Request)
     draft = target.with_suffix(".draft")

@@ -22,7 +22,7 @@ from torch import Tensor
 PROJECTIONS = 8
 
 
-class Part(NamedTuple):
+class TensorBox(NamedTuple):
     """A box of a tensor, in this rank's memory.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     is_buffer: bool = False
 
 
-def sketch(parts: Iterable[Part]) -> dict[str, list[list[float]]]:
+def sketch(parts: Iterable[TensorBox]) -> dict[str, list[list[float]]]:
     """Return path -> start of the box, its extent, and the numbers: not finite, squared norm, projections."""
     return {
         part.path: [list(map(float, part.start)), list(map(float, part.memory.shape)), _numbers(part)] for part in parts
@@ -46,7 +46,7 @@ def sketch(parts: Iterable[Part]) -> dict[str, list[list[float]]]:
 
 
 @torch.no_grad()
-def _numbers(part: Part) -> list[float]:
+def _numbers(part: TensorBox) -> list[float]:
     values = part.memory.detach().cpu()
     values = values if values.dtype == torch.float64 else values.float()
     projections, wrong = _project(values, part.shape, part.start), 0

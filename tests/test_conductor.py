@@ -19,7 +19,7 @@ from chaoskit.experiment.conductor import Conductor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
-from chaoskit.experiment.properties import Trace
+from chaoskit.experiment.properties import RunTrace
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal, Record, read_events, read_journals
 from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
@@ -192,7 +192,7 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
     missed = [(record["fault"], record["reason"]) for record in read_events(tmp_path, Event.FAULT_MISSED)]
     assert missed == ([("fault0", "the job had ended")] if late else [])
-    confirmed = Trace(run, History(records), []).confirmed("Kill")
+    confirmed = RunTrace(run, History(records), []).confirmed("Kill")
     assert [one.fault_id for one in confirmed] == ([] if late else ["fault0"])
 
 

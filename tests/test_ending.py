@@ -20,9 +20,9 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plain_process import ask
 from chaoskit.job import JobSpec
 from chaoskit.journal import Record
-from chaoskit.plain import Answer, Request
+from chaoskit.plain import PlainAnswer, Request
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.sketch import Part, sketch
+from chaoskit.sketch import TensorBox, sketch
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
@@ -30,14 +30,14 @@ JOB = str(Path(__file__).parent / "jobs" / "wrong_everywhere.py")
 OFF_COURSE = str(Path(__file__).parent / "jobs" / "off_course.py")
 
 
-def told(*parts: Part, step: int = 5) -> Record:
+def told(*parts: TensorBox, step: int = 5) -> Record:
     return Record(
         t_ns=0, event=Event.STATE, source="w", fields={"step": step, "generation": 1, "tensors": sketch(parts)}
     )
 
 
-def whole(tensor: torch.Tensor, path: str = "model/w") -> Part:
-    return Part(path, tensor, tuple(tensor.shape), (0,) * tensor.dim())
+def whole(tensor: torch.Tensor, path: str = "model/w") -> TensorBox:
+    return TensorBox(path, tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
 
 @given(st.data())
@@ -50,7 +50,7 @@ def test_the_numbers_of_boxes_add_up_to_those_of_the_tensor(data: st.DataObject)
     for corner in product(*([(0, cut), (cut, size)] for cut, size in zip(cuts, shape, strict=True))):
         memory = tensor[tuple(slice(begin, end) for begin, end in corner)]
         if memory.numel():
-            boxes.append(Part("model/w", memory, shape, tuple(begin for begin, _ in corner)))
+            boxes.append(TensorBox("model/w", memory, shape, tuple(begin for begin, _ in corner)))
     apart = ending([told(box) for box in [*boxes, boxes[0]]])["model/w"]  # of two ranks with one box it counts once
     assert apart == pytest.approx(ending([told(whole(tensor))])["model/w"], abs=1e-4)
 
@@ -85,7 +85,8 @@ def test_what_is_not_finite_counts_unless_it_is_a_buffer() -> None:
     """A mask of infinities is what the model wants; no model wants NaN."""
     odd = torch.tensor([1.0, math.inf, math.nan])
     mask, mean = (
-        Part(f"model/{name}", odd[[0, place]], (2,), (0,), is_buffer=True) for name, place in (("mask", 1), ("mean", 2))
+        TensorBox(f"model/{name}", odd[[0, place]], (2,), (0,), is_buffer=True)
+        for name, place in (("mask", 1), ("mean", 2))
     )
     found = ending([told(whole(odd), mask, mean)])
     assert found["model/w"][:2] == [2.0, 1.0]
@@ -163,6 +164,8 @@ def test_what_is_no_number_or_no_tensor_is_in_no_floor() -> None:
     assert check_near(described(torch.tensor([1.0, 1.0, 1.0, math.nan])), good, floor).verdict == Verdict.FAILED
     assert check_near({"model/w": [math.nan] * 10}, good, floor).verdict == Verdict.FAILED
     assert "missing" in check_near({}, good, floor).detail
+    assert check_near(good, good, floor).verdict == Verdict.PASSED
+    assert check_near(good, good, floor, scalars_differ=True).verdict == Verdict.FAILED
     assert "in this run only" in check_near(good | {"model/v": good["model/w"]}, good, floor).detail
 
 
@@ -216,7 +219,7 @@ def test_a_job_that_plain_pytorch_cannot_train_has_no_floor(chaos: Chaos) -> Non
     assert "no floor: the job imports chaoskit.runtime" in outcome.not_applied[EQUAL]
 
 
-def measured(directory: Path, **options: Any) -> Answer:
+def measured(directory: Path, **options: Any) -> PlainAnswer:
     """A floor for which there is no time."""
     samples = [[[shard, shard + 3] for shard in range(3)]] * 4
     job = JobSpec(OFF_COURSE, options={"steps": 4, **options})

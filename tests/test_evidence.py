@@ -22,10 +22,11 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
-from chaoskit.experiment.properties import Trace
-from chaoskit.experiment.properties.membership import strikes, terms
+from chaoskit.experiment.properties import RunTrace
+from chaoskit.experiment.properties.membership import second_replacement, strikes, terms
 from chaoskit.experiment.properties.progress import corruption, lease, slow_ranks
-from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.properties.steps import fencing
+from chaoskit.experiment.run import RawRun, load_run
 from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
 from chaoskit.experiment.twin import interruptions
@@ -48,7 +49,7 @@ from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import LOSS_CAUSES, Event, Phase, Verdict
+from chaoskit.vocabulary import LOSS_CAUSES, Event, Phase, RunEnd, Verdict
 from faults import (
     CATALOGUE,
     AddNode,
@@ -500,8 +501,8 @@ def run_of(
     return run
 
 
-def trace_of(run: RawRun) -> Trace:
-    return Trace(run, History(run.records), [])
+def trace_of(run: RawRun) -> RunTrace:
+    return RunTrace(run, History(run.records), [])
 
 
 def lost(worker: str, cause: str, t_ns: int = LOST_NS) -> Record:
@@ -679,6 +680,70 @@ def test_strikes_of_two_machines_are_not_added(tmp_path: Path, replaced: bool) -
     journal.write(Event.DETECTED, t_ns=LOST_NS + 2, worker="node1.1", **lost)
     run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
     assert strikes(trace_of(run)) == (None if replaced else ["node1 has 2 strikes, and is not set aside"])
+
+
+def test_strikes_within_any_minute_set_a_node_aside(tmp_path: Path) -> None:
+    """Not only those of the first one."""
+    journal = Journal(tmp_path / "journal", "coordinator")
+    for number, after_s in enumerate((0, 100, 110, 120)):
+        told = {"worker": f"node1.{number}", "rank": 1, "cause": "exited", "detail": ""}
+        journal.write(Event.DETECTED, t_ns=LOST_NS + after_s * 10**9, **told)
+    plan = plan_experiment("gpt", nodes=3, strikes_max=3)
+    run = RawRun(plan, tmp_path, 0, LOST_NS + 200 * 10**9, None, False)
+    assert strikes(trace_of(run)) == ["node1 has 3 strikes, and is not set aside"]
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_failures_of_replacements_in_a_row_are_counted_anew_after_one_that_was_ready(between: bool) -> None:
+    """Eight of them allow a pause of half a minute; the first one after a worker that was ready a quarter second."""
+    second_ns, records = 10**9, [world_of(1, 3, abort=True, t_ns=0)]
+    for number in range(8):
+        at_ns = (number + 1) * 100 * second_ns
+        records += [
+            lost(f"node1.{number}", "exited", at_ns),
+            Record(at_ns + (20 if number == 7 else 1) * second_ns, "node1", Event.WORKER_STARTED, {"worker": "x"}),
+        ]
+        records += [Record(at_ns + 50 * second_ns, "node1.x", Event.READY, {})] if between else []
+    run = run_of([], records)
+    run.__dict__["records"][-1] = Record(2000 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True})
+    late = ["no worker was started within 10.25 s after node1.7 had failed"]
+    assert second_replacement(trace_of(run)) == (late if between else [])
+
+
+def test_what_is_no_member_of_the_only_membership_may_not_contribute() -> None:
+    fields = {"generation": 1, "step": 0, "rank": 1, "shards": [1], "samples": []}
+    given = Record(STRUCK_NS, "node9.w0", Event.REDUCE, fields)
+    run = run_of([], [world_of(1, 3, abort=True, t_ns=0), given])
+    assert fencing(trace_of(run)) == ["node9.w0 contributed to generation 1, and is no member of it"]
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(undo: UndoLog, skipped: bool) -> None:
+    """A batch that is skipped needs no new membership: the one that a later kill needs is not its own."""
+    bad = {"step": 8, "generation": 1, "owner": 1, "worker": "node1.w0", "shards": [1]}
+    over = {"step": 8, "generation": 1, "rank": 0, "world": 3, "shards": [1], "samples": []}
+    fields = {"generation": 2, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0, "step": 9}
+    records = [
+        world_of(1, 3, abort=True, t_ns=0),
+        Record(STRUCK_NS + 1, "node0.w0", Event.NONFINITE, bad),
+        *([Record(STRUCK_NS + 2, "node0.w0", Event.SKIP, over)] if skipped else []),
+        world_of(2, 3, abort=True, t_ns=STRUCK_NS + 10**9),
+        Record(STRUCK_NS + 2 * 10**9, "node0.w0", Event.COMMIT, fields),
+    ]
+    run = run_of([strike(POISON, undo)], records)
+    run.__dict__["records"][-1] = Record(STRUCK_NS + 3 * 10**9, "coordinator", Event.JOB_ENDED, {"ok": True})
+    timeline = Timeline(run, History(run.records))
+    (incident,), _ = timeline.incidents()
+    assert (timeline.recovery(incident) is None) == skipped
+
+
+@pytest.mark.parametrize("reason", list(RunEnd))
+def test_a_harness_that_failed_leaves_no_run_that_passes(tmp_path: Path, reason: RunEnd) -> None:
+    journal = Journal(tmp_path / "journal", "harness", role="harness")
+    journal.write(Event.STARTED, t_ns=0, run_id="r", twin="", plan="", substrate="local")
+    journal.write(Event.RUN_ENDED, t_ns=ENDED_NS, reason=reason, ok=False, detail="", exits={})
+    run = load_run(tmp_path, plan_experiment("gpt", nodes=3))
+    assert run.harness_lost == (reason in (RunEnd.HARNESS, RunEnd.COORDINATOR_LOST))
 
 
 STALL, POISON = DataStall(rank=1, at_step=8, stall_ms=5.0), NaN(rank=1, at_step=8, parameter="w")

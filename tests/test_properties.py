@@ -22,7 +22,7 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
-from chaoskit.experiment.properties import LEFT_OUT, PROPERTIES, Trace, check_properties
+from chaoskit.experiment.properties import LEFT_OUT, PROPERTIES, RunTrace, check_properties
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import Timeline
 from chaoskit.journal import Record
@@ -151,7 +151,7 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
     history = History(run.records)
     timeline = Timeline(run, history)
     recoveries = [one for incident in timeline.incidents()[0] if (one := timeline.recovery(incident))]
-    found = check_properties(Trace(run, history, recoveries), outcome.checks if outcome else ())
+    found = check_properties(RunTrace(run, history, recoveries), outcome.checks if outcome else ())
     return {one.label: check.verdict for one, check in found}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit import BadInput
+from chaoskit import BadInput, judge_directory
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.plain_process import ask
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.planfile import load, save
-from chaoskit.experiment.reference import NAME, Reference, check_reference, reference_of
+from chaoskit.experiment.reference import NAME, STATE, Reference, check_reference, reference_of
 from chaoskit.experiment.twin import Twin
 from chaoskit.job import JobSpec
-from chaoskit.plain import Answer, Request, in_halves
+from chaoskit.journal import read_events
+from chaoskit.plain import PlainAnswer, Request, in_halves
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.tree import Subtree, merge_order
-from chaoskit.vocabulary import Verdict
-from faults import Kill
+from chaoskit.suites.canary.journals import Journals
+from chaoskit.vocabulary import Event, Verdict
+from faults import BadBatch, Kill
 
 JOB = str(Path(__file__).parent / "jobs" / "wrong_everywhere.py")
 TINY: dict[str, Any] = {"size": "tiny"}
@@ -68,7 +71,54 @@ def test_a_sampler_that_is_wrong_in_every_run_is_seen(chaos: Chaos) -> None:
 def test_a_faithful_run_equals_plain_pytorch(chaos: Chaos, job: str, plan: dict[str, Any], how: str) -> None:
     outcome = chaos.run(job, steps=10, faults=[Kill(rank=1, at_step=4)], reference="required", twin=False, **plan)
     assert how in of(outcome, NAME).detail
+    assert of(outcome, STATE).verdict == Verdict.PASSED
     assert (Path(outcome.directory) / "reference.json").is_file()
+
+
+@pytest.mark.parametrize("at_step", [7, 8])
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", {"options": TINY}),
+        ("gpt", {"options": TINY, "reduction": "fast", "min_world": 1, "spares": 0}),
+        ("fsdp", {"options": TINY}),
+    ],
+    ids=["exact", "fast", "sharded"],
+)
+def test_a_rank_that_is_lost_where_states_are_told(chaos: Chaos, job: str, plan: dict[str, Any], at_step: int) -> None:
+    """The step is told of again, by the ranks of the next generation, and their word counts."""
+    outcome = chaos.run(
+        job, steps=11, nodes=2, faults=[Kill(rank=1, at_step=at_step)], reference="required", twin=False, **plan
+    )
+    assert of(outcome, STATE).verdict == Verdict.PASSED
+    told = [record for record in read_events(Path(outcome.directory) / "journal", Event.STATE) if record["step"] == 8]
+    assert len({record["generation"] for record in told}) == (2 if at_step == 8 else 1)
+
+
+def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> None:
+    """Neither is it where the reference has lost its own."""
+    outcome = chaos.run(JOB, steps=10, nodes=2, shards=3, spares=0, reference="required", twin=False)
+    silent = shutil.copytree(outcome.directory, tmp_path / "silent")
+    journals = Journals(silent)
+    journals.drop(lambda _, record: record["event"] == Event.STATE and record["step"] == 8)
+    journals.write()
+    assert "no rank described its state behind 8 steps" in of(judge_directory(silent), STATE).detail
+    assert judge_directory(silent).verdict == Verdict.UNKNOWN
+    cut = shutil.copytree(outcome.directory, tmp_path / "cut")
+    reference = msgspec.json.decode((cut / "reference.json").read_bytes())
+    (cut / "reference.json").write_bytes(msgspec.json.encode(reference | {"state": {}}))
+    assert of(judge_directory(cut), STATE).verdict == Verdict.UNKNOWN
+    (cut / "reference.json").write_bytes(msgspec.json.encode(reference | {"trained": "0" * 32}))
+    assert "reference.json: it is of another run" in judge_directory(cut).reasons[0]
+
+
+def test_a_step_that_was_skipped_ends_what_is_compared(chaos: Chaos) -> None:
+    """Plain PyTorch takes the steps before it, behind which no rank describes its state."""
+    outcome = chaos.run(
+        "gpt", steps=10, nodes=2, options=TINY, faults=[BadBatch(rank=1, at_step=4)], reference="required"
+    )
+    assert of(outcome, NAME).detail.startswith("4 losses")
+    assert "step 4 was skipped" in outcome.not_applied[STATE]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +186,62 @@ def train(trainer, *, steps):
 """
 
 
+BREAKS = """
+import os
+import torch
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+
+def train(trainer, *, steps):
+    if trainer.worker == "reference":
+        os._exit(3)
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(DATA, batch_size=6):
+                step.backward(model(shard.batch).square().mean())
+"""
+
+
+def test_where_plain_pytorch_breaks_nothing_is_known(chaos: Chaos, tmp_path: Path) -> None:
+    """Neither of the first steps, nor of how far right runs end apart."""
+    job = tmp_path / "breaks.py"
+    job.write_text(BREAKS)
+    plan = {"steps": 4, "nodes": 2, "spares": 0, "shards": 3, "reduction": "fast", "check": False}
+    assert "reference.json" in chaos.run(str(job), reference="on", twin=False, **plan).reasons[0]
+    outcome = chaos.run(str(job), **plan)
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert "floor.json" in outcome.reasons[0]
+
+
+SLOW = """
+import pathlib
+import time
+import torch
+
+def train(trainer, *, steps, hurry):
+    while not pathlib.Path(hurry).exists():
+        pass
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(torch.ones(8, 4), batch_size=4):
+                step.backward(model(shard.batch).square().mean())
+"""
+
+
+def test_an_answer_that_came_too_late_is_asked_for_again(tmp_path: Path) -> None:
+    """A machine that was busy once would have turned the reference off for as long as the code stays the same."""
+    job, hurry = tmp_path / "slow.py", tmp_path / "hurry"
+    job.write_text(SLOW)
+    request = Request(JobSpec(str(job), options={"steps": 2, "hurry": str(hurry)}), 1, [[[0, 1], [2, 3]]] * 2)
+    assert "took longer than 5 s" in ask(request, tmp_path, "reference", timeout_s=5.0).reason
+    hurry.touch()
+    assert len(ask(request, tmp_path, "reference").losses) == 2
+
+
 def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_path: Path) -> None:
     """The job trains with its own seed, and with none of those by which two orders of the sum are compared."""
     job = tmp_path / "one_seed.py"
@@ -200,6 +306,7 @@ def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_a_file_that_a_person_can_read() -> None:
-    assert msgspec.json.encode(Answer("7f", [1.5], [0.0], {"model/w": 1e-7}, 1)) == (
-        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"floor":{"model/w":1e-7},"orders":1,"reason":""}'
+    assert msgspec.json.encode(PlainAnswer("7f", [1.5], {"model/w": [0.0, 2.0]}, [0.0], {"model/w": 1e-7}, 1)) == (
+        b'{"run_id":"7f","losses":[1.5],"state":{"model/w":[0.0,2.0]},"spread":[0.0],"floor":{"model/w":1e-7},'
+        b'"orders":1,"reason":""}'
     )

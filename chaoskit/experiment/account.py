@@ -14,7 +14,7 @@ from chaoskit.vocabulary import RECOVERY_PHASES
 PRODUCTIVE, STALLED, RECOMPUTED, RESIZE = "productive", "checkpoint stalls", "recomputed", "resize"
 WAITING, START_UP, CLOSING, IN_FLIGHT = "waiting for nodes", "start-up", "closing", "step in flight"
 
-#: Why time is lost where nobody was. Other causes are those of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
+#: Why time is lost where no worker was. Other causes are those of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
 PLANNED, UNEXPLAINED, CHECKPOINT = "planned resize", "unexplained", "checkpoint"
 
 #: Phases in which training stands still; after the first good step it goes on.
@@ -36,14 +36,14 @@ class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
         recovery_s: by phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES`, as far as training stood still. The first
             good step is productive for as long as a usual step takes; what it takes beyond that counts here.
         resize_s: what planned changes of the world added to the step after them.
-        waiting_s: somebody was ready to train and waited for other nodes.
+        waiting_s: a worker was ready to train and waited for other nodes.
         startup_s: until the first group of ranks could be used, but for the wait.
         closing_s: after the last step.
         in_flight_s: of a run that is not over, the step that it is in.
         degraded_s: of ``productive_s``, with fewer ranks than the full world; ``missing_s`` weighs it with the share
             of ranks that were missing.
         lost_s: all that is not productive, by cause.
-        failures: how often training was set back by something that nobody asked for.
+        failures: how often training was set back by something that was not asked for.
     """
 
     wall_s: float

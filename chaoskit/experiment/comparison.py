@@ -104,7 +104,7 @@ def _compare_endings(
     elif floor is None or floor.reason:
         found.not_applied[EQUAL] = f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
     else:
-        found.checks += [check_near(final, twin.ending, floor)] if final else []
+        found.checks += [check_near(final, twin.ending, floor, scalars_differ=scalars_differ)] if final else []
 
 
 def _compared_with_itself(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:

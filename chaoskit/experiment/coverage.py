@@ -10,6 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from chaoskit.experiment import floor, reference
+from chaoskit.experiment.floor import Floor
+from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import LATER, RawRun, digest_of
@@ -51,21 +54,29 @@ class Coverage:
         return Verdict.UNKNOWN if self.blind and worst == Verdict.FAILED else worst
 
 
-def coverage_of(
-    run: RawRun, twin: Twin | None = None, reference: Reference | None = None, *, lacks_floor: bool = False
-) -> Coverage:
-    """What is missing in the directory of ``run``.
+@dataclass(frozen=True)
+class Compared:
+    """What lies in the directory of a run to compare it with.
 
-    Args:
-        twin, reference: what it holds of these.
+    Attributes:
         lacks_floor: its final state can be compared within a floor only, and there is none.
     """
+
+    twin: Twin | None = None
+    reference: Reference | None = None
+    floor: Floor | None = None
+    lacks_floor: bool = False
+
+
+def coverage_of(run: RawRun, history: History, compared: Compared) -> Coverage:
+    """What is missing in the directory of ``run``, or is of another run."""
     story = _Story(run.records, run.coverage)
     is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
     blind = [
         *damage(run.coverage),
-        *_compared(run, twin, reference),
-        *(["floor.json: how far right runs end apart is missing"] if lacks_floor else []),
+        *_compared(run, compared.twin, compared.reference),
+        *_plain(run, history, compared),
+        *_faults(run),
         *_coordinators(story, ended=is_over),
         *_nodes(story),
         *_writers(story),
@@ -75,7 +86,7 @@ def coverage_of(
     return Coverage(tuple(blind), (*gaps, *_memberships(story)))
 
 
-def _compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> Iterator[str]:
+def _compared(run: RawRun, twin: Twin | None, plain: Reference | None) -> Iterator[str]:
     """What the run was to be compared with, and with which it must be that."""
     wanted, is_late = run.twin_id, run.twin_id == LATER
     if twin is None and wanted and not (is_late and (run.end is None or not run.end.ok)):
@@ -84,8 +95,8 @@ def _compared(run: RawRun, twin: Twin | None, reference: Reference | None) -> It
         yield f"twin.json: it is of the run {twin.run_id[:8]}, not of {wanted[:8]}"
     if twin is not None:
         yield from _cut(run, twin)
-    if reference is None and run.experiment.reference != "off":
-        yield "reference.json: what plain PyTorch came to is missing"
+    if plain is None and run.experiment.reference != "off":
+        yield "reference.json: what plain PyTorch came to is missing; reference.log may say why"
     if run.plan_digest and digest_of(run.directory) not in ("", run.plan_digest):
         yield "plan.json: it is another one than the run had"
 
@@ -96,6 +107,23 @@ def _cut(run: RawRun, twin: Twin) -> Iterator[str]:
         yield f"twin.json: it has the losses of {len(twin.losses)} steps, and the run was to have {steps}"
     if not twin.ending and any(record.event == Event.STATE for record in run.records):
         yield "twin.json: it does not tell with which state the unbroken run ended"
+
+
+def _plain(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
+    """What plain PyTorch came to, of the samples that this run has trained."""
+    if compared.lacks_floor:
+        yield "floor.json: how far right runs end apart is missing; floor.log may say why"
+    if compared.floor is not None and not floor.is_of(compared.floor, run.experiment, history):
+        yield "floor.json: it is of another run"
+    if compared.reference is not None and not reference.is_of(compared.reference, run.experiment, history):
+        yield "reference.json: it is of another run"
+
+
+def _faults(run: RawRun) -> Iterator[str]:
+    undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
+    for one in run.injections:
+        if one.target is not None and not one.missed and one.fault_id not in undone and not run.harness_lost:
+            yield f"harness: it does not tell whether {one.fault} was undone"
 
 
 class _Story:

@@ -69,6 +69,9 @@ def check_finite(found: dict[str, Numbers]) -> Check:
     return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
 
 
+_SCALARS = "learning rates, schedules or counts of the optimizer are other ones"
+
+
 def check_equal(
     found: dict[str, Numbers], other: dict[str, Numbers], *, scalars_differ: bool = False, name: str = EQUAL
 ) -> Check:
@@ -79,13 +82,25 @@ def check_equal(
         name: of the check.
     """
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
-    problems += ["learning rates, schedules or counts of the optimizer are other ones"] if scalars_differ else []
+    problems += [_SCALARS] if scalars_differ else []
     fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
     return conclude(name, problems, fine, looked_at=len(other))
 
 
-def check_near(found: dict[str, Numbers], other: dict[str, Numbers], floor: Floor, *, name: str = EQUAL) -> Check:
-    """Passed if every tensor is as near to the other's as another order of the sums explains."""
+def check_near(
+    found: dict[str, Numbers],
+    other: dict[str, Numbers],
+    floor: Floor,
+    *,
+    scalars_differ: bool = False,
+    name: str = EQUAL,
+) -> Check:
+    """Passed if every tensor is as near to the other's as another order of the sums explains.
+
+    Args:
+        scalars_differ: learning rates, schedules or counts are other ones: no order of a sum changes these.
+        name: of the check.
+    """
     odd = sorted(found.keys() ^ other.keys())
     far = {path: _floors(found[path], theirs, floor, path) for path, theirs in other.items() if path in found}
     furthest = sorted(far.items(), key=itemgetter(1), reverse=True)
@@ -94,6 +109,7 @@ def check_near(found: dict[str, Numbers], other: dict[str, Numbers], floor: Floo
         for path, ratio in furthest
         if not ratio <= MARGIN
     ]
+    problems += [_SCALARS] if scalars_differ else []
     fine = f"{len(other)} tensors of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
     fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""

@@ -28,7 +28,7 @@ def conclude(name: str, problems: list[str], fine: str, *, looked_at: int) -> Ch
 
 
 def harness_lost() -> Check:
-    """An error: the harness wrote no end of the run, so it was killed, or its journal is not whole."""
+    """An error: the harness was killed, was interrupted or failed, or its journal is not whole."""
     return Check(name="the harness ended in order", verdict=Verdict.ERROR, detail="the harness ended early")
 
 

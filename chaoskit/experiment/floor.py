@@ -7,13 +7,14 @@ what that does wrong in every run widens no floor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.history import History
-from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of
+from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of, trained
 from chaoskit.experiment.plan import Experiment
 from chaoskit.plain import Request
 
@@ -32,11 +33,13 @@ class Floor(msgspec.Struct, frozen=True):
         spread: by path of a tensor, the largest 2-norm of its difference between the usual order of summation and
             another one; at least a unit in the last place of its largest value.
         orders: how many were compared with the usual one.
+        trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there is none.
     """
 
     spread: dict[str, float] = {}
     orders: int = 0
+    trained: str = ""
     reason: str = ""
 
     @property
@@ -49,22 +52,36 @@ class Floor(msgspec.Struct, frozen=True):
         return max(self.spread.get(path, 0.0) * self.factor, LEAST * norm)
 
 
-def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor:
+def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor | None:
     """Measure the floor of a run's job in plain PyTorch, with the samples that its journals name.
 
     Args:
         directory: of the run; the request and the log of the process stay there.
+
+    Returns:
+        None if the process failed: then nothing is known, and the log says why.
     """
-    if reason := out_of_reach(experiment):
-        return Floor(reason=reason)
     steps = len(history.steps)
-    samples = samples_of(history, steps)
-    if len(samples) < steps or not samples:
-        return Floor(reason=f"step {len(samples)} was skipped, or is not told of")
+    if reason := _why_not(experiment, samples := samples_of(history, steps), steps):
+        return Floor(reason=reason)
     config = experiment.unbroken(steps=steps if experiment.is_open_ended else experiment.steps).config
     request = Request(config.job, config.seed, samples, orders=list(range(1, ORDERS + 1)), budget_s=BUDGET_S)
     try:
         answer = ask(request, directory, "floor")
-    except HarnessError as error:  # it is no part of the run: all other checks say what they say
-        return Floor(reason=str(error))
-    return Floor(answer.floor, answer.orders, answer.reason)
+    except HarnessError:
+        return None
+    return Floor(answer.floor, answer.orders, trained(config.seed, samples), answer.reason)
+
+
+def _why_not(experiment: Experiment, samples: Sequence[object], steps: int) -> str:
+    """Return why plain PyTorch is not asked; empty if it is."""
+    is_whole = 0 < steps == len(samples)
+    return out_of_reach(experiment) or ("" if is_whole else f"step {len(samples)} was skipped, or is not told of")
+
+
+def is_of(floor: Floor, experiment: Experiment, history: History) -> bool:
+    """Whether a floor is that of a run."""
+    samples = samples_of(history, steps := len(history.steps))
+    if reason := _why_not(experiment, samples, steps):
+        return floor.reason == reason
+    return floor.trained == trained(experiment.config.seed, samples)

@@ -1,11 +1,11 @@
-"""What was trained, read from the journals: the committed steps, who contributed to them, and what went wrong."""
+"""What was trained, read from the journals: the committed steps, the ranks that gave to them, and what went wrong."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -44,8 +44,15 @@ class Step:
         """Records of the ranks that finished the step in that generation."""
         return [*self.commits.get(self.generation, ()), *self.skips.get(self.generation, ())]
 
+    def trained(self) -> Iterator[tuple[int, list[int], Record]]:
+        """Shard, its samples and the record that tells of them, of all that was given in that generation."""
+        for record in self.contributions[self.generation].values():
+            size = len(record["samples"]) // max(1, len(record["shards"]))
+            for place, shard in enumerate(record["shards"]):
+                yield shard, record["samples"][place * size : (place + 1) * size], record
 
-class Finished(NamedTuple):
+
+class FinishedStep(NamedTuple):
     """How a step was finished in the generation whose result lives on, with the last rank."""
 
     number: int
@@ -85,13 +92,13 @@ class History:
         self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
 
     @cached_property
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedStep]:
         """One for each step, by number."""
         found = []
         for number, step in self.steps.items():
             records = step.finishers
             end_ns = max(record.t_ns for record in records)
-            found.append(Finished(number, step.generation, records[0]["world"], end_ns))
+            found.append(FinishedStep(number, step.generation, records[0]["world"], end_ns))
         return found
 
     def losses(self) -> list[float | None]:
@@ -127,8 +134,8 @@ class History:
     def violations(self, reduction: str) -> list[str]:
         """Where the history is not one line: gaps, or ranks that committed different results for a step.
 
-        A step that is committed again, because all who had committed it were lost, has the same result if the reduction
-        is exact; else it may be rounded in another way, or be made of another batch.
+        A step that is committed again, because all ranks that had committed it were lost, has the same result if the
+        reduction is exact; else it may be rounded in another way, or be made of another batch.
         """
         found = [
             f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
@@ -145,7 +152,7 @@ class History:
     def ends(self, config: RunConfig) -> list[Record]:
         """What ranks finished with.
 
-        Where the batch follows the world, without those who took the last step alone and left: the others took it
+        Where the batch follows the world, without ranks that took the last step alone and left: the others took it
         again, with a batch of their own.
         """
         last = self.steps.get(max(self.steps, default=-1))
@@ -178,7 +185,7 @@ class History:
         return len(self.lost())
 
     def repeated_beside_survivors(self) -> list[int]:
-        """Steps that were computed again although somebody who had committed them was still there."""
+        """Steps that were computed again although a rank that had committed them was still a member."""
         return [number for number, step in self.steps.items() if _thrown_away(step) and self._has_survivors(step)]
 
     def _has_survivors(self, step: Step) -> bool:
@@ -216,13 +223,8 @@ class History:
         """SHA-256 of the samples of every step, by shard: equal if the same data was trained in the same order."""
         digest = hashlib.sha256()
         for number, step in self.steps.items():
-            by_shard = []
-            for record in step.contributions[step.generation].values():
-                count = max(1, len(record["shards"]))
-                size = len(record["samples"]) // count
-                for place, shard in enumerate(record["shards"]):
-                    by_shard.append((shard, record["samples"][place * size : (place + 1) * size]))
-            digest.update(repr((number, sorted(by_shard))).encode())
+            by_shard = sorted((shard, samples) for shard, samples, _ in step.trained())
+            digest.update(repr((number, by_shard)).encode())
         return digest.hexdigest()
 
 

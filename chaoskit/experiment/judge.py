@@ -11,7 +11,7 @@ from chaoskit.config import RunConfig
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare, exactness
-from chaoskit.experiment.coverage import coverage_of
+from chaoskit.experiment.coverage import Compared, coverage_of
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
     conclude,
@@ -27,7 +27,7 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.properties import Trace, check_properties, summary
+from chaoskit.experiment.properties import RunTrace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
 from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import RawRun
@@ -74,7 +74,8 @@ def judge(
     digests = {record["weights_digest"] for record in history.ends(config)}
     ended_well = run.end is not None and run.end.ok
     lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
-    coverage = coverage_of(run, twin, reference, lacks_floor=lacks_floor)
+    compared_with = Compared(twin, reference, floor, lacks_floor=lacks_floor)
+    coverage = coverage_of(run, history, compared_with)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, history),
@@ -93,7 +94,7 @@ def judge(
         compared.not_applied[RECOVERED] = "nothing was lost"
     if run.harness_lost:
         checks.append(harness_lost())
-    trace = Trace(run, history, recoveries)
+    trace = RunTrace(run, history, recoveries)
     properties = check_properties(trace, checks)
     checks += summary(properties, compared=trace.has_replicas)
     verdict = coverage.verdict(checks)
@@ -172,12 +173,12 @@ def _fault_record(run: RawRun, strike: Injection, incidents: list[Incident], tim
 
 def _stood(target: Struck) -> str:
     """Where the rank was when the fault struck, in words."""
-    who = f"rank {target.rank} (pid {target.pid})"
+    place = f"rank {target.rank} (pid {target.pid})"
     if not target.waiting:
-        return f"{who} was alive, about step {target.step}"
+        return f"{place} was alive, about step {target.step}"
     if target.waiting != target.worker:
-        return f"{who} was about to be read by {target.waiting}, at step {target.step}"
-    return f"{who} stood in {target.phase} of step {target.step}"
+        return f"{place} was about to be read by {target.waiting}, at step {target.step}"
+    return f"{place} stood in {target.phase} of step {target.step}"
 
 
 # -- checks -------------------------------------------------------------------------------------------------------

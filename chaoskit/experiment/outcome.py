@@ -127,9 +127,9 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     excused: str = ""  # why nothing was done, where something was asked for
 
     def __str__(self) -> str:
-        who = self.where if self.rank is None else f"rank {self.rank}"
+        place = self.where if self.rank is None else f"rank {self.rank}"
         act = "" if self.action in ("none", "alert") else f" -> {self.action}"
-        return f"{self.rule}, {who}: {self.verdict}, {self.reason}{f'; {self.excused}' if self.excused else act}"
+        return f"{self.rule}, {place}: {self.verdict}, {self.reason}{f'; {self.excused}' if self.excused else act}"
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 
 import chaoskit
-from chaoskit import plain
+from chaoskit import plain, sketch
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
-from chaoskit.plain import Answer, Request
+from chaoskit.plain import PlainAnswer, Request
 
 _TIMEOUT_S = 300.0
 
@@ -45,18 +45,21 @@ def samples_of(history: History, steps: int) -> list[list[list[int]]]:
     return found
 
 
+def trained(seed: int, samples: list[list[list[int]]]) -> str:
+    """Return which run an answer is of, wherever its job lies: BLAKE2b of seed and samples."""
+    return hashlib.blake2b(msgspec.json.encode((seed, samples)), digest_size=16).hexdigest()
+
+
 def _by_shard(step: Step) -> list[list[int]]:
     """What each shard of a step held; empty if the journals do not tell it of all."""
-    found: dict[int, list[int]] = {}
-    for record in step.contributions[step.generation].values():
-        size = len(record["samples"]) // max(1, len(record["shards"]))
-        for place, shard in enumerate(record["shards"]):
-            found[shard] = record["samples"][place * size : (place + 1) * size]
+    found = {shard: samples for shard, samples, _ in step.trained()}
     return [found[shard] for shard in sorted(found)] if sorted(found) == list(range(len(found))) else []
 
 
-def ask(request: Request, directory: Path, name: str) -> Answer:
+def ask(request: Request, directory: Path, name: str, *, timeout_s: float = _TIMEOUT_S) -> PlainAnswer:
     """Return the answer; of an earlier process where code, options, samples and machine are the same.
+
+    One that took too long has no run id.
 
     Args:
         directory: where the request and the log of the process stay.
@@ -68,14 +71,15 @@ def ask(request: Request, directory: Path, name: str) -> Answer:
     kept = directory_of(f"{name}s") / f"{_key(request)}.json"
     with locked(kept):
         try:
-            answer = msgspec.json.decode(kept.read_bytes(), type=Answer)
+            answer = msgspec.json.decode(kept.read_bytes(), type=PlainAnswer)
         except (OSError, msgspec.MsgspecError):
-            answer = _run(request, directory, name)
-            write_whole(kept, msgspec.json.encode(answer))
+            answer = _run(request, directory, name, timeout_s)
+            if answer.run_id:  # else the process had no time, as on a machine that is busy now
+                write_whole(kept, msgspec.json.encode(answer))
     return answer
 
 
-def _run(request: Request, directory: Path, name: str) -> Answer:
+def _run(request: Request, directory: Path, name: str, timeout_s: float) -> PlainAnswer:
     source = directory / f"{name}-request.json"
     write_whole(source, msgspec.json.encode(request))
     environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -84,10 +88,10 @@ def _run(request: Request, directory: Path, name: str) -> Answer:
         command = [sys.executable, "-m", plain.__name__, str(source), str(target)]
         with (directory / f"{name}.log").open("wb") as log:
             try:
-                subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=_TIMEOUT_S)
-                return msgspec.json.decode(target.read_bytes(), type=Answer)
+                subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=timeout_s)
+                return msgspec.json.decode(target.read_bytes(), type=PlainAnswer)
             except subprocess.TimeoutExpired:
-                return Answer("", [], reason=f"plain PyTorch took longer than {_TIMEOUT_S:g} s")
+                return PlainAnswer("", [], reason=f"plain PyTorch took longer than {timeout_s:g} s")
             except (OSError, subprocess.CalledProcessError, msgspec.MsgspecError) as error:
                 raise HarnessError(
                     f"plain PyTorch did not train {request.job.name} for the {name}: {error}; see {log.name}"
@@ -99,7 +103,7 @@ def _key(request: Request) -> str:
     package = Path(next(iter(chaoskit.__path__)))
     digest = hashlib.sha256(msgspec.json.encode(request))
     digest.update(machine_facts().encode())
-    for path in (Path(plain.__file__), *sorted(Path(request.job.path).parent.glob("*.py"))):
+    for path in (Path(plain.__file__), Path(sketch.__file__), *sorted(Path(request.job.path).parent.glob("*.py"))):
         digest.update(path.name.encode() + path.read_bytes())
     for path in sorted((package / "fixtures" / "jobs").glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())

@@ -8,15 +8,17 @@ times a margin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from chaoskit.errors import HarnessError
 from chaoskit.experiment.ending import Numbers, check_equal, check_near, described
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of
+from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of, trained
 from chaoskit.experiment.plan import REFERENCE_STEPS, Experiment
 from chaoskit.experiment.run import RawRun
 from chaoskit.plain import Request
@@ -41,7 +43,8 @@ class Reference(msgspec.Struct, frozen=True):
         state: numbers of each tensor behind them; empty where plain PyTorch did not take them all.
         allowed: by step, the relative difference of losses that another order of the sum explains; empty: bit for bit.
         floor: of the state, likewise.
-        reason: why there are no losses, or why no more of them.
+        trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
+        reason: why there are no losses.
     """
 
     run_id: str = ""
@@ -49,6 +52,7 @@ class Reference(msgspec.Struct, frozen=True):
     state: dict[str, Numbers] = {}
     allowed: list[float] = []
     floor: Floor = Floor()
+    trained: str = ""
     reason: str = ""
 
     @property
@@ -57,29 +61,43 @@ class Reference(msgspec.Struct, frozen=True):
         return bool(self.losses)
 
 
-def reference_of(experiment: Experiment, history: History, directory: Path) -> Reference:
+def reference_of(experiment: Experiment, history: History, directory: Path) -> Reference | None:
     """Train the first steps of a run in plain PyTorch, with the samples that its journals name.
 
     Args:
         directory: of the run; the request and the log of the process stay there.
 
-    Raises:
-        HarnessError: if the process does not answer.
+    Returns:
+        None if the process failed: then nothing is known, and the log says why.
     """
-    if reason := out_of_reach(experiment):
+    if reason := _why_not(experiment, samples := samples_of(history, REFERENCE_STEPS)):
         return Reference(reason=reason)
-    samples = samples_of(history, REFERENCE_STEPS)
-    if not samples:
-        return Reference(reason="the run has not committed its first step")
     config = experiment.unbroken(steps=experiment.steps or len(history.steps)).config
     is_exact = config.reduction == "exact" and not config.job.sharded
     request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS))
-    answer = ask(request, directory, "reference")
-    if not is_exact and not answer.spread:
-        return Reference(answer.run_id, reason=answer.reason)
+    try:
+        answer = ask(request, directory, "reference")
+    except HarnessError:
+        return None
+    mark = trained(config.seed, samples)
+    if answer.reason:
+        return Reference(answer.run_id, trained=mark, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
     floor = Floor(answer.floor, answer.orders)
-    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.reason)
+    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, mark)
+
+
+def _why_not(experiment: Experiment, samples: Sequence[object]) -> str:
+    """Return why plain PyTorch is not asked; empty if it is."""
+    return out_of_reach(experiment) or ("" if samples else "the run has not committed its first step")
+
+
+def is_of(reference: Reference, experiment: Experiment, history: History) -> bool:
+    """Whether a reference is that of a run."""
+    samples = samples_of(history, REFERENCE_STEPS)
+    if reason := _why_not(experiment, samples):
+        return reference.reason == reason
+    return reference.trained == trained(experiment.config.seed, samples)
 
 
 def check_reference(losses: list[float | None], reference: Reference) -> Check:
@@ -92,15 +110,12 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
             return Check(name=NAME, verdict=Verdict.FAILED, detail=detail)
     count = len(reference.losses)
     how = "within what another order of the sum explains" if reference.allowed else "bit for bit"
-    more = f"; then {reference.reason}" if reference.reason else ""
-    return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}{more}")
+    return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}")
 
 
 def no_state(run: RawRun, history: History, reference: Reference) -> str:
     """Return why the state of a run cannot be compared with the reference's; empty where it can, or must."""
     step = len(reference.losses)
-    if reference.reason:
-        return reference.reason
     if step not in (REFERENCE_STEPS, len(history.steps)):
         return f"step {step} was skipped, or is not told of: ranks describe their state behind another one"
     if step == len(history.steps) and not any(record.event == Event.FINISHED for record in run.records):

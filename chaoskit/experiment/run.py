@@ -39,7 +39,7 @@ _STORING_LEAST_S = 5.0  # for the last state, where the deadline of the run is n
 
 @dataclass
 class RawRun:
-    """What a run left behind, before anybody judges it. All times are CLOCK_MONOTONIC in ns."""
+    """What a run left behind, before it is judged. All times are CLOCK_MONOTONIC in ns."""
 
     experiment: Experiment
     directory: Path
@@ -255,7 +255,7 @@ def load_run(directory: Path, experiment: Experiment) -> RawRun:
         ended_ns=last.t_ns if last is not None else max((one.t_ns for one in read_journals(journal)), default=0),
         end=EndJob(last["ok"], last["detail"]) if last is not None and last["reason"] == RunEnd.ENDED else None,
         deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
-        harness_lost=last is None,
+        harness_lost=last is None or last["reason"] in (RunEnd.HARNESS, RunEnd.COORDINATOR_LOST),
     )
 
 

@@ -16,7 +16,7 @@ class Setback:
         cause: of :data:`chaoskit.vocabulary.LOSS_CAUSES`, or one of :mod:`chaoskit.experiment.account`.
         begun_ns: when the fault struck. Where that is not known: a usual step after the last commit, or the notice.
         noticed_ns: when it was noticed, or planned.
-        workers: who was lost.
+        workers: those that were lost.
         fault: the injected one, in words; empty where none is known.
         step: the newest that was committed before.
         generation: that trains on; 0 while there is none.

@@ -140,7 +140,7 @@ def describe(experiment: Planned) -> str:
 
 
 def symptoms_of(outcome: Outcome) -> Symptoms:
-    """The checks that say failed or error. A fault without evidence is no symptom: it may have found nobody to hit."""
+    """The checks that say failed or error. A fault without evidence is none: it may have found nothing to strike."""
     bad = [check.name for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)]
     return frozenset("faults are undone" if name.startswith("evidence of ") else name for name in bad)
 

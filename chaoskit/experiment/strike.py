@@ -14,7 +14,7 @@ from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.vocabulary import Event, RunEnd
 from faults.base import Fault, Target
 
-#: How a process has ended of which nobody tells.
+#: How a process has ended of which no record tells.
 GONE = ("gone", "")
 
 
@@ -80,7 +80,7 @@ class Striker:
         return True
 
     def _note_gone(self) -> None:
-        """Who is gone before a fault strikes is not gone by that one, even if it takes all with it who could tell."""
+        """A process that is gone before a fault strikes is not gone by it, even if that ends all that could tell."""
         for strike in self.strikes:
             target = strike.target
             if target is None or strike.missed or target.gone_ns:

@@ -11,8 +11,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from chaoskit.experiment import references
-from chaoskit.experiment.history import Finished, History
+from chaoskit.experiment import phase_baselines
+from chaoskit.experiment.history import FinishedStep, History
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
@@ -21,6 +21,7 @@ from chaoskit.journal import Record
 from chaoskit.vocabulary import LOG_RULE, RECOVERY_PHASES, Event
 
 _OVERLAP_NS = 2_000_000_000
+_ENDS = (Event.COMMIT, Event.SKIP)
 _NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
 
 
@@ -67,7 +68,7 @@ class Timeline:
                 continue
             strike, acted_ns = found
             if record.event == Event.DETECTED and record["rank"] is None:
-                continue  # a spare, or a replacement on its way: nobody has to recover from that
+                continue  # a spare, or a replacement on its way: no rank has to recover from that
             worker = "" if strike.fault.whole_node else record["worker"]  # a node is one incident
             explained.setdefault((strike.fault_id, worker), Incident(strike, record, acted_ns))
         return sorted(explained.values(), key=lambda incident: incident.injected_ns), _once(alarms)
@@ -75,7 +76,7 @@ class Timeline:
     def _explanation(self, record: Record) -> tuple[Injection, int] | None:
         """The strike that a notice belongs to, and when it acted on the worker.
 
-        Corrupt data can be noticed by who receives it, and be the fault of who sent it.
+        Corrupt data can be noticed by the rank that receives it, and be the fault of the one that sent it.
         """
         if record.event == Event.RECORD_LOST:
             return None  # no fault takes it away
@@ -162,9 +163,9 @@ class Timeline:
     def recovery(self, incident: Incident) -> Recovery | None:
         """The recovery from one incident; None if no step was committed after it."""
         if incident.detected.get("verdict") == "transient":
-            return None  # nobody was replaced: the step was computed again
+            return None  # no rank was replaced: the step was computed again
         regroup = self._index.first(Event.PLAN, incident.detected.t_ns, lambda record: bool(record["abort"]))
-        if regroup is None:
+        if regroup is None or self._was_over(incident.detected, regroup.t_ns):
             return None
         place = bisect_left(self._newest_by_then, regroup["generation"])
         if place == len(self._newest_by_then):
@@ -186,6 +187,13 @@ class Timeline:
             full_strength_seconds=None if full_ns is None else (full_ns - incident.injected_ns) / 1e9,
             step_seconds=step_s,
         )
+
+    def _was_over(self, notice: Record, t_ns: int) -> bool:
+        """Whether a step that was not finite was committed or skipped by then: what came later has another cause."""
+        if notice.event != Event.NONFINITE:
+            return False
+        ends = (self._index.first(event, notice.t_ns, lambda one: one["step"] == notice["step"]) for event in _ENDS)
+        return any(end is not None and end.t_ns < t_ns for end in ends)
 
     def _seconds(self, t_ns: int) -> float:
         return (t_ns - self._run.started_ns) / 1e9
@@ -234,7 +242,7 @@ class Timeline:
         return found[-1] if found and found[-1].t_ns >= after_ns else None
 
     def _spans(
-        self, incident: Incident, regroup: Record, good: Finished, full_ns: int | None, step_s: float
+        self, incident: Incident, regroup: Record, good: FinishedStep, full_ns: int | None, step_s: float
     ) -> list[PhaseSpan]:
         start_ns, detected_ns = incident.injected_ns, incident.detected.t_ns
         generation, good_ns = good.generation, good.end_ns
@@ -243,13 +251,13 @@ class Timeline:
         restored = self._index.in_generation(Event.RESTORED, generation)
         cause = incident.detected.get("cause", "nonfinite")
         ends = {
-            "detected": (detected_ns, references.detected(cause, step_s)),
-            "quiesced": (quiesced.t_ns if quiesced else regroup.t_ns, references.quiesced()),
-            "regrouped": (settled.t_ns if settled else regroup.t_ns, references.regrouped()),
+            "detected": (detected_ns, phase_baselines.detected(cause, step_s)),
+            "quiesced": (quiesced.t_ns if quiesced else regroup.t_ns, phase_baselines.quiesced()),
+            "regrouped": (settled.t_ns if settled else regroup.t_ns, phase_baselines.regrouped()),
             "restored": (max((r.t_ns for r in restored), default=0), _restore_reference(restored)),
             "first good step": (
                 good_ns,
-                references.first_good_step(step_s, self._world(generation), self._full_world(good_ns)),
+                phase_baselines.first_good_step(step_s, self._world(generation), self._full_world(good_ns)),
             ),
         }
         if full_ns is not None:
@@ -321,14 +329,14 @@ class Timeline:
 
 
 def _cause(record: Record) -> str:
-    """Why somebody is given up, or would be."""
+    """Why a worker is given up, or would be."""
     return str(record["cause"]) if record.event == Event.DETECTED else str(record.event)
 
 
 def _is_alarm(record: Record, struck: bool) -> bool:
     """Whether a notice that belongs to no fault is a false alarm.
 
-    Not, where two contradict each other and nobody can tell who is corrupt, and one of them was struck; nor where
+    Not, where two contradict each other and nothing tells which one is corrupt, and one of them was struck; nor where
     numbers are not finite: the batch may be bad.
     """
     if record.event == Event.CORRUPT:
@@ -337,7 +345,7 @@ def _is_alarm(record: Record, struck: bool) -> bool:
 
 
 def alarm_in_words(alarm: Record) -> str:
-    """Who gave a false alarm, and why."""
+    """Which worker a false alarm was about, and why."""
     if alarm.event == Event.RECORD_LOST:
         return f"{alarm['node'] or alarm.source}: the coordinator's record was lost ({alarm['detail']})"
     return f"{alarm['worker']}: {alarm['cause']} ({alarm['detail']})"
@@ -354,6 +362,6 @@ def _once(alarms: list[Record]) -> list[Record]:
 
 def _restore_reference(restored: list[Record]) -> tuple[float, str]:
     if not restored:
-        return references.restored(0, "")
+        return phase_baselines.restored(0, "")
     largest = max(restored, key=lambda record: record["size_bytes"])
-    return references.restored(largest["size_bytes"], largest["transport"])
+    return phase_baselines.restored(largest["size_bytes"], largest["transport"])

@@ -16,7 +16,7 @@ from chaoskit.experiment.cache import directory_of, locked, machine_facts, write
 from chaoskit.experiment.ending import Numbers, ending, scalars
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.properties import Trace, check_properties
+from chaoskit.experiment.properties import RunTrace, check_properties
 from chaoskit.experiment.properties.base import Kind
 from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
@@ -88,7 +88,7 @@ class Twin(msgspec.Struct, frozen=True):
 
 def interruptions(run: RawRun, history: History) -> list[str]:
     """What shows that ``run`` was not unbroken, in words: losses, new memberships, what came too late."""
-    trace = Trace(run, history, [])
+    trace = RunTrace(run, history, [])
     found = [
         f"{record.event} {record.get('worker', record.source)}: {record.get('cause', '')} {record.get('detail', '')}"
         for record in trace.of(*_STIRS)
@@ -104,10 +104,10 @@ def mistakes(run: RawRun, history: History) -> list[str]:
     """What an unbroken run shows of a runtime that is wrong in every run, in words."""
     ledger = history.ledger(run.experiment.config.shards_of)
     found = [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
-    return [*found, *_violated(Trace(run, history, []), "safety")][:3]
+    return [*found, *_violated(RunTrace(run, history, []), "safety")][:3]
 
 
-def _violated(trace: Trace, kind: Kind) -> list[str]:
+def _violated(trace: RunTrace, kind: Kind) -> list[str]:
     """What violates the properties of a kind, in words."""
     checks = [check for one, check in check_properties(trace) if one.kind == kind]
     return [check.detail for check in checks if check.verdict != Verdict.PASSED]
@@ -117,7 +117,7 @@ class TwinCache:
     """Twins on disk, under a key of all that their numbers depend on and that is known before a run.
 
     The files that a job imports are known after it: they are kept with the twin, and compared when it is wanted again.
-    Data that a job reads, and its environment variables, are not known at all: who changes these must change an option.
+    Data that a job reads, and its environment variables, are not known at all: after a change of them change an option.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -173,4 +173,5 @@ def numerics_digest(package: Path) -> bytes:
     for part in ("runtime", "data", "elastic"):
         for path in sorted((package / part).rglob("*.py")):
             digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    digest.update((package / "sketch.py").read_bytes())
     return digest.digest()

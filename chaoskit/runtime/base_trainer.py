@@ -20,7 +20,7 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.prefetch import require_no_draws
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.sampling import fetch, load, seed_everything
-from chaoskit.sketch import Part, sketch
+from chaoskit.sketch import TensorBox, sketch
 from chaoskit.vocabulary import Event, Phase
 
 
@@ -32,7 +32,7 @@ def this_device(kind: str) -> torch.device:
 class Describable(Protocol):
     """What is trained, as far as it is written down."""
 
-    def described(self) -> Iterator[Part]:
+    def described(self) -> Iterator[TensorBox]:
         """This rank's part of every tensor."""
 
     def scalars_digest(self) -> str:

@@ -15,7 +15,7 @@ from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
 from chaoskit.runtime.homes import Homes
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
-from chaoskit.sketch import Part
+from chaoskit.sketch import TensorBox
 
 
 class Replica(Registered):
@@ -238,11 +238,11 @@ class Replica(Registered):
         """SHA-256 over the whole state, the optimizer's tensors included."""
         return _digest(self.tensors())
 
-    def described(self) -> Iterator[Part]:
+    def described(self) -> Iterator[TensorBox]:
         """Every tensor of the state, whole."""
         buffers = {MODEL + name for name, _ in self.model.named_buffers()}
         for path, tensor in self.tensors():
-            yield Part(path, tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
+            yield TensorBox(path, tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
 
     # -- rehearsal ----------------------------------------------------------------------------------------------
 

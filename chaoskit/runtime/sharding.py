@@ -22,7 +22,7 @@ from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.clipping import clip_gradients
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
-from chaoskit.sketch import Part
+from chaoskit.sketch import TensorBox
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -190,12 +190,12 @@ class ShardedState(Registered):
         """The same over the whole state, the optimizers' tensors included."""
         return self._digest("")
 
-    def described(self) -> Iterator[Part]:
+    def described(self) -> Iterator[TensorBox]:
         """This rank's part of every tensor but buffers: those are each rank's own."""
         buffers = {path for path, _ in self._buffers()}
         for path, (memory, shape, box) in self.parts().items():
             if path not in buffers:
-                yield Part(path, memory, shape, tuple(box.start))
+                yield TensorBox(path, memory, shape, tuple(box.start))
 
     def _digest(self, prefix: str) -> bytes:
         digest = hashlib.sha256()

@@ -148,6 +148,7 @@ DAMAGES: tuple[Damage, ...] = (
     Damage("the harness's journal is missing", _ERROR, without_file("harness")),
     Damage("the harness wrote no end", _ERROR, without("run_ended")),
     Damage("there is no evidence", _UNKNOWN, without("evidence")),
+    Damage("nothing tells whether the fault was undone", _UNKNOWN, without("undone")),
     Damage("no rank says that it stood where the fault was due", _UNKNOWN, without("hook_stopped")),
     Damage("the fault struck another rank", _ERROR, told(rank=2)),
     Damage("the fault struck in another step", _ERROR, told(step=AT - 2)),

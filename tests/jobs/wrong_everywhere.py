@@ -86,7 +86,7 @@ def _at_the_end(trainer: Any, change: Any) -> None:
             change(trainer.replica)
         return described()
 
-    described, trainer.replica.parts = trainer.replica.parts, parts
+    described, trainer.replica.described = trainer.replica.described, parts
 
 
 def normalised() -> nn.Module:

@@ -1,6 +1,6 @@
 """The properties that a resilient run must have, each as a named check over what the run left behind.
 
-The numbers are those of the table in ``docs/properties.md``. A property that says nothing about a run (nobody was
+The numbers are those of the table in ``docs/properties.md``. A property that says nothing about a run (no rank was
 restored from a copy, say) is not applicable to it, and is neither met nor violated.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.properties import membership, progress, steps
-from chaoskit.experiment.properties.base import Property, Trace
+from chaoskit.experiment.properties.base import Property, RunTrace
 from chaoskit.vocabulary import Verdict
 
 _SLACK = "10 s for a machine without a free CPU"
@@ -45,7 +45,7 @@ PROPERTIES: tuple[Property, ...] = (
         3,
         "safety",
         "long phases raise no alarm",
-        "Nobody is given up during an evaluation, a save or a compilation that was declared.",
+        "No rank is given up during an evaluation, a save or a compilation that was declared.",
         shown_by=_ALARMS,
     ),
     Property(
@@ -59,7 +59,7 @@ PROPERTIES: tuple[Property, ...] = (
         6,
         "liveness",
         "convicts are given up",
-        "Whom the job's own numbers convict is given up, however healthy its process and its node look.",
+        "A rank that the job's own numbers convict is given up, however healthy its process and its node look.",
         membership.convicts,
         bound="the end of the run: the others do not commit before it is gone",
     ),
@@ -74,7 +74,7 @@ PROPERTIES: tuple[Property, ...] = (
         9,
         "safety",
         "zombies are fenced",
-        "Nobody contributes to a generation that it is not in, or commits in one after a newer one has settled.",
+        "No worker contributes to a generation that it is not in, or commits in one after a newer one has settled.",
         steps.fencing,
     ),
     Property(
@@ -103,7 +103,7 @@ PROPERTIES: tuple[Property, ...] = (
         14,
         "safety",
         "copies are of one step",
-        "All who begin with copies of lost states in one generation begin with the same step.",
+        "All ranks that begin with copies of lost states in one generation begin with the same step.",
         steps.one_copy,
     ),
     Property(
@@ -191,14 +191,14 @@ PROPERTIES: tuple[Property, ...] = (
         25,
         "safety",
         "randomness is keyed",
-        "Dropout and the like do not depend on who computes a shard, or how often: all losses are the twin's.",
+        "Dropout and the like do not depend on which rank computes a shard, or how often: all losses are the twin's.",
         shown_by=_LOSSES,
     ),
     Property(
         26,
         "safety",
         "a restore is complete",
-        "Who takes over a state has all of it, the optimizer's part included.",
+        "A rank that takes over a state has all of it, the optimizer's part included.",
         steps.inventory,
     ),
     Property(
@@ -219,7 +219,7 @@ PROPERTIES: tuple[Property, ...] = (
         32,
         "safety",
         "replacements are rehearsed",
-        "Nobody gets a rank who has not shown that it can train a step.",
+        "A worker gets a rank only after it has shown that it can train a step.",
         membership.rehearsed,
     ),
     Property(
@@ -241,7 +241,7 @@ PROPERTIES: tuple[Property, ...] = (
         35,
         "safety",
         "committed work stays",
-        "As long as one who committed a step goes on, that step is never computed again.",
+        "As long as a rank that committed a step goes on, that step is never computed again.",
         steps.committed_work,
     ),
     Property(
@@ -256,13 +256,13 @@ PROPERTIES: tuple[Property, ...] = (
         37,
         "safety",
         "ranks compute alike",
-        "Code, versions and numeric switches of all who have a rank are the same.",
+        "Code, versions and numeric switches of all ranks are the same.",
         membership.fingerprints,
     ),
     Property(
         38,
         "safety",
-        "nobody waits for the monitor",
+        "ranks do not wait for the monitor",
         "Ranks commit steps while there is no coordinator.",
         progress.blind,
     ),
@@ -286,7 +286,7 @@ LEFT_OUT: dict[int, str] = {
 _NOT_COMPARED = "not compared, as each rank alone holds its shard: weights, optimizer state and gradients"
 
 
-def check_properties(trace: Trace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
+def check_properties(trace: RunTrace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
     """Every property that applies to the run, with its check.
 
     Args:
@@ -326,4 +326,4 @@ def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -
     return [*broken, Check(name="properties", verdict=verdict, detail=detail)]
 
 
-__all__ = ["LEFT_OUT", "PROPERTIES", "Property", "Trace", "check_properties", "summary"]
+__all__ = ["LEFT_OUT", "PROPERTIES", "Property", "RunTrace", "check_properties", "summary"]

@@ -24,7 +24,7 @@ Kind = Literal["safety", "liveness"]
 SLACK_S = 10.0
 
 
-class Trace:
+class RunTrace:
     """One run as its journals tell it."""
 
     def __init__(self, run: RawRun, history: History, recoveries: list[Recovery]) -> None:
@@ -147,7 +147,7 @@ class Property:
     kind: Kind
     name: str
     sentence: str
-    find: Callable[[Trace], Finding] = lambda trace: None
+    find: Callable[[RunTrace], Finding] = lambda trace: None
     shown_by: str = ""
     bound: str = ""
 

@@ -1,17 +1,17 @@
-"""Properties of who is in: generations, terms, strikes, budgets, replacements."""
+"""Properties of membership: generations, terms, strikes, budgets, replacements."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
 
-from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.experiment.properties.base import SLACK_S, Finding, RunTrace
 from chaoskit.experiment.properties.promised import PAUSE_MAX_S, PAUSE_S, STRIKE_WINDOW_S
 from chaoskit.vocabulary import SUSPECTED_CAUSES, Event
 
 
-def convicts(trace: Trace) -> Finding:
-    """Whom the job's own numbers convict is given up, however well its process and its node look."""
+def convicts(trace: RunTrace) -> Finding:
+    """A rank that the job's own numbers convict is given up, however well its process and its node look."""
     guilty = {record["worker"] for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"}
     for record in trace.of(Event.ATTRIBUTED):
         if record["verdict"] == "rank":
@@ -22,7 +22,7 @@ def convicts(trace: Trace) -> Finding:
     return [f"{worker} was found guilty, and goes on" for worker in sorted(guilty) if worker not in trace.lost_ns]
 
 
-def generations(trace: Trace) -> Finding:
+def generations(trace: RunTrace) -> Finding:
     """Generations strictly increase, over all coordinators."""
     numbers = [plan["generation"] for plan in trace.of(Event.PLAN)]
     if not numbers:
@@ -30,7 +30,7 @@ def generations(trace: Trace) -> Finding:
     return [f"generation {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
 
 
-def terms(trace: Trace) -> Finding:
+def terms(trace: RunTrace) -> Finding:
     """Each coordinator has a higher term than the one before it, and knows of every generation of that."""
     resumed, lost = trace.of(Event.RESUMED), trace.of(Event.RECORD_LOST)
     if not resumed and not lost:
@@ -44,7 +44,7 @@ def terms(trace: Trace) -> Finding:
     return found + [f"the record was lost: {record['detail']}" for record in lost]
 
 
-def strikes(trace: Trace) -> Finding:
+def strikes(trace: RunTrace) -> Finding:
     """A node with too many strikes within the window is set aside, and started no worker on until it is lost."""
     limit, window_ns = trace.config.strikes_max, STRIKE_WINDOW_S * 1e9
     struck: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -53,11 +53,11 @@ def strikes(trace: Trace) -> Finding:
         if record["cause"] != "node lost" and record.t_ns < trace.end_ns:
             struck[_life(trace, record["worker"].rpartition(".")[0], record.t_ns)].append(record.t_ns)
     aside = {_life(trace, record["node"], record.t_ns): record.t_ns for record in trace.of(Event.SET_ASIDE)}
-    due = {
-        life: times[limit - 1]
+    due = [
+        life
         for life, times in struck.items()
-        if limit and len(times) >= limit and times[limit - 1] - times[0] <= window_ns
-    }
+        if limit and any(last - first <= window_ns for first, last in zip(times, times[limit - 1 :], strict=False))
+    ]
     if not due and not aside:
         return None
     found = [f"{life[0]} has {limit} strikes, and is not set aside" for life in due if life not in aside]
@@ -72,12 +72,12 @@ def strikes(trace: Trace) -> Finding:
     return found
 
 
-def _life(trace: Trace, node: str, t_ns: int) -> tuple[str, int]:
+def _life(trace: RunTrace, node: str, t_ns: int) -> tuple[str, int]:
     """What bears the name ``node`` at a time: the name, and how often the node was lost before. It may be replaced."""
     return node, sum(record["node"] == node and record.t_ns < t_ns for record in trace.of(Event.NODE_LOST))
 
 
-def budget(trace: Trace) -> Finding:
+def budget(trace: RunTrace) -> Finding:
     """A job that has lost more workers than it may is not called a success."""
     ready = {record.source for record in trace.of(Event.READY)}
     suspected = {record["worker"] for record in trace.of(Event.DETECTED) if record["cause"] in SUSPECTED_CAUSES}
@@ -90,8 +90,8 @@ def budget(trace: Trace) -> Finding:
     return [f"{len(lost)} workers were lost, max_failures={limit}"] if ended["ok"] and len(lost) > limit else []
 
 
-def rehearsed(trace: Trace) -> Finding:
-    """Nobody gets a rank who has not shown that it can train a step."""
+def rehearsed(trace: RunTrace) -> Finding:
+    """A worker gets a rank only after it has shown that it can train a step."""
     ready_ns = {record.source: record.t_ns for record in trace.of(Event.READY)}
     return [
         f"{member['worker']} got rank {member['rank']} in generation {plan['generation']} before it was ready"
@@ -101,24 +101,26 @@ def rehearsed(trace: Trace) -> Finding:
     ]
 
 
-def second_replacement(trace: Trace) -> Finding:
+def second_replacement(trace: RunTrace) -> Finding:
     """When a replacement fails, the next one is started within the pause that the failures in a row ask for."""
     ranked = {worker for members in trace.members.values() for worker in members}
     failed = [record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked]
     started = [record.t_ns for record in trace.of(Event.WORKER_STARTED)]
     if not failed:
         return None
-    found = []
-    for number, record in enumerate(failed):
+    found, ready_ns = [], [record.t_ns for record in trace.of(Event.READY)]
+    for place, record in enumerate(failed):
+        last_ready_ns = max((t_ns for t_ns in ready_ns if t_ns < record.t_ns), default=0)
+        number = sum(one.t_ns > last_ready_ns for one in failed[:place])  # of those in a row before it
         pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**number)
         due_ns = record.t_ns + int((pause_s + SLACK_S) * 1e9)
         if due_ns < trace.end_ns and not any(record.t_ns < t_ns <= due_ns for t_ns in started):
-            found.append(f"nobody was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed")
+            found.append(f"no worker was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed")
     return found
 
 
-def fingerprints(trace: Trace) -> Finding:
-    """All who ever had a rank compute with the same code, versions and numeric switches."""
+def fingerprints(trace: RunTrace) -> Finding:
+    """All workers that ever had a rank compute with the same code, versions and numeric switches."""
     marks = {record.source: record.get("fingerprint", "") for record in trace.of(Event.READY)}
     ranked = {worker for members in trace.members.values() for worker in members}
     different = {marks[worker] for worker in ranked if worker in marks}

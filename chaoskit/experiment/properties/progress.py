@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.properties import promised
-from chaoskit.experiment.properties.base import SLACK_S, Finding, Trace
+from chaoskit.experiment.properties.base import SLACK_S, Finding, RunTrace
 from chaoskit.journal import Record
 from chaoskit.vocabulary import HUNG, SLOW, Event
 
@@ -15,7 +15,7 @@ _SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
 
 
-def abort(trace: Trace) -> Finding:
+def abort(trace: RunTrace) -> Finding:
     """When a rank is lost, all others leave their collective long before it would time out by itself."""
     limit_s = trace.config.collective_timeout_s / 4
     found, seen = [], False
@@ -39,7 +39,7 @@ def abort(trace: Trace) -> Finding:
     return found if seen else None
 
 
-def lease(trace: Trace) -> Finding:
+def lease(trace: RunTrace) -> Finding:
     """A rank that makes no progress is given up within a few step times, however alive its process is."""
     hung = [one for one in trace.confirmed("Hang", "Deadlock") if getattr(one.fault, "how", "") != "skip"]
     if not hung:
@@ -57,7 +57,7 @@ def lease(trace: Trace) -> Finding:
     return found
 
 
-def slow_ranks(trace: Trace) -> Finding:
+def slow_ranks(trace: RunTrace) -> Finding:
     """A rank that is slow within the limit is not given up for it."""
     floor_ms = trace.config.hang_floor_ms
     slow = [
@@ -68,13 +68,13 @@ def slow_ranks(trace: Trace) -> Finding:
     return _kept(trace, slow, (HUNG,) if trace.config.slow_limit else (HUNG, SLOW))
 
 
-def wall_clock(trace: Trace) -> Finding:
+def wall_clock(trace: RunTrace) -> Finding:
     """A wall clock that jumps has no consequence for its rank."""
     return _kept(trace, trace.confirmed("ClockJump"), ())
 
 
-def _kept(trace: Trace, strikes: list[Injection], causes: tuple[str, ...]) -> Finding:
-    """Whoever nothing else has struck is not given up (for one of ``causes``, where some are named)."""
+def _kept(trace: RunTrace, strikes: list[Injection], causes: tuple[str, ...]) -> Finding:
+    """A rank that nothing else has struck is not given up (for one of ``causes``, where some are named)."""
     if not strikes:
         return None
     found = []
@@ -93,13 +93,13 @@ def _kept(trace: Trace, strikes: list[Injection], causes: tuple[str, ...]) -> Fi
     return found
 
 
-def _on_struck_node(trace: Trace, worker: str) -> bool:
+def _on_struck_node(trace: RunTrace, worker: str) -> bool:
     nodes = [one for one in trace.run.injections if one.fault.whole_node and not one.missed]
     struck = {node for one in nodes if one.target is not None for node in one.target.struck_nodes}
     return worker.rpartition(".")[0] in struck
 
 
-def settles(trace: Trace) -> Finding:
+def settles(trace: RunTrace) -> Finding:
     """Every membership that is not replaced by a newer one has all its groups within a time linear in its ranks."""
     plans = trace.of(Event.PLAN)
     found = []
@@ -112,8 +112,8 @@ def settles(trace: Trace) -> Finding:
     return found if plans else None
 
 
-def coordinator_returns(trace: Trace) -> Finding:
-    """When the coordinator is lost another one takes over before anybody gives up waiting for it."""
+def coordinator_returns(trace: RunTrace) -> Finding:
+    """When the coordinator is lost another one takes over before an agent gives up waiting for it."""
     killed = trace.confirmed("KillCoordinator")
     if not killed:
         return None
@@ -134,11 +134,11 @@ def _killed_ns(strike: Injection) -> int:
     return _target(strike).injected_ns
 
 
-def blind(trace: Trace) -> Finding:
-    """Ranks commit steps while nobody watches them."""
+def blind(trace: RunTrace) -> Finding:
+    """Ranks commit steps while no coordinator watches them."""
     killed = trace.confirmed("KillCoordinator")
     if not killed or len(trace.members) > 1:
-        return None  # who loses a rank must wait for a coordinator
+        return None  # a world that loses a rank must wait for a coordinator
     found = []
     limit_ns = int((trace.config.hang_steps * trace.usual_step_s + SLACK_S) * 1e9)
     times_ns = sorted(record.t_ns for record in trace.of(Event.COMMIT, Event.FINISHED))
@@ -150,7 +150,7 @@ def blind(trace: Trace) -> Finding:
     return found
 
 
-def recovery_limit_s(trace: Trace) -> float:
+def recovery_limit_s(trace: RunTrace) -> float:
     """The limits that a recovery may run into, one after the other."""
     config = trace.config
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
@@ -159,7 +159,7 @@ def recovery_limit_s(trace: Trace) -> float:
     return trace.hang_limit_s(trace.end_ns) + silence_s + promised.FOLLOW_S + promised.REATTACH_S + restore_s + SLACK_S
 
 
-def cost(trace: Trace) -> Finding:
+def cost(trace: RunTrace) -> Finding:
     """However faults fall into the recoveries from other faults, k of them cost at most k times the bound."""
     if not trace.recoveries:
         return None
@@ -173,7 +173,7 @@ def cost(trace: Trace) -> Finding:
     return [f"{len(spans)} losses cost {total_s:.1f} s, limit {limit_s:.1f} s"] if total_s > limit_s else []
 
 
-def corruption(trace: Trace) -> Finding:
+def corruption(trace: RunTrace) -> Finding:
     """A flipped bit of the state, or of what was received, is found within the steps that the settings promise."""
     found, seen = [], False
     last = max(trace.history.steps, default=-1)
@@ -196,19 +196,19 @@ def corruption(trace: Trace) -> Finding:
     return found if seen else None
 
 
-def _finished_ns(trace: Trace, step: int) -> int:
+def _finished_ns(trace: RunTrace, step: int) -> int:
     """When the last rank had finished ``step``; the end, if that is missing."""
     found = trace.history.steps.get(step)
     return max(record.t_ns for record in found.finishers) if found else trace.end_ns
 
 
-def _was_restored(trace: Trace, target: Struck, step: int) -> bool:
+def _was_restored(trace: RunTrace, target: Struck, step: int) -> bool:
     """Whether the rank took its piece from a copy before ``step`` was over, which may not have had the flip."""
     entered = [record.t_ns for record in trace.of(Event.ENTERED) if record.source == target.worker]
     return any(target.injected_ns < t_ns <= _finished_ns(trace, step) for t_ns in entered)
 
 
-def _promised_steps(trace: Trace, target: Struck, where: str) -> int | None:
+def _promised_steps(trace: RunTrace, target: Struck, where: str) -> int | None:
     config = trace.config
     if config.nodes < 2:
         return None  # no rank has a second copy to compare with

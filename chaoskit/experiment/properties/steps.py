@@ -6,12 +6,12 @@ import math
 from collections import Counter, defaultdict
 
 from chaoskit.experiment.history import Step
-from chaoskit.experiment.properties.base import Finding, Trace
+from chaoskit.experiment.properties.base import Finding, RunTrace
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 
 
-def contributions(trace: Trace) -> Finding:
+def contributions(trace: RunTrace) -> Finding:
     """Each commit had every shard, once, from members of its generation."""
     found = []
     for (step, generation), commits in trace.commits.items():
@@ -23,19 +23,19 @@ def contributions(trace: Trace) -> Finding:
     return found
 
 
-def fencing(trace: Trace) -> Finding:
-    """Nobody contributes to a generation that it is no member of; none is committed in after a newer one settled.
+def fencing(trace: RunTrace) -> Finding:
+    """No worker contributes to a generation that it is no member of; none is committed in after a newer one settled.
 
-    A commit that had all contributions before is the end of an old decision, whoever wakes up to carry it out.
+    A commit that had all contributions before is the end of an old decision, whichever rank carries it out.
     """
-    if len(trace.members) < 2:
-        return None
     found = [
         f"{record.source} contributed to generation {record['generation']}, and is no member of it"
         for record in trace.of(Event.REDUCE)
         if record["generation"] in trace.members  # else its coordinator ended before it could write it down
         and record.source not in trace.members[record["generation"]]
     ]
+    if len(trace.members) < 2:
+        return found or None
     newer_ns = _newer_settled(trace)
     for record in trace.of(Event.COMMIT, Event.SKIP):
         settled_ns = newer_ns.get(record["generation"], math.inf)
@@ -44,7 +44,7 @@ def fencing(trace: Trace) -> Finding:
     return found
 
 
-def _newer_settled(trace: Trace) -> dict[int, float]:
+def _newer_settled(trace: RunTrace) -> dict[int, float]:
     """Generation -> when the first newer one had settled."""
     generations = sorted({*trace.settled_ns, *(generation for _, generation in trace.commits), *_skipping(trace)})
     found, first_ns = {}, math.inf
@@ -54,11 +54,11 @@ def _newer_settled(trace: Trace) -> dict[int, float]:
     return found
 
 
-def _skipping(trace: Trace) -> set[int]:
+def _skipping(trace: RunTrace) -> set[int]:
     return {record["generation"] for record in trace.of(Event.SKIP)}
 
 
-def _was_decided(trace: Trace, commit: Record, before_ns: float) -> bool:
+def _was_decided(trace: RunTrace, commit: Record, before_ns: float) -> bool:
     """Whether all members had contributed to the step of ``commit`` before that time."""
     step, generation = commit["step"], commit["generation"]
     given = {
@@ -69,7 +69,7 @@ def _was_decided(trace: Trace, commit: Record, before_ns: float) -> bool:
     return given.issuperset(trace.members.get(generation, {}))
 
 
-def one_copy(trace: Trace) -> Finding:
+def one_copy(trace: RunTrace) -> Finding:
     """All members of a generation that begin with copies begin with the same step."""
     steps: dict[int, set[int]] = {}
     for record in _from_copies(trace):
@@ -82,23 +82,23 @@ def one_copy(trace: Trace) -> Finding:
     return mixed if steps else None
 
 
-def _from_copies(trace: Trace) -> list[Record]:
+def _from_copies(trace: RunTrace) -> list[Record]:
     return [record for record in trace.of(Event.RESTORED) if " of " in record["source"]]
 
 
-def sealed_copies(trace: Trace) -> Finding:
+def sealed_copies(trace: RunTrace) -> Finding:
     """What is loaded from a copy has the checksum with which that step was sealed; never one that was found corrupt."""
     if not _from_copies(trace) and not trace.of(Event.QUARANTINED):
         return None
     seals = {(record["step"], record["checksum"]) for record in trace.of(Event.SEALED)}
     return [
-        f"{record.source} loaded {record['source']}, step {record['step']}, which nobody has sealed like this"
+        f"{record.source} loaded {record['source']}, step {record['step']}, which no process has sealed like this"
         for record in _from_copies(trace)
         if (record["step"], record.get("checksum")) not in seals
     ]
 
 
-def suspects(trace: Trace) -> Finding:
+def suspects(trace: RunTrace) -> Finding:
     """A step in which a rank was convicted by all others is not committed in that generation."""
     convicted = [record for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"]
     if not convicted:
@@ -111,7 +111,7 @@ def suspects(trace: Trace) -> Finding:
     return found
 
 
-def finite(trace: Trace) -> Finding:
+def finite(trace: RunTrace) -> Finding:
     """No committed loss is infinite or no number, and a bad batch is written down as skipped."""
     found = []
     for (step, _), commits in trace.commits.items():
@@ -126,8 +126,8 @@ def finite(trace: Trace) -> Finding:
     return found
 
 
-def inventory(trace: Trace) -> Finding:
-    """Who took over a state has all of it: in the end every rank has the same, the optimizer's part included."""
+def inventory(trace: RunTrace) -> Finding:
+    """A rank that took over a state has all of it: in the end all ranks have the same, also of the optimizer."""
     ends = trace.history.ends(trace.config)
     if len(ends) < 2 or not trace.of(Event.RESTORED):
         return None
@@ -135,7 +135,7 @@ def inventory(trace: Trace) -> Finding:
     return [f"ranks ended with {len(digests)} different states"] if len(digests) > 1 else []
 
 
-def batch_size(trace: Trace) -> Finding:
+def batch_size(trace: RunTrace) -> Finding:
     """Every step has as many samples as the first one, at every world size; or a shard has, if batches follow it."""
     sizes = {}
     for number, step in trace.history.steps.items():
@@ -150,7 +150,7 @@ def batch_size(trace: Trace) -> Finding:
     ]
 
 
-def epochs(trace: Trace) -> Finding:
+def epochs(trace: RunTrace) -> Finding:
     """Within an epoch of a dataset no sample is dealt twice, and none that it does not have."""
     follows, steps = trace.config.follow is not None, trace.history.steps
     if follows and min(steps, default=0):
@@ -181,16 +181,11 @@ def _by_epoch(place: int, samples: list[int], size: int) -> list[tuple[int, list
 
 def _samples_by_shard(step: Step) -> dict[int, tuple[int, list[int]]]:
     """Shard -> the size of its dataset, and the samples that were trained of it."""
-    found = {}
-    for record in step.contributions[step.generation].values():
-        share = len(record["samples"]) // max(1, len(record["shards"]))
-        for number, shard in enumerate(record["shards"]):
-            if size := record.get("dataset", 0):
-                found[shard] = (size, record["samples"][number * share : (number + 1) * share])
-    return found
+    told = ((shard, record.get("dataset", 0), samples) for shard, samples, record in step.trained())
+    return {shard: (size, samples) for shard, size, samples in told if size}
 
 
-def boundaries(trace: Trace) -> Finding:
+def boundaries(trace: RunTrace) -> Finding:
     """A generation that only adds ranks begins after the last step of those before it: no step belongs to both."""
     grown = [plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]]
     copies, found, seen = _from_copies(trace), [], False  # a world that begins with a copy may have gone back
@@ -208,9 +203,9 @@ def boundaries(trace: Trace) -> Finding:
     return found if seen else None
 
 
-def committed_work(trace: Trace) -> Finding:
-    """As long as one who has committed a step goes on, the step is never computed again."""
-    if not trace.of(Event.DETECTED) or trace.of(Event.ENTERED):  # of a sharded state nobody who goes on has all
+def committed_work(trace: RunTrace) -> Finding:
+    """As long as a rank that has committed a step goes on, the step is never computed again."""
+    if not trace.of(Event.DETECTED) or trace.of(Event.ENTERED):  # of a sharded state no rank that goes on has all
         return None
     repeated = trace.history.repeated_beside_survivors()
     return [f"step {step} was committed, and computed again" for step in repeated]
