@@ -52,6 +52,20 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
+class _Told:
+    """What the journals of a run tell."""
+
+    def __init__(self, run: RawRun) -> None:
+        self.run, self.history = run, History(run.records)
+        self.timeline = Timeline(run, self.history)
+        self.incidents, self.alarms = self.timeline.incidents()
+        self.ways_back = [self.timeline.recovery(incident) for incident in self.incidents]
+        self.recoveries = [recovery for recovery in self.ways_back if recovery is not None]
+        config = run.experiment.config
+        self.ledger = self.history.ledger(config.shards_of)
+        self.digests = {record["weights_digest"] for record in self.history.ends(config)}
+
+
 @_uncollected()
 def judge(
     run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None, floor: Floor | None = None
@@ -63,41 +77,49 @@ def judge(
         reference: what plain PyTorch makes of its first steps, where that was asked for.
         floor: how far right runs of the job end apart, where sums have no fixed order.
     """
-    history = History(run.records)
-    timeline = Timeline(run, history)
-    incidents, alarms = timeline.incidents()
-    ways_back = [timeline.recovery(incident) for incident in incidents]
-    recoveries = [recovery for recovery in ways_back if recovery is not None]
-    config = run.experiment.config
-    ledger = history.ledger(config.shards_of)
-    again, order = exactness(config, history)
-    digests = {record["weights_digest"] for record in history.ends(config)}
+    told = _Told(run)
+    _, order = exactness(run.experiment.config, told.history)
     ended_well = run.end is not None and run.end.ok
     lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
-    compared_with = Compared(twin, reference, floor, lacks_floor=lacks_floor)
-    coverage = coverage_of(run, history, compared_with)
-    checks = [
-        coverage.check(len(run.records), len(run.coverage)),
-        _completed(run, history),
-        *(fault_check(strike, shown=timeline.shows(strike)) for strike in run.injections),
-        *audit(run.injections, run.records),
-        *([_recovered(run, incidents, ways_back)] if incidents else []),
-        *_in_order(recoveries),
-        _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
-        _one_history(history, digests, again),
-        _samples(ledger, history, twin),
-        _false_alarms(run, [alarm_in_words(alarm) for alarm in alarms]),
-    ]
-    compared = compare(run, history, digests, twin, reference, floor)
-    checks += compared.checks
-    if not incidents:
+    coverage = coverage_of(run, told.history, Compared(twin, reference, floor, lacks_floor=lacks_floor))
+    compared = compare(run, told.history, told.digests, twin, reference, floor)
+    if not told.incidents:
         compared.not_applied[RECOVERED] = "nothing was lost"
+    checks = [coverage.check(len(run.records), len(run.coverage)), *_checks(told, twin), *compared.checks]
     if run.harness_lost:
         checks.append(harness_lost())
-    trace = RunTrace(run, history, recoveries)
-    properties = check_properties(trace, checks)
-    checks += summary(properties, compared=trace.has_replicas)
-    verdict = coverage.verdict(checks)
+    trace = RunTrace(run, told.history, told.recoveries)
+    checks += summary(check_properties(trace, checks), compared=trace.has_replicas)
+    return _outcome(told, twin, substrate, checks, compared.not_applied, coverage.verdict(checks))
+
+
+def _checks(told: _Told, twin: Twin | None) -> list[Check]:
+    """What is said of a run by its journals, and of its samples by the twin."""
+    run, history = told.run, told.history
+    again, _ = exactness(run.experiment.config, history)
+    return [
+        _completed(run, history),
+        *(fault_check(strike, shown=told.timeline.shows(strike)) for strike in run.injections),
+        *audit(run.injections, run.records),
+        *([_recovered(run, told.incidents, told.ways_back)] if told.incidents else []),
+        *_in_order(told.recoveries),
+        _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
+        _one_history(history, told.digests, again),
+        _samples(told.ledger, history, twin),
+        _false_alarms(run, [alarm_in_words(alarm) for alarm in told.alarms]),
+    ]
+
+
+def _outcome(
+    told: _Told,
+    twin: Twin | None,
+    substrate: str,
+    checks: list[Check],
+    not_applied: dict[str, str],
+    verdict: Verdict,
+) -> Outcome:
+    run, history = told.run, told.history
+    config = run.experiment.config
     limits = [record for record in run.records if record.event == Event.HANG_LIMITS]
     return Outcome(
         name=run.experiment.name,
@@ -113,22 +135,22 @@ def judge(
         reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
         steps=history.points(run.started_ns),
         twin_losses=twin.losses if twin else None,
-        faults=[_fault_record(run, strike, incidents, timeline) for strike in run.injections],
-        recoveries=recoveries,
-        exposures=exposures(timeline.windows, run.injections, run.started_ns),
+        faults=[_fault_record(run, strike, told.incidents, told.timeline) for strike in run.injections],
+        recoveries=told.recoveries,
+        exposures=exposures(told.timeline.windows, run.injections, run.started_ns),
         copies=widest_interval(run.records),
         checks=checks,
-        not_applied=compared.not_applied,
-        ledger=ledger,
+        not_applied=not_applied,
+        ledger=told.ledger,
         lost_steps=history.repeated_steps(),
-        false_alarms=len(alarms),
-        weights_digest=min(digests, default=None),
+        false_alarms=len(told.alarms),
+        weights_digest=min(told.digests, default=None),
         twin_weights_digest=twin.weights_digest if twin else None,
         rules_fired=rules_fired(run.records, run.started_ns),
         environment=environment(run.coverage, "worker", "chaoskit", "torch", "python", "kernel", "machine"),
         directory=str(run.directory),
         settings=_settings(run.experiment),
-        account=_account(run, alarms),
+        account=_account(run, told.alarms),
         hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
         suspects=limits[-1]["suspects"] if limits else 0,
     )
@@ -148,7 +170,7 @@ def _account(run: RawRun, alarms: list[Record]) -> TimeAccount:
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """What was chosen for this run, and is not a field of the outcome itself."""
     config, most = experiment.config, experiment.max_lost_steps
-    told = {"job", *Outcome.__struct_fields__}
+    told = {"job", "tell_state_at", *Outcome.__struct_fields__}  # the second goes with the wish for a reference
     default = RunConfig(job=config.job)
     chosen = {field: getattr(config, field) for field in config.__struct_fields__ if field not in told}
     other = {field: value for field, value in chosen.items() if value != getattr(default, field)}
