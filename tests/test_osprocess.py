@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.descriptors import many_open
 from support.waiting import stays, wait_until
 
+from chaoskit import Harness, Verdict
 from chaoskit.osprocess import Starvation, signal_name, undisturbed
+from faults import Kill
 
 SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
 IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
@@ -178,3 +181,13 @@ def test_an_ordinary_user_is_disturbed_as_ever() -> None:
 def test_every_signal_has_a_name(signum: int, name: str) -> None:
     """Real-time signals and unknown numbers have names, too."""
     assert signal_name(signum) == name
+
+
+@pytest.mark.costly
+def test_a_session_with_many_open_files_runs_jobs(tmp_path: Path) -> None:
+    """A long session of tests, or a process that trains, may have more than 1,023, which ``select`` does not take."""
+    with many_open(), Harness(directory=tmp_path) as harness:
+        outcome = harness.run(
+            "gpt", nodes=2, spares=1, steps=6, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=3)], twin=False
+        )
+    assert outcome.verdict == Verdict.PASSED, outcome.reasons

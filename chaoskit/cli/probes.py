@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import resource
-import select
 import shutil
 import socket
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from chaoskit.osprocess import Starvation
+from chaoskit.osprocess import Starvation, await_readable
 from chaoskit.runtime.board import Board
 from chaoskit.substrate import abilities, cgroup, docker_daemon, docker_janitor, undo
 
@@ -181,7 +180,7 @@ def _fork_and_see() -> bool:
         try:
             handle = os.pidfd_open(pid)
             try:
-                return bool(select.select([handle], [], [], _WAIT_S)[0])
+                return bool(await_readable([handle], _WAIT_S))
             finally:
                 os.close(handle)
         finally:

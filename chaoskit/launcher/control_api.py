@@ -7,7 +7,6 @@ import hmac
 import json
 import os
 import secrets
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from chaoskit.elastic.client import Door, RequestReply, open_door
 from chaoskit.errors import BadInput
 from chaoskit.experiment.requests import Requests
 from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
+from chaoskit.osprocess import await_readable
 
 _BODY_BYTES_MAX = 65536
 
@@ -92,8 +92,7 @@ def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Do
 
 def _serve(server: ThreadingHTTPServer, over: socket.socket) -> None:
     """Answer until the other end of ``over`` is closed; ``serve_forever`` would wake up again and again to look."""
-    sources: list[Any] = [server, over]
-    while over not in select.select(sources, [], [])[0]:
+    while over.fileno() not in await_readable([server.fileno(), over.fileno()]):
         server.handle_request()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.osprocess import die_with_parent, more_files, set_name
+from chaoskit.osprocess import await_readable, die_with_parent, more_files, set_name
 
 _ORDER_BYTES_MAX = 65536
 _DESCRIPTORS = 4
@@ -119,12 +118,11 @@ class Zygote:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         gc.freeze()
         while True:
-            sources: list[Any] = [self._connection, self._wake_r]
-            readable, _, _ = select.select(sources, [], [])
+            readable = await_readable([self._connection.fileno(), self._wake_r])
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
                 self._reap()
-            if self._connection in readable and not self._obey():
+            if self._connection.fileno() in readable and not self._obey():
                 return
 
     def report(self, message: Report) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import select
 import socket
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import HarnessError
+from chaoskit.osprocess import await_readable
 from chaoskit.substrate.docker_image import Recipe
 from chaoskit.substrate.docker_janitor import endpoint, labels, owner, remove_container
 from chaoskit.substrate.undo import UndoLog
@@ -97,7 +97,7 @@ class Container:
 
     def _accept(self, listener: socket.socket) -> socket.socket:
         deadline_s = time.monotonic() + _WARM_S
-        while not select.select([listener], [], [], _LOOK_S)[0]:
+        while not await_readable([listener.fileno()], _LOOK_S):
             self.handle.reload()
             if self.handle.status != "running" or time.monotonic() > deadline_s:
                 raise HarnessError(self._complaint())
@@ -136,7 +136,7 @@ class Container:
 
     def _receive(self, limit_s: float) -> bytes:
         try:
-            readable, _, _ = select.select([self._open()], [], [], limit_s)
+            readable = await_readable([self._open().fileno()], limit_s)
             return self._open().recv(_BYTES_MAX) if readable else b""
         except ConnectionError:
             return b""
@@ -145,7 +145,7 @@ class Container:
 
     def lives(self) -> bool:
         """Whether its nursery still listens: nothing is to be heard of it that nobody has asked."""
-        return self._connection is not None and not select.select([self._connection], [], [], 0)[0]
+        return self._connection is not None and not await_readable([self._connection.fileno()], 0)
 
     def state(self) -> dict[str, Any]:
         """What Docker says about it: ``Status``, ``Running``, ``Paused``, ``OOMKilled``, ``ExitCode`` and more."""

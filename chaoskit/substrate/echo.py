@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 import time
+
+from chaoskit.osprocess import await_readable
 
 _ECHO, _ANSWER = 8, 0
 _HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence
@@ -37,7 +38,7 @@ class Echoes:
         except OSError:  # no way there: the link is down, or the other side was not found
             return None
         while (left_s := sent_s + timeout_s - time.monotonic()) > 0:
-            if not select.select([self._socket], [], [], left_s)[0]:
+            if not await_readable([self._socket.fileno()], left_s):
                 return None
             if self._is_answer(self._socket.recv(_RAW_BYTES_MAX)):
                 return time.monotonic() - sent_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.hostchecks import require_free_port
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
-from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.osprocess import await_readable, is_ending, start_ticks
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
@@ -162,7 +161,7 @@ class LocalSubstrate:
     def _ask(self, request: bytes | None, *descriptors: int) -> bytes:
         if request is not None:
             socket.send_fds(self._connection, [request], list(descriptors))
-        readable, _, _ = select.select([self._connection], [], [], _WARM_S)
+        readable = await_readable([self._connection.fileno()], _WARM_S)
         return self._connection.recv(4096) if readable else b""
 
     def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
@@ -303,8 +302,7 @@ class LocalCluster(Levers):
         """The next message of the coordinator; None when none came in time. Raises ConnectionError at the end."""
         deadline_s = time.monotonic() + timeout_s
         while not self._inbox:
-            readable, _, _ = select.select([self._observer], [], [], max(0.0, deadline_s - time.monotonic()))
-            if not readable:
+            if not await_readable([self._observer.fileno()], max(0.0, deadline_s - time.monotonic())):
                 return None
             if data := self._hear():
                 self._inbox += self._splitter.feed(data)

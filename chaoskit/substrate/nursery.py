@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import socket
 import sys
@@ -17,13 +16,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from chaoskit.control.agent import AgentSpec, run_agent
 from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec, run_coordinator
-from chaoskit.osprocess import adopt_orphans, children, set_name
+from chaoskit.osprocess import adopt_orphans, await_readable, children, set_name
 from chaoskit.runtime import zygote
 from chaoskit.substrate import namespaces
 from chaoskit.substrate.warden import WardenSpec, run_warden
@@ -86,10 +84,10 @@ class _Nursery:
     def serve(self) -> None:
         """Until the launcher goes away."""
         while True:
-            sources: list[Any] = [self._connection, *(coordinator.pidfd for coordinator in self._coordinators.values())]
-            readable, _, _ = select.select(sources, [], [], 1.0)
+            pidfds = [coordinator.pidfd for coordinator in self._coordinators.values()]
+            readable = await_readable([self._connection.fileno(), *pidfds], 1.0)
             self._restart_coordinators(_reap())
-            if self._connection in readable and not self._obey():
+            if self._connection.fileno() in readable and not self._obey():
                 return
 
     def _obey(self) -> bool:
@@ -225,7 +223,7 @@ def _handles(pids: list[int]) -> list[int]:
 def _await_end(handles: list[int], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     for handle in handles:
-        select.select([handle], [], [], max(0.0, deadline_s - time.monotonic()))
+        await_readable([handle], max(0.0, deadline_s - time.monotonic()))
         os.close(handle)
 
 

@@ -10,14 +10,13 @@ import contextlib
 import heapq
 import os
 import random
-import select
 import socket
 import struct
 import threading
 import time
 from dataclasses import dataclass
 
-from chaoskit.osprocess import raise_priority, set_name
+from chaoskit.osprocess import await_readable, raise_priority, set_name
 from chaoskit.substrate.traffic import Profile
 
 _NETLINK_NETFILTER = 12
@@ -99,7 +98,7 @@ class PacketQueues:
         with self._netlink:
             while not self._ended.is_set():
                 wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else 0.2
-                if select.select([self._netlink], [], [], min(wait_s, 0.2))[0]:
+                if await_readable([self._netlink.fileno()], min(wait_s, 0.2)):
                     data = self._netlink.recv(2**18)
                     self._take(data, time.monotonic())
                 self._let_go(time.monotonic())
