@@ -436,8 +436,10 @@ def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Ch
     assert flag.is_up, outcome.directory
     zombie = seen["lost"]
     fenced_ns = next(record.t_ns for record in journal(outcome, Event.DETECTED) if record["worker"] == zombie)
-    commits = [record for record in journal(outcome, Event.COMMIT) if record.source == zombie]
-    assert all(record.t_ns < fenced_ns for record in commits), "a zombie has committed"
+    commits = [record for record in journal(outcome, Event.COMMIT) if record["generation"] == 1]
+    decided = {record["step"] for record in commits if record.source != zombie and record.t_ns < fenced_ns}
+    late = [record["step"] for record in commits if record.source == zombie and record.t_ns >= fenced_ns]
+    assert set(late) <= decided, "a zombie has committed"  # it may write down what was decided before it was stopped
     assert [record["worker"] for record in journal(outcome, Event.WORKER_EXITED)].count(zombie) == 1
 
 
