@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from chaoskit.job import JobSpec
-from chaoskit.sketch import TensorBox, sketch
 
 #: Packages of which nothing may be loaded in this process.
 UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
@@ -390,6 +389,8 @@ def answer(request: Request) -> PlainAnswer:
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
     """See :attr:`PlainAnswer.state`."""
+    from chaoskit.sketch import TensorBox, sketch  # imports torch
+
     buffers = trainer.buffers()
     parts = [
         TensorBox(path, tensor, tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import chaoskit
-from chaoskit import plain, sketch
+from chaoskit import plain
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
 from chaoskit.experiment.history import History, Step
@@ -103,7 +103,7 @@ def _key(request: Request) -> str:
     package = Path(next(iter(chaoskit.__path__)))
     digest = hashlib.sha256(msgspec.json.encode(request))
     digest.update(machine_facts().encode())
-    for path in (Path(plain.__file__), Path(sketch.__file__), *sorted(Path(request.job.path).parent.glob("*.py"))):
+    for path in (Path(plain.__file__), package / "sketch.py", *sorted(Path(request.job.path).parent.glob("*.py"))):
         digest.update(path.name.encode() + path.read_bytes())
     for path in sorted((package / "fixtures" / "jobs").glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())

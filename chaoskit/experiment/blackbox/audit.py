@@ -27,11 +27,13 @@ class _Holder:
 
     Attributes:
         found_ns: when the node told of it first; gone_ns: of its end, None where it did not.
+        is_command: it is the command itself, which no launcher starts again.
     """
 
     def __init__(self, rank: int, record: Record, ends: Iterable[Record]) -> None:
         self.rank, self.node, self.pid, self.found_ns = rank, record.source, record["pid"], record.t_ns
         mine = [one.t_ns for one in ends if (one.source, one["pid"]) == (self.node, self.pid)]
+        self.is_command = record.event == Event.COMMAND_STARTED
         self.gone_ns = min((t_ns for t_ns in mine if t_ns >= self.found_ns), default=None)
 
     def is_there(self, t_ns: int) -> bool:
@@ -144,7 +146,7 @@ def _untold(one: Injection, struck: Struck, holders: Sequence[_Holder], lines: S
         yield f"no node tells that process {struck.pid} of {struck.node} had rank {struck.rank}"
     elif _ends_a_process(one) and all(holder.gone_ns is None for holder in mine):
         yield f"{struck.node} does not tell that process {struck.pid} ended"
-    elif _ends_a_process(one):
+    elif _ends_a_process(one) and not mine[0].is_command:
         yield from _never_back(struck, holders, lines)
     rivals = [holder for holder in holders if holder.rank == struck.rank and holder.is_there(struck.injected_ns)]
     if len(rivals) > 1:
