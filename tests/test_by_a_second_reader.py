@@ -110,9 +110,9 @@ HARMLESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def contributed(outcome: Outcome) -> bool:
     """Whether the rank that was struck contributed to the step in which the fault was due."""
-    return any(
-        one.event == Event.REDUCE and (one.source, one["step"]) == ("node1.0", AT) for one in journals_of(outcome)
-    )
+    records = journals_of(outcome)
+    (struck,) = (one["worker"] for one in records if one.event == Event.INJECTED)
+    return any(one.event == Event.REDUCE and (one.source, one["step"]) == (struck, AT) for one in records)
 
 
 def lost_nodes(outcome: Outcome) -> set[str]:
