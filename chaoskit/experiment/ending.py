@@ -19,6 +19,8 @@ EQUAL = "final state equals the twin's"
 #: Where sums have no fixed order a tensor may lie so many floors from the twin's.
 MARGIN = 4.0
 
+_OTHER_SCALARS = "learning rates, schedules or counts of the optimizer are other ones"
+
 #: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.sketch`.
 Numbers = list[float]
 _Box = tuple[tuple[float, ...], tuple[float, ...]]
@@ -58,6 +60,14 @@ def scalars(records: Iterable[Record]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def rates(records: Iterable[Record], step: int) -> list[float] | None:
+    """Return the learning rates behind so many steps; None where ranks tell of none, or of different ones."""
+    told = [record for record in _told(records) if record["step"] == step]
+    last = max((record["generation"] for record in told), default=0)
+    found = {tuple(record["rates"]) for record in told if record["generation"] == last}
+    return [*found.pop()] if len(found) == 1 else None
+
+
 def _told(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.event == Event.STATE]
 
@@ -79,13 +89,25 @@ def check_equal(
         name: of the check.
     """
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
-    problems += ["learning rates, schedules or counts of the optimizer are other ones"] if scalars_differ else []
+    problems += [_OTHER_SCALARS] if scalars_differ else []
     fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
     return conclude(name, problems, fine, looked_at=len(other))
 
 
-def check_near(found: dict[str, Numbers], other: dict[str, Numbers], floor: Floor, *, name: str = EQUAL) -> Check:
-    """Passed if every tensor is as near to the other's as another order of the sums explains."""
+def check_near(
+    found: dict[str, Numbers],
+    other: dict[str, Numbers],
+    floor: Floor,
+    *,
+    scalars_differ: bool = False,
+    name: str = EQUAL,
+) -> Check:
+    """Passed if every tensor is as near to the other's as another order of the sums explains.
+
+    Args:
+        scalars_differ: as in :func:`check_equal`.
+        name: of the check.
+    """
     odd = sorted(found.keys() ^ other.keys())
     far = {path: _floors(found[path], theirs, floor, path) for path, theirs in other.items() if path in found}
     furthest = sorted(far.items(), key=itemgetter(1), reverse=True)
@@ -94,6 +116,7 @@ def check_near(found: dict[str, Numbers], other: dict[str, Numbers], floor: Floo
         for path, ratio in furthest
         if not ratio <= MARGIN
     ]
+    problems += [_OTHER_SCALARS] if scalars_differ else []
     fine = f"{len(other)} tensors of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
     fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""

@@ -32,11 +32,13 @@ class Floor(msgspec.Struct, frozen=True):
         spread: by path of a tensor, the largest 2-norm of its difference between the usual order of summation and
             another one; at least a unit in the last place of its largest value.
         orders: how many were compared with the usual one.
+        is_steady: whether rates, schedules and counts were the same in all of them.
         reason: why there is none.
     """
 
     spread: dict[str, float] = {}
     orders: int = 0
+    is_steady: bool = False
     reason: str = ""
 
     @property
@@ -58,13 +60,20 @@ def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor
     if reason := out_of_reach(experiment):
         return Floor(reason=reason)
     steps = len(history.steps)
-    samples = samples_of(history, steps)
+    samples = samples_of(history, steps, experiment)
     if len(samples) < steps or not samples:
-        return Floor(reason=f"step {len(samples)} was skipped, or is not told of")
+        return Floor(reason=f"step {len(samples)} was skipped for a fault, or is not told of")
     config = experiment.unbroken(steps=steps if experiment.is_open_ended else experiment.steps).config
-    request = Request(config.job, config.seed, samples, orders=list(range(1, ORDERS + 1)), budget_s=BUDGET_S)
+    request = Request(
+        config.job,
+        config.seed,
+        samples,
+        orders=list(range(1, ORDERS + 1)),
+        budget_s=BUDGET_S,
+        skips=config.nonfinite == "skip",
+    )
     try:
         answer = ask(request, directory, "floor")
     except HarnessError as error:  # it is no part of the run: all other checks say what they say
         return Floor(reason=str(error))
-    return Floor(answer.floor, answer.orders, answer.reason)
+    return Floor(answer.floor, answer.orders, answer.is_steady, answer.reason)

@@ -71,7 +71,8 @@ def judge(
     config = run.experiment.config
     ledger = history.ledger(config.shards_of)
     again, order = exactness(config, history)
-    digests = {record["weights_digest"] for record in history.ends(config)}
+    ends = history.ends(config)
+    digests, states = ({record[name] for record in ends} for name in ("weights_digest", "state_digest"))
     ended_well = run.end is not None and run.end.ok
     lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
     coverage = coverage_of(run, twin, reference, lacks_floor=lacks_floor)
@@ -83,11 +84,11 @@ def judge(
         *([_recovered(run, incidents, ways_back)] if incidents else []),
         *_in_order(recoveries),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
-        _one_history(history, digests, again),
+        _one_history(history, digests, states, again),
         _samples(ledger, history, twin),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in alarms]),
     ]
-    compared = compare(run, history, digests, twin, reference, floor)
+    compared = compare(run, history, digests, states, twin, reference, floor)
     checks += compared.checks
     if not incidents:
         compared.not_applied[RECOVERED] = "nothing was lost"
@@ -238,10 +239,12 @@ def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Che
     )
 
 
-def _one_history(history: History, digests: set[str], reduction: str) -> Check:
+def _one_history(history: History, weights: set[str], states: set[str], reduction: str) -> Check:
     problems = history.violations(reduction)
-    if len(digests) > 1:
-        problems.append(f"ranks ended with {len(digests)} different sets of weights")
+    if len(weights) > 1:
+        problems.append(f"ranks ended with {len(weights)} different sets of weights")
+    elif len(states) > 1:
+        problems.append(f"ranks ended with {len(states)} different states of the optimizer")
     return conclude(
         "one committed history", problems, "each step once, with one result on every rank", looked_at=len(history.steps)
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.experiment.ending import Numbers, check_equal, check_near, described
+from chaoskit.experiment.ending import Numbers, check_equal, check_near, described, rates
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
@@ -37,18 +37,20 @@ class Reference(msgspec.Struct, frozen=True):
     """What plain PyTorch came to.
 
     Attributes:
-        losses: of the first steps.
+        losses: of the first steps; None of one that was skipped.
         state: numbers of each tensor behind them; empty where plain PyTorch did not take them all.
         allowed: by step, the relative difference of losses that another order of the sum explains; empty: bit for bit.
         floor: of the state, likewise.
+        rates: learning rates behind these steps.
         reason: why there are no losses, or why no more of them.
     """
 
     run_id: str = ""
-    losses: list[float] = []
+    losses: list[float | None] = []
     state: dict[str, Numbers] = {}
     allowed: list[float] = []
     floor: Floor = Floor()
+    rates: list[float] = []
     reason: str = ""
 
     @property
@@ -68,26 +70,25 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     """
     if reason := out_of_reach(experiment):
         return Reference(reason=reason)
-    samples = samples_of(history, REFERENCE_STEPS)
+    samples = samples_of(history, REFERENCE_STEPS, experiment)
     if not samples:
         return Reference(reason="the run has not committed its first step")
     config = experiment.unbroken(steps=experiment.steps or len(history.steps)).config
     is_exact = config.reduction == "exact" and not config.job.sharded
-    request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS))
+    skips = config.nonfinite == "skip"
+    request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS), skips=skips)
     answer = ask(request, directory, "reference")
     if not is_exact and not answer.spread:
         return Reference(answer.run_id, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
     floor = Floor(answer.floor, answer.orders)
-    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.reason)
+    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.rates, answer.reason)
 
 
 def check_reference(losses: list[float | None], reference: Reference) -> Check:
     """Passed if the first losses of the run are those of the reference."""
     for step, (mine, theirs) in enumerate(zip(losses, reference.losses, strict=False)):
-        allowed = reference.allowed[step] * max(1.0, abs(theirs)) if reference.allowed else 0.0
-        same = mine is not None and (repr(mine) == repr(theirs) or abs(mine - theirs) <= allowed)
-        if not same:
+        if not _is_same(mine, theirs, reference.allowed[step] if reference.allowed else 0.0):
             detail = f"step {step}: {mine!r} instead of {theirs!r} in plain PyTorch"
             return Check(name=NAME, verdict=Verdict.FAILED, detail=detail)
     count = len(reference.losses)
@@ -96,13 +97,26 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
     return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}{more}")
 
 
+def is_cut(run: RawRun, history: History, reference: Reference) -> bool:
+    """Whether a reference that gives no reason has fewer steps than the journals tell of, or no state."""
+    told = len(samples_of(history, REFERENCE_STEPS, run.experiment))
+    return not reference.reason and (len(reference.losses) != told or not reference.state)
+
+
+def _is_same(mine: float | None, theirs: float | None, allowed: float) -> bool:
+    """Whether two losses are equal, within a relative difference; None is that of a step that was skipped."""
+    if mine is None or theirs is None:
+        return mine is theirs
+    return repr(mine) == repr(theirs) or abs(mine - theirs) <= allowed * max(1.0, abs(theirs))
+
+
 def no_state(run: RawRun, history: History, reference: Reference) -> str:
     """Return why the state of a run cannot be compared with the reference's; empty where it can, or must."""
     step = len(reference.losses)
     if reference.reason:
         return reference.reason
     if step not in (REFERENCE_STEPS, len(history.steps)):
-        return f"step {step} was skipped, or is not told of: ranks describe their state behind another one"
+        return f"step {step} was skipped for a fault, or is not told of: ranks describe their state behind another one"
     if step == len(history.steps) and not any(record.event == Event.FINISHED for record in run.records):
         return "the run ended before it was described"
     return ""
@@ -115,6 +129,7 @@ def check_state(run: RawRun, reference: Reference) -> Check:
     if not found or not reference.state:
         missing = f"no rank described its state behind {step} steps" if not found else "the reference has no state"
         return Check(name=STATE, verdict=Verdict.UNKNOWN, detail=missing)
+    differ = rates(run.records, step) != reference.rates
     if reference.allowed:
-        return check_near(found, reference.state, reference.floor, name=STATE)
-    return check_equal(found, reference.state, name=STATE)
+        return check_near(found, reference.state, reference.floor, scalars_differ=differ, name=STATE)
+    return check_equal(found, reference.state, scalars_differ=differ, name=STATE)
