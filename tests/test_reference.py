@@ -200,6 +200,8 @@ def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_a_file_that_a_person_can_read() -> None:
-    assert msgspec.json.encode(Answer("7f", [1.5], [0.0], {"model/w": 1e-7}, 1)) == (
-        b'{"run_id":"7f","losses":[1.5],"spread":[0.0],"floor":{"model/w":1e-7},"orders":1,"reason":""}'
+    answer = Answer("7f", [1.5, None], spread=[0.0], floor={"model/w": 1e-7}, orders=1)
+    assert msgspec.json.encode(answer) == (
+        b'{"run_id":"7f","losses":[1.5,null],"state":{},"spread":[0.0],"floor":{"model/w":1e-7},"orders":1,'
+        b'"is_steady":false,"rates":[],"reason":""}'
     )
