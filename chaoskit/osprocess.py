@@ -282,11 +282,12 @@ def keep_freed_memory() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Pids of the direct children of a process."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """Pids of the direct children of a process, whichever of its threads has started them."""
+    found = list[int]()
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def descendants(pid: int) -> list[int]:

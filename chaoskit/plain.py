@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seeds: further seeds with which two orders of summation are compared; see :attr:`PlainAnswer.spread`.
         orders: numbers of further orders of summation whose final states are compared; see :attr:`PlainAnswer.floor`.
         budget_s: no further order is tried for longer, once there is one.
+        skips: whether a step whose numbers are not finite is skipped.
     """
 
     job: JobSpec
@@ -48,13 +49,14 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: list[int] = []
     orders: list[int] = []
     budget_s: float = 60.0
+    skips: bool = False
 
 
 class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What came of it.
 
     Attributes:
-        losses: of the steps, from 0.
+        losses: of the steps, from 0; None of one that was skipped.
         state: path -> numbers of each tensor behind the last step; see :mod:`chaoskit.sketch`. Of a sharded job
             without buffers, which are each rank's own.
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
@@ -63,15 +65,19 @@ class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             summation and in another one, of one seed or of each; at least a unit in the last place of its largest
             value.
         orders: how many such pairs there were time for.
+        rates: learning rates behind the last step, by group of parameters.
+        is_steady: whether rates, schedules and counts were the same in all orders.
         reason: why nothing can be said; empty if everything was trained.
     """
 
     run_id: str
-    losses: list[float]
+    losses: list[float | None]
     state: dict[str, list[float]] = {}
     spread: list[float] = []
     floor: dict[str, float] = {}
     orders: int = 0
+    is_steady: bool = False
+    rates: list[float] = []
     reason: str = ""
 
 
@@ -130,6 +136,7 @@ class PlainTrainer:
         samples: step -> shard -> indices into the dataset.
         order: 0 to sum the gradients of the shards, and their norm, as runs do; else the number of another order.
         give_up_s: on the monotonic clock, when the job is left.
+        skips: see :attr:`Request.skips`.
     """
 
     rank, world, worker, will_restore = 0, 1, "reference", False
@@ -142,11 +149,13 @@ class PlainTrainer:
         *,
         order: int = 0,
         give_up_s: float = math.inf,
+        skips: bool = False,
     ) -> None:
         import torch
 
         self.seed, self.disk, self.device = seed, disk, torch.device("cpu")
-        self.step, self.losses = 0, list[float]()
+        self.step, self.losses = 0, list[float | None]()
+        self._skips = skips
         self._samples, self._give_up_s = samples, give_up_s
         self._chance = random.Random(order) if order else None
         self._calls = 0
@@ -188,12 +197,16 @@ class PlainTrainer:
         if not all(map(torch.equal, before, self._buffers())):
             raise CannotTell("the forward pass changes buffers of the model, as BatchNorm does")
         with torch.autocast("cpu", enabled=False):
-            self._update(parts)
+            self._reduce(parts)
+            is_skipped = self._skips and not self._is_finite()
+            if not is_skipped:
+                self._update()
+        self._clear()
         torch.clear_autocast_cache()
         loss = sum(losses) / len(losses)
-        if not math.isfinite(loss):
+        if not is_skipped and not math.isfinite(loss):
             raise CannotTell(f"the loss of step {self.step} is {loss}")
-        self.losses.append(loss)
+        self.losses.append(None if is_skipped else loss)
         self.step += 1
         self._calls = 0
 
@@ -209,17 +222,24 @@ class PlainTrainer:
         (loss / len(self._samples[self.step])).backward()
         self._shard_losses.append(loss.detach())
 
-    def _update(self, parts: list[list[Any]]) -> None:
-        from torch.nn.utils import clip_grad_norm_
-
+    def _reduce(self, parts: list[list[Any]]) -> None:
         for parameter, gradients in zip(self._parameters, zip(*parts, strict=True), strict=True):
             parameter.grad = self._total(gradients)
+
+    def _is_finite(self) -> bool:
+        """Whether every value of the summed gradients is a finite number."""
+        import torch
+
+        return all(bool(torch.isfinite(one.grad).all()) for one in self._parameters if one.grad is not None)
+
+    def _update(self) -> None:
+        from torch.nn.utils import clip_grad_norm_
+
         if self._clip_norm is not None:
             clip = clip_as_one if self._chance else clip_grad_norm_
             clip(self._parameters, self._clip_norm)
         for one in (*self._optimizers, *self._schedulers):
             one.step()
-        self._clear()
 
     def _total(self, gradients: Sequence[Any]) -> Any:
         """Over the shards; one that a shard did not give counts as zeros, unless no shard gave one."""
@@ -256,6 +276,28 @@ class PlainTrainer:
             for key, value in optimizer.state.get(parameter, {}).items()
             if hasattr(value, "detach")
         }
+
+    def rates(self) -> list[float]:
+        """Of each group of parameters that has one."""
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        return [float(group["lr"]) for group in groups if "lr" in group]
+
+    def numbers(self) -> str:
+        """Rates, schedules and counts: what optimizers and schedulers keep that is no tensor, in words."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for one in self._optimizers
+            for group in one.param_groups
+        ]
+        counts = [
+            value
+            for one in self._optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
+            for value in one.state.get(parameter, {}).values()
+            if not hasattr(value, "detach")
+        ]
+        return repr((groups, counts, [one.state_dict() for one in self._schedulers]))
 
     # -- what else a job may call ---------------------------------------------------------------------------------
 
@@ -371,12 +413,12 @@ def answer(request: Request) -> PlainAnswer:
         train = _load_train(request.job)
         give_up_s = time.monotonic() + request.budget_s
         usual = _train(train, request, request.seed)
-        spread, floor, orders = list[float](), dict[str, float](), 0
+        spread, floor, orders, is_steady = list[float](), dict[str, float](), 0, False
         if request.seeds:
             spread, floor = _spread(train, request, usual.state())
             orders = len(request.seeds)
         elif request.orders:
-            floor, orders = _floor(train, request, usual.state(), give_up_s)
+            floor, orders, is_steady = _floor(train, request, usual, give_up_s)
     except CannotTell as error:
         return PlainAnswer(run_id, [], reason=str(error))
     except Exception as error:  # noqa: BLE001 - of the job
@@ -384,7 +426,8 @@ def answer(request: Request) -> PlainAnswer:
         return PlainAnswer(run_id, [], reason=reason)
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return PlainAnswer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
-    return PlainAnswer(run_id, usual.losses, _numbers(usual, request.job), spread, floor, orders)
+    state = _numbers(usual, request.job)
+    return PlainAnswer(run_id, usual.losses, state, spread, floor, orders, is_steady, usual.rates())
 
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
@@ -408,7 +451,8 @@ def _spread(
     for seed in request.seeds:
         one, other = (_train(train, request, seed, order=order) for order in (0, 1))
         for step, (loss, another) in enumerate(zip(one.losses, other.losses, strict=True)):
-            spread[step] = max(spread[step], abs(loss - another) / max(1.0, abs(loss)))
+            if loss is not None and another is not None:
+                spread[step] = max(spread[step], abs(loss - another) / max(1.0, abs(loss)))
         floor = _wider(floor, one.state(), other.state())
     return spread, floor
 
@@ -418,18 +462,20 @@ def _wider(floor: dict[str, float], one: dict[str, Any], other: dict[str, Any]) 
 
 
 def _floor(
-    train: Callable[..., None], request: Request, usual: dict[str, Any], give_up_s: float
-) -> tuple[dict[str, float], int]:
-    """Of the final state, and how many orders there was time for; see :attr:`PlainAnswer.floor`. One is tried."""
-    floor = {path: _unit(tensor) for path, tensor in usual.items()}
+    train: Callable[..., None], request: Request, usual: PlainTrainer, give_up_s: float
+) -> tuple[dict[str, float], int, bool]:
+    """See the fields ``floor``, ``orders`` and ``is_steady`` of :class:`PlainAnswer`. One order is always tried."""
+    state, is_steady = usual.state(), True
+    floor = {path: _unit(tensor) for path, tensor in state.items()}
     for count, order in enumerate(request.orders):
         end_s = give_up_s if count else math.inf
         try:
-            state = _train(train, request, request.seed, order=order, give_up_s=end_s).state()
+            other = _train(train, request, request.seed, order=order, give_up_s=end_s)
         except _OutOfTime:
-            return floor, count
-        floor = _wider(floor, usual, state)
-    return floor, len(request.orders)
+            return floor, count, is_steady
+        floor = _wider(floor, state, other.state())
+        is_steady = is_steady and other.numbers() == usual.numbers()
+    return floor, len(request.orders), is_steady
 
 
 def _unit(tensor: Any) -> float:
@@ -480,7 +526,8 @@ def _train(
     with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
         disk = Path(directory) / "node0"
         disk.mkdir()
-        trainer = PlainTrainer(seed, request.samples, disk, order=order, give_up_s=give_up_s)
+        options: dict[str, Any] = {"order": order, "give_up_s": give_up_s, "skips": request.skips}
+        trainer = PlainTrainer(seed, request.samples, disk, **options)
         try:
             train(trainer, **request.job.options)
         except _Enough:

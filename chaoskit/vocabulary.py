@@ -74,7 +74,7 @@ class Event(StrEnum):
         "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank, phase
     )
     LEVER = "lever"  # an in-process fault acted: fault, detail
-    STATE = "state"  # step, generation, scalars, tensors: path -> start and extent of the box, numbers (sketch.py)
+    STATE = "state"  # step, generation, scalars, rates, tensors: path -> start, extent of the box, numbers (sketch.py)
     FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code
     FAILED = "failed"  # error, traceback
     # agent

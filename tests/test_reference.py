@@ -306,7 +306,8 @@ def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_a_file_that_a_person_can_read() -> None:
-    assert msgspec.json.encode(PlainAnswer("7f", [1.5], {"model/w": [0.0, 2.0]}, [0.0], {"model/w": 1e-7}, 1)) == (
-        b'{"run_id":"7f","losses":[1.5],"state":{"model/w":[0.0,2.0]},"spread":[0.0],"floor":{"model/w":1e-7},'
-        b'"orders":1,"reason":""}'
+    answer = PlainAnswer("7f", [1.5, None], {"model/w": [0.0, 2.0]}, [0.0], {"model/w": 1e-7}, 1)
+    assert msgspec.json.encode(answer) == (
+        b'{"run_id":"7f","losses":[1.5,null],"state":{"model/w":[0.0,2.0]},"spread":[0.0],"floor":{"model/w":1e-7},'
+        b'"orders":1,"is_steady":false,"rates":[],"reason":""}'
     )

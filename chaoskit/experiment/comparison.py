@@ -11,7 +11,7 @@ from chaoskit.experiment.findings import compared_with_itself, conclude
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.reference import NAME, STATE, Reference, check_reference, check_state, no_state
+from chaoskit.experiment.reference import NAME, STATE, Reference, check_reference, check_state, is_cut, no_state
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
@@ -35,6 +35,7 @@ def compare(
     run: RawRun,
     history: History,
     weights: Collection[str],
+    states: Collection[str],
     twin: Twin | None,
     reference: Reference | None,
     floor: Floor | None,
@@ -42,7 +43,7 @@ def compare(
     """Compare a run with whatever there is.
 
     Args:
-        weights: digests of the weights with which ranks ended.
+        weights, states: digests of the weights, and of the whole state, with which ranks ended.
         floor: how far right runs end apart, where that was measured.
     """
     _, reduction = exactness(run.experiment.config, history)
@@ -50,7 +51,7 @@ def compare(
     if twin is not None:
         found.checks.append(_losses(history, twin, reduction))
         if reduction == "exact":
-            found.checks.append(_weights(weights, twin))
+            found.checks.append(_weights(weights, states, twin))
         else:
             found.not_applied[WEIGHTS] = _ANOTHER_ORDER
     if any(record.event == Event.FINISHED for record in run.records):
@@ -61,7 +62,9 @@ def compare(
     if reference is not None:
         if reference.is_there:
             found.checks.append(check_reference(history.losses(), reference))
-            if reason := no_state(run, history, reference):
+            if is_cut(run, history, reference):
+                found.checks.append(Check(name=STATE, verdict=Verdict.UNKNOWN, detail="reference.json: it is cut"))
+            elif reason := no_state(run, history, reference):
                 found.not_applied[STATE] = reason
             else:
                 found.checks.append(check_state(run, reference))
@@ -104,7 +107,8 @@ def _compare_endings(
     elif floor is None or floor.reason:
         found.not_applied[EQUAL] = f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
     else:
-        found.checks += [check_near(final, twin.ending, floor, scalars_differ=scalars_differ)] if final else []
+        differ = scalars_differ and floor.is_steady
+        found.checks += [check_near(final, twin.ending, floor, scalars_differ=differ)] if final else []
 
 
 def _compared_with_itself(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:
@@ -136,6 +140,9 @@ def _drift(losses: list[float | None], twin: Twin) -> list[str]:
     return [] if len(losses) == len(twin.losses) else [f"{len(losses)} steps instead of {len(twin.losses)}"]
 
 
-def _weights(digests: Collection[str], twin: Twin) -> Check:
+def _weights(digests: Collection[str], states: Collection[str], twin: Twin) -> Check:
+    """Passed if ranks ended with the twin's weights; what they described before may be another state."""
     problems = [] if set(digests) == {twin.weights_digest} else ["SHA-256 of the weights differs"]
+    if not problems and twin.state_digest and set(states) != {twin.state_digest}:
+        problems = ["SHA-256 of the optimizer's state differs"]
     return conclude(WEIGHTS, problems, f"SHA-256 {twin.weights_digest[:16]}", looked_at=len(digests))

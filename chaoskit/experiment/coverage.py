@@ -105,8 +105,20 @@ def _cut(run: RawRun, twin: Twin) -> Iterator[str]:
     steps = None if run.experiment.is_open_ended else run.experiment.steps
     if steps is not None and len(twin.losses) != steps:
         yield f"twin.json: it has the losses of {len(twin.losses)} steps, and the run was to have {steps}"
-    if not twin.ending and any(record.event == Event.STATE for record in run.records):
+    if not any(record.event == Event.STATE for record in run.records):
+        return
+    if not twin.ending:
         yield "twin.json: it does not tell with which state the unbroken run ended"
+    elif not twin.scalars:
+        yield "twin.json: it does not tell with which rates, schedules and counts the unbroken run ended"
+
+
+def _faults(run: RawRun) -> Iterator[str]:
+    """Of each fault that acted the harness says whether anything of it was left."""
+    undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
+    for one in run.injections:
+        if one.target is not None and not one.missed and one.fault_id not in undone and not run.harness_lost:
+            yield f"harness: it does not tell whether {one.fault} was undone"
 
 
 def _plain(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
@@ -117,13 +129,6 @@ def _plain(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
         yield "floor.json: it is of another run"
     if compared.reference is not None and not reference.is_of(compared.reference, run.experiment, history):
         yield "reference.json: it is of another run"
-
-
-def _faults(run: RawRun) -> Iterator[str]:
-    undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
-    for one in run.injections:
-        if one.target is not None and not one.missed and one.fault_id not in undone and not run.harness_lost:
-            yield f"harness: it does not tell whether {one.fault} was undone"
 
 
 class _Story:
@@ -278,6 +283,7 @@ def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
     if ended_well and in_last and trained and not is_lost and not story.has(worker, Event.FINISHED):
         yield f"{worker}: it was there at the end, and did not finish"
     yield from _steps(worker, story.of[worker])
+    yield from _undescribed(worker, story.of[worker])
 
 
 def _leaps(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
@@ -322,6 +328,14 @@ def _steps(worker: str, records: Iterable[Record]) -> Iterator[str]:
     for record in records:
         if record.event in _FINISHED and (record["step"], record["generation"]) not in contributed:
             yield f"{worker}: it finished step {record['step']} without a contribution"
+
+
+def _undescribed(worker: str, records: Sequence[Record]) -> Iterator[str]:
+    """Within one file: a rank that finishes describes its state first."""
+    described = {record["step"] for record in records if record.event == Event.STATE}
+    for record in records:
+        if record.event == Event.FINISHED and record["step"] not in described:
+            yield f"{worker}: it finished after {record['step']} steps, and does not describe the state behind them"
 
 
 def _memberships(story: _Story) -> Iterator[str]:

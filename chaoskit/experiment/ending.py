@@ -19,6 +19,8 @@ EQUAL = "final state equals the twin's"
 #: Where sums have no fixed order a tensor may lie so many floors from the twin's.
 MARGIN = 4.0
 
+_OTHER_SCALARS = "learning rates, schedules or counts of the optimizer are other ones"
+
 #: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.sketch`.
 Numbers = list[float]
 _Box = tuple[tuple[float, ...], tuple[float, ...]]
@@ -58,6 +60,14 @@ def scalars(records: Iterable[Record]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def rates(records: Iterable[Record], step: int) -> list[float] | None:
+    """Return the learning rates behind so many steps; None where ranks tell of none, or of different ones."""
+    told = [record for record in _told(records) if record["step"] == step]
+    last = max((record["generation"] for record in told), default=0)
+    found = {tuple(record["rates"]) for record in told if record["generation"] == last}
+    return [*found.pop()] if len(found) == 1 else None
+
+
 def _told(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.event == Event.STATE]
 
@@ -67,9 +77,6 @@ def check_finite(found: dict[str, Numbers]) -> Check:
     wrong = {path: numbers[0] for path, numbers in found.items() if numbers[0] != 0}
     problems = [f"{path}: {count:.0f} values are not finite" for path, count in wrong.items()]
     return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
-
-
-_SCALARS = "learning rates, schedules or counts of the optimizer are other ones"
 
 
 def check_equal(
@@ -82,7 +89,7 @@ def check_equal(
         name: of the check.
     """
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
-    problems += [_SCALARS] if scalars_differ else []
+    problems += [_OTHER_SCALARS] if scalars_differ else []
     fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
     return conclude(name, problems, fine, looked_at=len(other))
 
@@ -109,7 +116,7 @@ def check_near(
         for path, ratio in furthest
         if not ratio <= MARGIN
     ]
-    problems += [_SCALARS] if scalars_differ else []
+    problems += [_OTHER_SCALARS] if scalars_differ else []
     fine = f"{len(other)} tensors of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
     fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""

@@ -10,6 +10,8 @@ from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
+from faults import Kill, KillNode, NaN
+from faults.base import Fault
 
 NAME = "{fault} struck what was planned"
 #: The harness hears of the first commit by a heartbeat, so it counts from a moment that is later, never earlier.
@@ -25,7 +27,8 @@ class _Witnesses:
         self.first_commit_ns: int | None = None
         self._hooks: dict[tuple[str, str], Record] = {}  # worker that stood there, fault -> the first time
         self._starts: dict[str, list[Record]] = defaultdict(list)  # worker -> by which node
-        self._reached: dict[str, int] = {}  # worker -> the last step that it contributed to
+        self._given: dict[str, list[Record]] = defaultdict(list)  # worker -> its contributions
+        self._bad: dict[str, list[Record]] = defaultdict(list)  # worker -> its numbers that were found not finite
         self._finished: set[str] = set()
         self._ends: dict[str, list[Record]] = defaultdict(list)  # worker -> its loss or exit
         for record in records:
@@ -40,7 +43,9 @@ class _Witnesses:
                 case Event.WORKER_STARTED:
                     self._starts[record["worker"]].append(record)
                 case Event.REDUCE:
-                    self._reached[record.source] = max(record["step"], self._reached.get(record.source, -1))
+                    self._given[record.source].append(record)
+                case Event.NONFINITE:
+                    self._bad[record["worker"]].append(record)
                 case Event.FINISHED:
                     self._finished.add(record.source)
                 case Event.WORKER_EXITED | Event.DETECTED:
@@ -60,7 +65,15 @@ class _Witnesses:
 
     def reached(self, struck: Struck) -> int:
         """The last step that the worker contributed to; -1 if it contributed to none."""
-        return self._reached.get(struck.worker, -1)
+        return max((record["step"] for record in self._given[struck.worker]), default=-1)
+
+    def contributed_since(self, struck: Struck) -> bool:
+        """Whether the worker contributed to a step after the act of the fault was over."""
+        return any(record.t_ns > struck.done_ns for record in self._given[struck.worker])
+
+    def first_bad(self, struck: Struck) -> Record | None:
+        """The first numbers of the worker that were found not finite after the fault acted on it."""
+        return next((record for record in self._bad[struck.worker] if record.t_ns > struck.injected_ns), None)
 
     def finished(self, struck: Struck) -> bool:
         """Whether the worker came to the end of the job."""
@@ -109,6 +122,10 @@ def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterat
         yield f"{struck.worker} was lost before it acted"
     if one.effective_ns is not None and _ends_its_rank(one):
         yield from _lived_on(one, struck, witnesses)
+    if isinstance(fault, KillNode) and struck.struck_nodes != {struck.node}:
+        yield f"it struck {', '.join(sorted(struck.struck_nodes))}, and rank {struck.rank} was on {struck.node}"
+    if _is_of_one_step(fault) and (bad := witnesses.first_bad(struck)) and bad["step"] != fault.at_step:
+        yield f"numbers were bad in step {bad['step']}, not in step {fault.at_step}"
 
 
 def _ends_its_rank(one: Injection) -> bool:
@@ -117,12 +134,27 @@ def _ends_its_rank(one: Injection) -> bool:
     return bool(fault.must_show) and not fault.whole_node and "nonfinite" not in fault.must_show
 
 
+def _is_killed_before_it_contributes(one: Injection, struck: Struck) -> bool:
+    """Whether a rank that stood at the fault's hook has no way to contribute to the step any more."""
+    fault = one.fault
+    return (
+        isinstance(fault, Kill) and fault.signum == Kill.signum and bool(struck.waiting) and fault.phase != "optimizer"
+    )
+
+
+def _is_of_one_step(fault: Fault) -> bool:
+    """Whether a fault spoils numbers of the step in which it is due. A weight stays bad, and may show later."""
+    return isinstance(fault, NaN) and fault.where != "weight" and fault.at_step is not None
+
+
 def _lived_on(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     """What a rank cannot do that was ended where the fault was due, and what no other rank suffers."""
     if witnesses.finished(struck):
         yield f"{struck.worker} came to the end of the job"
     elif one.fault.at_step is not None and (reached := witnesses.reached(struck)) > one.fault.at_step:
         yield f"{struck.worker} went on to step {reached}"
+    elif _is_killed_before_it_contributes(one, struck) and witnesses.contributed_since(struck):
+        yield f"{struck.worker} went on, and contributed to step {witnesses.reached(struck)}"
     for other in sorted(struck.claims.keys() - {struck.worker}):
         yield f"it struck {other}, too"
 

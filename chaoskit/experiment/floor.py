@@ -33,12 +33,14 @@ class Floor(msgspec.Struct, frozen=True):
         spread: by path of a tensor, the largest 2-norm of its difference between the usual order of summation and
             another one; at least a unit in the last place of its largest value.
         orders: how many were compared with the usual one.
+        is_steady: whether rates, schedules and counts were the same in all of them.
         trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there is none.
     """
 
     spread: dict[str, float] = {}
     orders: int = 0
+    is_steady: bool = False
     trained: str = ""
     reason: str = ""
 
@@ -62,26 +64,34 @@ def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor
         None if the process failed: then nothing is known, and the log says why.
     """
     steps = len(history.steps)
-    if reason := _why_not(experiment, samples := samples_of(history, steps), steps):
+    if reason := _why_not(experiment, samples := samples_of(history, steps, experiment), steps):
         return Floor(reason=reason)
     config = experiment.unbroken(steps=steps if experiment.is_open_ended else experiment.steps).config
-    request = Request(config.job, config.seed, samples, orders=list(range(1, ORDERS + 1)), budget_s=BUDGET_S)
+    request = Request(
+        config.job,
+        config.seed,
+        samples,
+        orders=list(range(1, ORDERS + 1)),
+        budget_s=BUDGET_S,
+        skips=config.nonfinite == "skip",
+    )
     try:
         answer = ask(request, directory, "floor")
     except HarnessError:
         return None
-    return Floor(answer.floor, answer.orders, trained(config.seed, samples), answer.reason)
+    return Floor(answer.floor, answer.orders, answer.is_steady, trained(config.seed, samples), answer.reason)
 
 
 def _why_not(experiment: Experiment, samples: Sequence[object], steps: int) -> str:
     """Return why plain PyTorch is not asked; empty if it is."""
     is_whole = 0 < steps == len(samples)
-    return out_of_reach(experiment) or ("" if is_whole else f"step {len(samples)} was skipped, or is not told of")
+    untold = f"step {len(samples)} was skipped for a fault, or is not told of"
+    return out_of_reach(experiment) or ("" if is_whole else untold)
 
 
 def is_of(floor: Floor, experiment: Experiment, history: History) -> bool:
     """Whether a floor is that of a run."""
-    samples = samples_of(history, steps := len(history.steps))
+    samples = samples_of(history, steps := len(history.steps), experiment)
     if reason := _why_not(experiment, samples, steps):
         return floor.reason == reason
     return floor.trained == trained(experiment.config.seed, samples)

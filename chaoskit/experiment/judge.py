@@ -63,7 +63,9 @@ class _Told:
         self.recoveries = [recovery for recovery in self.ways_back if recovery is not None]
         config = run.experiment.config
         self.ledger = self.history.ledger(config.shards_of)
-        self.digests = {record["weights_digest"] for record in self.history.ends(config)}
+        ends = self.history.ends(config)
+        self.digests = {record["weights_digest"] for record in ends}
+        self.states = {record["state_digest"] for record in ends}
 
 
 @_uncollected()
@@ -82,7 +84,7 @@ def judge(
     ended_well = run.end is not None and run.end.ok
     lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
     coverage = coverage_of(run, told.history, Compared(twin, reference, floor, lacks_floor=lacks_floor))
-    compared = compare(run, told.history, told.digests, twin, reference, floor)
+    compared = compare(run, told.history, told.digests, told.states, twin, reference, floor)
     if not told.incidents:
         compared.not_applied[RECOVERED] = "nothing was lost"
     checks = [coverage.check(len(run.records), len(run.coverage)), *_checks(told, twin), *compared.checks]
@@ -104,7 +106,7 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
         *([_recovered(run, told.incidents, told.ways_back)] if told.incidents else []),
         *_in_order(told.recoveries),
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
-        _one_history(history, told.digests, again),
+        _one_history(history, told.digests, told.states, again),
         _samples(told.ledger, history, twin),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in told.alarms]),
     ]
@@ -261,10 +263,12 @@ def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Che
     )
 
 
-def _one_history(history: History, digests: set[str], reduction: str) -> Check:
+def _one_history(history: History, weights: set[str], states: set[str], reduction: str) -> Check:
     problems = history.violations(reduction)
-    if len(digests) > 1:
-        problems.append(f"ranks ended with {len(digests)} different sets of weights")
+    if len(weights) > 1:
+        problems.append(f"ranks ended with {len(weights)} different sets of weights")
+    elif len(states) > 1:
+        problems.append(f"ranks ended with {len(states)} different states of the optimizer")
     return conclude(
         "one committed history", problems, "each step once, with one result on every rank", looked_at=len(history.steps)
     )

@@ -18,6 +18,7 @@ from chaoskit.experiment.cache import directory_of, locked, machine_facts, write
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
 from chaoskit.plain import PlainAnswer, Request
+from faults.data import BadBatch
 
 _TIMEOUT_S = 300.0
 
@@ -34,12 +35,16 @@ def out_of_reach(experiment: Experiment) -> str:
     return ""
 
 
-def samples_of(history: History, steps: int) -> list[list[list[int]]]:
-    """Return step -> shard -> samples, of the first steps up to one that is missing or was skipped."""
+def samples_of(history: History, steps: int, experiment: Experiment) -> list[list[list[int]]]:
+    """Return step -> shard -> samples, of the first steps up to one that is missing, or skipped for a fault.
+
+    Plain PyTorch skips what is bad by itself; of a batch that a fault has spoilt it does not know.
+    """
+    is_spoilt = any(isinstance(fault, BadBatch) for fault in experiment.faults)
     found = []
     for number in range(steps):
         step = history.steps.get(number)
-        if step is None or step.skipped or not (shards := _by_shard(step)):
+        if step is None or (step.skipped and is_spoilt) or not (shards := _by_shard(step)):
             break
         found.append(shards)
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.ending import Numbers, check_equal, check_near, described
+from chaoskit.experiment.ending import Numbers, check_equal, check_near, described, rates
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
@@ -39,19 +39,21 @@ class Reference(msgspec.Struct, frozen=True):
     """What plain PyTorch came to.
 
     Attributes:
-        losses: of the first steps.
+        losses: of the first steps; None of one that was skipped.
         state: numbers of each tensor behind them; empty where plain PyTorch did not take them all.
         allowed: by step, the relative difference of losses that another order of the sum explains; empty: bit for bit.
         floor: of the state, likewise.
+        rates: learning rates behind these steps.
         trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there are no losses.
     """
 
     run_id: str = ""
-    losses: list[float] = []
+    losses: list[float | None] = []
     state: dict[str, Numbers] = {}
     allowed: list[float] = []
     floor: Floor = Floor()
+    rates: list[float] = []
     trained: str = ""
     reason: str = ""
 
@@ -70,11 +72,12 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     Returns:
         None if the process failed: then nothing is known, and the log says why.
     """
-    if reason := _why_not(experiment, samples := samples_of(history, REFERENCE_STEPS)):
+    if reason := _why_not(experiment, samples := samples_of(history, REFERENCE_STEPS, experiment)):
         return Reference(reason=reason)
     config = experiment.unbroken(steps=experiment.steps or len(history.steps)).config
     is_exact = config.reduction == "exact" and not config.job.sharded
-    request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS))
+    skips = config.nonfinite == "skip"
+    request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS), skips=skips)
     try:
         answer = ask(request, directory, "reference")
     except HarnessError:
@@ -84,7 +87,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
         return Reference(answer.run_id, trained=mark, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
     floor = Floor(answer.floor, answer.orders)
-    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, mark)
+    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.rates, mark)
 
 
 def _why_not(experiment: Experiment, samples: Sequence[object]) -> str:
@@ -94,7 +97,7 @@ def _why_not(experiment: Experiment, samples: Sequence[object]) -> str:
 
 def is_of(reference: Reference, experiment: Experiment, history: History) -> bool:
     """Whether a reference is that of a run."""
-    samples = samples_of(history, REFERENCE_STEPS)
+    samples = samples_of(history, REFERENCE_STEPS, experiment)
     if reason := _why_not(experiment, samples):
         return reference.reason == reason
     return reference.trained == trained(experiment.config.seed, samples)
@@ -103,9 +106,7 @@ def is_of(reference: Reference, experiment: Experiment, history: History) -> boo
 def check_reference(losses: list[float | None], reference: Reference) -> Check:
     """Passed if the first losses of the run are those of the reference."""
     for step, (mine, theirs) in enumerate(zip(losses, reference.losses, strict=False)):
-        allowed = reference.allowed[step] * max(1.0, abs(theirs)) if reference.allowed else 0.0
-        same = mine is not None and (repr(mine) == repr(theirs) or abs(mine - theirs) <= allowed)
-        if not same:
+        if not _is_same(mine, theirs, reference.allowed[step] if reference.allowed else 0.0):
             detail = f"step {step}: {mine!r} instead of {theirs!r} in plain PyTorch"
             return Check(name=NAME, verdict=Verdict.FAILED, detail=detail)
     count = len(reference.losses)
@@ -113,11 +114,24 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
     return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}")
 
 
+def is_cut(run: RawRun, history: History, reference: Reference) -> bool:
+    """Whether a reference that gives no reason has fewer steps than the journals tell of, or no state."""
+    told = len(samples_of(history, REFERENCE_STEPS, run.experiment))
+    return not reference.reason and (len(reference.losses) != told or not reference.state)
+
+
+def _is_same(mine: float | None, theirs: float | None, allowed: float) -> bool:
+    """Whether two losses are equal, within a relative difference; None is that of a step that was skipped."""
+    if mine is None or theirs is None:
+        return mine is theirs
+    return repr(mine) == repr(theirs) or abs(mine - theirs) <= allowed * max(1.0, abs(theirs))
+
+
 def no_state(run: RawRun, history: History, reference: Reference) -> str:
     """Return why the state of a run cannot be compared with the reference's; empty where it can, or must."""
     step = len(reference.losses)
     if step not in (REFERENCE_STEPS, len(history.steps)):
-        return f"step {step} was skipped, or is not told of: ranks describe their state behind another one"
+        return f"step {step} was skipped for a fault, or is not told of: ranks describe their state behind another one"
     if step == len(history.steps) and not any(record.event == Event.FINISHED for record in run.records):
         return "the run ended before it was described"
     return ""
@@ -130,6 +144,7 @@ def check_state(run: RawRun, reference: Reference) -> Check:
     if not found or not reference.state:
         missing = f"no rank described its state behind {step} steps" if not found else "the reference has no state"
         return Check(name=STATE, verdict=Verdict.UNKNOWN, detail=missing)
+    differ = rates(run.records, step) != reference.rates
     if reference.allowed:
-        return check_near(found, reference.state, reference.floor, name=STATE)
-    return check_equal(found, reference.state, name=STATE)
+        return check_near(found, reference.state, reference.floor, scalars_differ=differ, name=STATE)
+    return check_equal(found, reference.state, scalars_differ=differ, name=STATE)

@@ -22,7 +22,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
-_FORM = 5  # of what is kept: raised when twins of before must not be used any more
+_FORM = 6  # of what is kept: raised when twins of before must not be used any more
 _STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
 
 
@@ -46,7 +46,8 @@ class Twin(msgspec.Struct, frozen=True):
         sources: path -> digest of the user's code that it imported.
         run_id: which run it was.
         ending: numbers of each tensor of its final state.
-        scalars: digest of what of its final state is no tensor; "" where the batch followed the world.
+        scalars: digest of what of its final state is no tensor.
+        state_digest: of all of its tensors, bit by bit, as ranks ended with them; "" where they differ.
     """
 
     losses: list[float | None]
@@ -56,6 +57,7 @@ class Twin(msgspec.Struct, frozen=True):
     run_id: str = ""
     ending: dict[str, Numbers] = {}
     scalars: str = ""
+    state_digest: str = ""
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
@@ -81,8 +83,8 @@ class Twin(msgspec.Struct, frozen=True):
         if len(digests) != 1:
             raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
         sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
-        follows = run.experiment.config.follow is not None
-        final = (ending(run.records), "" if follows else scalars(run.records))
+        states = {record["state_digest"] for record in ends}
+        final = (ending(run.records), scalars(run.records), states.pop() if len(states) == 1 else "")
         return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id, *final)
 
 

@@ -38,6 +38,9 @@ class Describable(Protocol):
     def scalars_digest(self) -> str:
         """Of everything else."""
 
+    def rates(self) -> list[float]:
+        """The learning rate of each group of parameters."""
+
 
 class BaseTrainer(HookMethods, ABC):
     """One rank's view of the run.
@@ -107,6 +110,7 @@ class BaseTrainer(HookMethods, ABC):
             generation=self._formation.plan.generation,
             tensors=sketch(state.described()),
             scalars=state.scalars_digest(),
+            rates=state.rates(),
         )
 
     def _fetch(self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool) -> Any:

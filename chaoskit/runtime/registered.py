@@ -125,6 +125,11 @@ class Registered:
         Raises:
             ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
         """
+        following = {"following": self.following.state()} if self.following else {}
+        return msgspec.msgpack.encode(self._numbers() | following)
+
+    def _numbers(self) -> dict[str, Any]:
+        """What :meth:`scalars` holds, without what a batch that follows the world adds."""
         groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
         state = {
             f"{index}/{key}": plain(value)
@@ -133,16 +138,19 @@ class Registered:
             if not isinstance(value, Tensor)
         }
         schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
-        found = {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
-        return msgspec.msgpack.encode(found | ({"following": self.following.state()} if self.following else {}))
+        return {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
+
+    def rates(self) -> list[float]:
+        """The learning rate of each group that has one, in the order of optimizers and groups."""
+        return [float(group["lr"]) for group in self._groups() if "lr" in group]
 
     def scalars_checksum(self) -> int:
         """Of :meth:`scalars`."""
         return zlib.crc32(self.scalars())
 
     def scalars_digest(self) -> str:
-        """BLAKE2b of :meth:`scalars`."""
-        return hashlib.blake2b(self.scalars(), digest_size=16).hexdigest()
+        """BLAKE2b of :meth:`scalars`, without the sizes of a batch that follows the world: its twin is told these."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self._numbers()), digest_size=16).hexdigest()
 
     def load_scalars(self, data: bytes, step: int) -> None:
         """Take over learning rates, schedulers and step of another state: the end of taking it over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 
 import msgspec
 import torch
@@ -235,8 +236,8 @@ class Replica(Registered):
         return _digest(self._model_tensors())
 
     def state_digest(self) -> str:
-        """SHA-256 over the whole state, the optimizer's tensors included."""
-        return _digest(self.tensors())
+        """SHA-256 over the whole state, the optimizer's tensors included, whatever the order in which they came."""
+        return _digest(iter(sorted(self.tensors(), key=itemgetter(0))))
 
     def described(self) -> Iterator[TensorBox]:
         """Every tensor of the state, whole."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -199,7 +200,7 @@ class ShardedState(Registered):
 
     def _digest(self, prefix: str) -> bytes:
         digest = hashlib.sha256()
-        for path, (memory, _, box) in self.parts().items():
+        for path, (memory, _, box) in sorted(self.parts().items(), key=itemgetter(0)):
             if path.startswith(prefix):
                 digest.update(f"{path}:{memory.dtype}:{box.start}:{box.extent}\n".encode())
                 digest.update(memory.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

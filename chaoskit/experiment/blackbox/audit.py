@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.experiment.blackbox.twin import unfinished
 from chaoskit.experiment.fault_audit import NAME
 from chaoskit.experiment.injected import Injection, Struck
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.stacks.command import PLACEHOLDERS
 from chaoskit.stacks.log import Line
-from chaoskit.vocabulary import Event, Verdict
+from chaoskit.vocabulary import Event, RunEnd, Verdict
 from faults import Kill
 
 _COMMAND = "each node ran the command"
@@ -113,10 +114,19 @@ def _another_moment(run: CommandRun, one: Injection, struck: Struck, holders: Se
         yield f"it struck when the log had shown {_step(shown)}, not step {fault.at_step}"
     elif fault.at_step is not None and _is_late(run, one, struck, holders, before):
         yield f"it struck when the log had shown {_step(shown)}, long after step {fault.at_step}"
+    elif fault.at_step is not None and fault.at_step < shown == _last(run):
+        yield f"it struck when the log had shown {_step(shown)}, the last one, not step {fault.at_step}"
     if fault.after_s is not None:
         after_s = (struck.injected_ns - lines[0].t_ns) / 1e9
         if after_s < fault.after_s - _CLOCK_S:
             yield f"it struck {after_s:.3f} s after the log showed a first step, not {fault.after_s:g} s"
+
+
+def _last(run: CommandRun) -> int | None:
+    """The last step of a run that ended well; None of another one, which may have ended for its faults."""
+    if run.reason != RunEnd.ENDED or unfinished(run):
+        return None
+    return max((line.step for line in run.lines if line.step is not None), default=None)
 
 
 def _is_late(

@@ -10,7 +10,7 @@ from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.coverage import coverage_of
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
-from chaoskit.experiment.blackbox.twin import CommandTwin, unfinished
+from chaoskit.experiment.blackbox.twin import CommandTwin, taken_nodes, unfinished
 from chaoskit.experiment.findings import (
     compared_with_itself,
     conclude,
@@ -242,12 +242,29 @@ def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None) -> C
         if _is_too_silent(run, silent, len(wanted)):
             told = f"{silent} of {len(wanted)} steps are in its twin's log only"
             return _unknown(name, f"{told}: have every step shown, or do without a twin (twin=False)")
+        lines, lacking = _lines_lacking(run, course, twin)
+        if _is_too_silent(run, lacking, lines):
+            told = f"of {lines} lines that show a step of the unbroken run {lacking} are missing"
+            return _unknown(name, f"{told}: a rank that came back shows none, or never came back")
         return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
     if run.odd:
         told = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is no whole number"
     example = f", such as {run.example[:80]!r}" if run.example else ""
     return _unknown(name, f"{told}{example}: mend the pattern; see {run.directory / 'log'}")
+
+
+def _lines_lacking(run: CommandRun, course: Course, twin: CommandTwin | None) -> tuple[int, int]:
+    """How many lines of the unbroken run show a step, and how many of these have no like in this run's log.
+
+    Of steps up to the last one; of a job that a fault made smaller for good nothing is known.
+    """
+    last = course.highest
+    if twin is None or last is None or taken_nodes(run):
+        return 0, 0
+    wanted = {step: count for step, count in twin.counts.items() if step <= last}
+    shown = course.counts()
+    return sum(wanted.values()), sum(max(0, count - shown.get(step, 0)) for step, count in wanted.items())
 
 
 def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None) -> Check:

@@ -118,6 +118,14 @@ def finite(trace: RunTrace) -> Finding:
         if any(record["loss"] is None or not math.isfinite(record["loss"]) for record in commits):
             found.append(f"step {step} was committed with a loss that is not finite")
     skipped = {record["step"] for record in trace.of(Event.SKIP)}
+    suspects = defaultdict(set)
+    for record in trace.of(Event.NONFINITE):
+        suspects[record["step"]].update(record["shards"])
+    found += [
+        f"step {record['step']} was skipped for shards {odd}, which no rank has found bad"
+        for record in trace.of(Event.SKIP)
+        if (odd := sorted(set(record["shards"]) - suspects[record["step"]]))
+    ]
     attributed = trace.of(Event.ATTRIBUTED) if trace.config.nonfinite == "skip" else []
     for record in attributed:
         step = record["step"]
