@@ -3,7 +3,7 @@
 ``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` and writes a :class:`PlainAnswer`, both JSON. The
 process imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.control``:
 what these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated
-here once more: the seed of a shard, the order of the sum, the mean of the losses.
+here once more: the samples and the seed of a shard, the order of the sum, the mean of the losses.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         losses: of the steps, from 0; None of one that was skipped.
+        misdealt: the first samples that are not those which seed and dataset give; empty if all are.
         state: path -> numbers of each tensor behind the last step; see :mod:`chaoskit.sketch`. Of a sharded job
             without buffers, which are each rank's own.
         spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
@@ -78,6 +79,7 @@ class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     orders: int = 0
     is_steady: bool = False
     rates: list[float] = []
+    misdealt: str = ""
     reason: str = ""
 
 
@@ -108,6 +110,37 @@ def in_halves(parts: Sequence[Any]) -> Any:
         return parts[0]
     middle = 1 << (len(parts) - 1).bit_length() - 1
     return in_halves(parts[:middle]) + in_halves(parts[middle:])
+
+
+def dealt(size: int, seed: int, first: int, count: int) -> list[int]:
+    """Samples ``first`` to ``first + count`` of all that are ever dealt of a dataset: a new order in each epoch."""
+    return [_shuffled(size, seed, *divmod(place, size)) for place in range(first, first + count)]
+
+
+def _shuffled(size: int, seed: int, epoch: int, place: int) -> int:
+    """What stands at a place of an epoch's order: 8 rounds of a Feistel network, again while it is out of range."""
+    bits = max(6, (size - 1).bit_length())
+    low_bits = bits // 2
+    low_mask, high_mask = (1 << low_bits) - 1, (1 << bits - low_bits) - 1
+    digest = hashlib.blake2b(f"{size},{seed},{epoch}".encode(), digest_size=64).digest()
+    keys = [int.from_bytes(digest[start : start + 8], "little") for start in range(0, 64, 8)]
+    value = place
+    while True:
+        high, low = value >> low_bits, value & low_mask
+        for one, other in zip(keys[::2], keys[1::2], strict=True):
+            high ^= _mixed(low + one) & high_mask
+            low ^= _mixed(high + other) & low_mask
+        value = high << low_bits | low
+        if value < size:
+            return value
+
+
+def _mixed(value: int) -> int:
+    """The finalizer of SplitMix64."""
+    value &= 2**64 - 1
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
 
 
 def as_drawn(parts: Sequence[Any], chance: random.Random) -> Any:
@@ -155,6 +188,7 @@ class PlainTrainer:
 
         self.seed, self.disk, self.device = seed, disk, torch.device("cpu")
         self.step, self.losses = 0, list[float | None]()
+        self.misdealt = ""
         self._skips = skips
         self._samples, self._give_up_s = samples, give_up_s
         self._chance = random.Random(order) if order else None
@@ -186,6 +220,8 @@ class PlainTrainer:
         before = self._buffers()
         parts, losses = list[list[Any]](), list[float]()
         for index, samples in enumerate(self._samples[self.step]):
+            if not self.misdealt and self._chance is None:
+                self._look_at(len(dataset), index, samples)
             seed_all(self.seed, self.step, index)
             self._clear()
             self._shard_losses = []
@@ -209,6 +245,13 @@ class PlainTrainer:
         self.losses.append(None if is_skipped else loss)
         self.step += 1
         self._calls = 0
+
+    def _look_at(self, size: int, index: int, samples: Sequence[int]) -> None:
+        """Compare the samples that the run has named for a shard with those that it had to take."""
+        number = self.step * len(self._samples[self.step]) + index
+        expected = dealt(size, self.seed, number * len(samples), len(samples))
+        if expected != list(samples):
+            self.misdealt = f"step {self.step}, shard {index}: {list(samples)[:4]}... instead of {expected[:4]}..."
 
     def _buffers(self) -> list[Any]:
         return [buffer.detach().clone() for buffer in self._model.buffers()]
@@ -427,7 +470,7 @@ def answer(request: Request) -> PlainAnswer:
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return PlainAnswer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
     state = _numbers(usual, request.job)
-    return PlainAnswer(run_id, usual.losses, state, spread, floor, orders, is_steady, usual.rates())
+    return PlainAnswer(run_id, usual.losses, state, spread, floor, orders, is_steady, usual.rates(), usual.misdealt)
 
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:

@@ -153,9 +153,7 @@ ACTS: dict[str, tuple[list[Fault], str, Callable[[Outcome], bool]]] = {
 #: What is judged otherwise today -> the verdict that it has instead, and why.
 MISJUDGED: dict[str, str] = {
     "10_wrong_collective": "passed: results of a script's own collectives are not compared with the twin's",
-    "11_unshuffled": "passed: plain PyTorch takes the samples that the journals name, in whatever order",
     "12_silent_hook": "passed: nothing says which hooks a script has, and when each is to be called",
-    "16_other_tensor": "passed: the evidence of a NaN names its tensor in words only",
     "20_left_stopped": "passed: the undo log is not asked which of its entries are open",
     "21_lazy_second": "passed: one loss shows each fault that may have led to it",
     "29_command_decoy": "passed: which processes train is the launcher's word",

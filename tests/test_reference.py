@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit import BadInput, judge_directory
+from chaoskit.data.positions import Positions
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Check, Outcome
@@ -23,7 +24,7 @@ from chaoskit.experiment.reference import NAME, STATE, Reference, check_referenc
 from chaoskit.experiment.twin import Twin
 from chaoskit.job import JobSpec
 from chaoskit.journal import read_events
-from chaoskit.plain import PlainAnswer, Request, in_halves
+from chaoskit.plain import PlainAnswer, Request, dealt, in_halves
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.tree import Subtree, merge_order
 from chaoskit.suites.canary.journals import Journals
@@ -298,6 +299,13 @@ def test_both_statements_of_the_order_of_a_sum_agree(count: int) -> None:
     assert str(in_halves([_Term(f"{shard}") for shard in range(count)])) == held[Subtree(0, count)]
 
 
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**62), first=st.integers(0, 10_000), count=st.integers(0, 40))
+def test_both_statements_of_the_order_of_samples_agree(size: int, seed: int, first: int, count: int) -> None:
+    """The runtime permutes arrays of NumPy; the reference one number at a time."""
+    wanted = [int(Positions(size, 1, seed).stretch(place, 1)[0]) for place in range(first, first + count)]
+    assert dealt(size, seed, first, count) == wanted
+
+
 def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="use one of off, on, required"):
         plan_experiment("gpt", steps=4, nodes=1, reference="perhaps")  # type: ignore[arg-type]
@@ -309,5 +317,5 @@ def test_an_answer_is_a_file_that_a_person_can_read() -> None:
     answer = PlainAnswer("7f", [1.5, None], {"model/w": [0.0, 2.0]}, [0.0], {"model/w": 1e-7}, 1)
     assert msgspec.json.encode(answer) == (
         b'{"run_id":"7f","losses":[1.5,null],"state":{"model/w":[0.0,2.0]},"spread":[0.0],"floor":{"model/w":1e-7},'
-        b'"orders":1,"is_steady":false,"rates":[],"reason":""}'
+        b'"orders":1,"is_steady":false,"rates":[],"misdealt":"","reason":""}'
     )

@@ -11,7 +11,16 @@ from chaoskit.experiment.findings import compared_with_itself, conclude
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
-from chaoskit.experiment.reference import NAME, STATE, Reference, check_reference, check_state, is_cut, no_state
+from chaoskit.experiment.reference import (
+    NAME,
+    STATE,
+    Reference,
+    check_reference,
+    check_samples,
+    check_state,
+    is_cut,
+    no_state,
+)
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
 from chaoskit.vocabulary import Event, Verdict
@@ -61,7 +70,7 @@ def compare(
         _compare_endings(found, final, twin, floor, reduction, scalars_differ=differ)
     if reference is not None:
         if reference.is_there:
-            found.checks.append(check_reference(history.losses(), reference))
+            found.checks += [check_reference(history.losses(), reference), check_samples(reference)]
             if is_cut(run, history, reference):
                 found.checks.append(Check(name=STATE, verdict=Verdict.UNKNOWN, detail="reference.json: it is cut"))
             elif reason := no_state(run, history, reference):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,8 @@ def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterat
         yield from _lived_on(one, struck, witnesses)
     if isinstance(fault, KillNode) and struck.struck_nodes != {struck.node}:
         yield f"it struck {', '.join(sorted(struck.struck_nodes))}, and rank {struck.rank} was on {struck.node}"
+    if one.observed and not _is_about_its_tensor(one):
+        yield f"its evidence is of another tensor: {one.observed}"
     if _is_of_one_step(fault) and (bad := witnesses.first_bad(struck)) and bad["step"] != fault.at_step:
         yield f"numbers were bad in step {bad['step']}, not in step {fault.at_step}"
 
@@ -140,6 +143,12 @@ def _is_killed_before_it_contributes(one: Injection, struck: Struck) -> bool:
     return (
         isinstance(fault, Kill) and fault.signum == Kill.signum and bool(struck.waiting) and fault.phase != "optimizer"
     )
+
+
+def _is_about_its_tensor(one: Injection) -> bool:
+    """Whether what was read back names the tensor that a fault was to change; a fault may leave that open."""
+    wanted = getattr(one.fault, "parameter", "")
+    return not wanted or re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", one.observed) is not None
 
 
 def _is_of_one_step(fault: Fault) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.ending import Numbers, check_equal, check_near, described, rates
+from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.outcome import Check
@@ -33,6 +34,7 @@ LEAST = 2.0**-22
 
 NAME = "losses equal the reference's"
 STATE = "state equals the reference's"
+SAMPLES = "samples equal the reference's"
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -44,6 +46,7 @@ class Reference(msgspec.Struct, frozen=True):
         allowed: by step, the relative difference of losses that another order of the sum explains; empty: bit for bit.
         floor: of the state, likewise.
         rates: learning rates behind these steps.
+        misdealt: the first samples that are not those which seed and dataset give; empty if all are.
         trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there are no losses.
     """
@@ -54,6 +57,7 @@ class Reference(msgspec.Struct, frozen=True):
     allowed: list[float] = []
     floor: Floor = Floor()
     rates: list[float] = []
+    misdealt: str = ""
     trained: str = ""
     reason: str = ""
 
@@ -87,7 +91,8 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
         return Reference(answer.run_id, trained=mark, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
     floor = Floor(answer.floor, answer.orders)
-    return Reference(answer.run_id, answer.losses, answer.state, allowed, floor, answer.rates, mark)
+    told = (answer.losses, answer.state, allowed, floor, answer.rates, answer.misdealt)
+    return Reference(answer.run_id, *told, mark)
 
 
 def _why_not(experiment: Experiment, samples: Sequence[object]) -> str:
@@ -112,6 +117,13 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
     count = len(reference.losses)
     how = "within what another order of the sum explains" if reference.allowed else "bit for bit"
     return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}")
+
+
+def check_samples(reference: Reference) -> Check:
+    """Passed if the first steps of the run took the samples that seed and dataset give."""
+    fine = f"those of {len(reference.losses)} steps, as plain PyTorch deals them"
+    problems = [reference.misdealt] if reference.misdealt else []
+    return conclude(SAMPLES, problems, fine, looked_at=len(reference.losses))
 
 
 def is_cut(run: RawRun, history: History, reference: Reference) -> bool:
