@@ -145,7 +145,7 @@ for step in range(40):
 """
 
 
-@pytest.mark.promise("or a tenth of the steps of the twin's log is missing in it")
+@pytest.mark.promise("or more than a tenth of the steps of the twin's log are missing in it")
 def test_steps_that_the_unbroken_run_alone_shows_are_counted(chaos: Chaos, tmp_path: Path) -> None:
     """Losses are not asked for: nothing else would tell."""
     (tmp_path / "sparse.py").write_text(SPARSE)
