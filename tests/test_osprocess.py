@@ -16,7 +16,7 @@ from support.descriptors import many_open
 from support.waiting import stays, wait_until
 
 from chaoskit import Harness, Verdict
-from chaoskit.osprocess import Starvation, signal_name, undisturbed
+from chaoskit.osprocess import Starvation, children, descendants, signal_name, undisturbed
 from faults import Kill
 
 SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
@@ -181,6 +181,29 @@ def test_an_ordinary_user_is_disturbed_as_ever() -> None:
 def test_every_signal_has_a_name(signum: int, name: str) -> None:
     """Real-time signals and unknown numbers have names, too."""
     assert signal_name(signum) == name
+
+
+STARTS = """
+import subprocess, threading
+def start():
+    process = subprocess.Popen(["sleep", "1000"])
+    print(process.pid, flush=True)
+    process.wait()
+threading.Thread(target=start).start()
+"""
+
+
+def test_what_any_thread_has_started_is_a_child() -> None:
+    """Launchers start ranks from threads; the kernel lists children by the thread that started them."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", STARTS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        assert children(process.pid) == [child]
+        assert descendants(process.pid) == [child]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.mark.costly
