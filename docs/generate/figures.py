@@ -34,8 +34,8 @@ class Row:
 
 
 ROWS = (
-    Row("no fault, 2 ranks: a step, beside DDP with the same allocator", "no fault, exact, 2 ranks"),
-    Row("no fault, 4 ranks", "no fault, exact, 4 ranks"),
+    Row("no fault, 2 ranks: a step, beside DDP with the same allocator", "no fault, exact, 2 ranks:", "overhead"),
+    Row("no fault, 4 ranks", "no fault, exact, 4 ranks:", "overhead"),
     Row("SIGKILL of a rank, a warm spare: the next step of all ranks", "SIGKILL, a warm spare: every rank's next step"),
     Row("SIGSTOP of a rank", "SIGSTOP: every rank's next step"),
     Row("a hang that nothing announces (it holds the GIL)", "hang that holds the GIL: every rank's next step"),
