@@ -93,7 +93,9 @@ def test_a_rank_that_is_lost_where_states_are_told(chaos: Chaos, job: str, plan:
     )
     assert of(outcome, STATE).verdict == Verdict.PASSED
     told = [record for record in read_events(Path(outcome.directory) / "journal", Event.STATE) if record["step"] == 8]
-    assert len({record["generation"] for record in told}) == (2 if at_step == 8 else 1)
+    assert told
+    if job == "fsdp" and at_step == 8:  # whose ranks all begin anew
+        assert len({record["generation"] for record in told}) == 2
 
 
 def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> None:
@@ -115,11 +117,10 @@ def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> N
 
 def test_a_step_that_was_skipped_ends_what_is_compared(chaos: Chaos) -> None:
     """Plain PyTorch takes the steps before it, behind which no rank describes its state."""
-    outcome = chaos.run(
-        "gpt", steps=10, nodes=2, options=TINY, faults=[BadBatch(rank=1, at_step=4)], reference="required"
-    )
+    plan = {"steps": 10, "nodes": 2, "options": TINY, "reference": "required", "twin": False}
+    outcome = chaos.run("gpt", faults=[BadBatch(at_step=4)], **plan)
     assert of(outcome, NAME).detail.startswith("4 losses")
-    assert "step 4 was skipped" in outcome.not_applied[STATE]
+    assert "step 4 was skipped for a fault" in outcome.not_applied[STATE]
 
 
 @pytest.mark.parametrize(

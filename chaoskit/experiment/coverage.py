@@ -33,8 +33,8 @@ class Coverage:
     Attributes:
         blind: files, or all records of a kind that every run has. What is computed without them says nothing, so the
             run is unknown, also where a check fails.
-        gaps: records that do not follow from each other. A runtime that is wrong may have written them so: a check
-            that fails counts for more.
+        gaps: records that do not follow from each other, or from what the run is compared with. A runtime that is wrong
+            may have written them so: a check that fails counts for more.
     """
 
     blind: tuple[str, ...]
@@ -75,7 +75,11 @@ def coverage_of(run: RawRun, history: History, compared: Compared) -> Coverage:
     blind = [
         *damage(run.coverage),
         *_compared(run, compared.twin, compared.reference),
-        *_plain(run, history, compared),
+        *(
+            ["floor.json: how far right runs end apart is missing; floor.log may say why"]
+            if compared.lacks_floor
+            else []
+        ),
         *_faults(run),
         *_coordinators(story, ended=is_over),
         *_nodes(story),
@@ -83,6 +87,7 @@ def coverage_of(run: RawRun, history: History, compared: Compared) -> Coverage:
         *_files(story),
     ]
     gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
+    gaps += _foreign(run, history, compared)
     return Coverage(tuple(blind), (*gaps, *_memberships(story)))
 
 
@@ -121,10 +126,8 @@ def _faults(run: RawRun) -> Iterator[str]:
             yield f"harness: it does not tell whether {one.fault} was undone"
 
 
-def _plain(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
-    """What plain PyTorch came to, of the samples that this run has trained."""
-    if compared.lacks_floor:
-        yield "floor.json: how far right runs end apart is missing; floor.log may say why"
+def _foreign(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
+    """What plain PyTorch has trained with other options, another seed or other samples than the journals tell."""
     if compared.floor is not None and not floor.is_of(compared.floor, run.experiment, history):
         yield "floor.json: it is of another run"
     if compared.reference is not None and not reference.is_of(compared.reference, run.experiment, history):

@@ -19,6 +19,7 @@ EQUAL = "final state equals the twin's"
 #: Where sums have no fixed order a tensor may lie so many floors from the twin's.
 MARGIN = 4.0
 
+_OTHER_BITS = "SHA-256 of all tensors differs, as ranks ended after they had described them"
 _OTHER_SCALARS = "learning rates, schedules or counts of the optimizer are other ones"
 
 #: Of one tensor: values that are not finite, squared norm, projections. See :mod:`chaoskit.sketch`.
@@ -80,16 +81,23 @@ def check_finite(found: dict[str, Numbers]) -> Check:
 
 
 def check_equal(
-    found: dict[str, Numbers], other: dict[str, Numbers], *, scalars_differ: bool = False, name: str = EQUAL
+    found: dict[str, Numbers],
+    other: dict[str, Numbers],
+    *,
+    scalars_differ: bool = False,
+    bits_differ: bool = False,
+    name: str = EQUAL,
 ) -> Check:
     """Passed if the numbers of all tensors are the other's: the twin's, or the reference's.
 
     Args:
         scalars_differ: learning rates, schedules or counts are other ones.
+        bits_differ: the digest of all tensors with which ranks ended is another one.
         name: of the check.
     """
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
     problems += [_OTHER_SCALARS] if scalars_differ else []
+    problems += [_OTHER_BITS] if bits_differ and not problems else []
     fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
     return conclude(name, problems, fine, looked_at=len(other))
 

@@ -34,7 +34,7 @@ class Floor(msgspec.Struct, frozen=True):
             another one; at least a unit in the last place of its largest value.
         orders: how many were compared with the usual one.
         is_steady: whether rates, schedules and counts were the same in all of them.
-        trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
+        trained: options, seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there is none.
     """
 
@@ -79,7 +79,7 @@ def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor
         answer = ask(request, directory, "floor")
     except HarnessError:
         return None
-    return Floor(answer.floor, answer.orders, answer.is_steady, trained(config.seed, samples), answer.reason)
+    return Floor(answer.floor, answer.orders, answer.is_steady, trained(experiment, samples), answer.reason)
 
 
 def _why_not(experiment: Experiment, samples: Sequence[object], steps: int) -> str:
@@ -94,4 +94,4 @@ def is_of(floor: Floor, experiment: Experiment, history: History) -> bool:
     samples = samples_of(history, steps := len(history.steps), experiment)
     if reason := _why_not(experiment, samples, steps):
         return floor.reason == reason
-    return floor.trained == trained(experiment.config.seed, samples)
+    return floor.trained == trained(experiment, samples)

@@ -50,9 +50,11 @@ def samples_of(history: History, steps: int, experiment: Experiment) -> list[lis
     return found
 
 
-def trained(seed: int, samples: list[list[list[int]]]) -> str:
-    """Return which run an answer is of, wherever its job lies: BLAKE2b of seed and samples."""
-    return hashlib.blake2b(msgspec.json.encode((seed, samples)), digest_size=16).hexdigest()
+def trained(experiment: Experiment, samples: list[list[list[int]]]) -> str:
+    """Return which run an answer is of, wherever its job lies: BLAKE2b of options, seed and samples."""
+    job = experiment.config.job
+    told = (job.function, sorted(job.options.items()), experiment.config.seed, samples)
+    return hashlib.blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
 
 
 def _by_shard(step: Step) -> list[list[int]]:

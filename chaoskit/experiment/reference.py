@@ -47,7 +47,7 @@ class Reference(msgspec.Struct, frozen=True):
         floor: of the state, likewise.
         rates: learning rates behind these steps.
         misdealt: the first samples that are not those which seed and dataset give; empty if all are.
-        trained: seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
+        trained: options, seed and samples; see :func:`chaoskit.experiment.plain_process.trained`. Empty: nothing was.
         reason: why there are no losses.
     """
 
@@ -86,7 +86,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
         answer = ask(request, directory, "reference")
     except HarnessError:
         return None
-    mark = trained(config.seed, samples)
+    mark = trained(experiment, samples)
     if answer.reason:
         return Reference(answer.run_id, trained=mark, reason=answer.reason)
     allowed = [] if is_exact else [max(LEAST, MARGIN * spread) for spread in answer.spread]
@@ -105,7 +105,7 @@ def is_of(reference: Reference, experiment: Experiment, history: History) -> boo
     samples = samples_of(history, REFERENCE_STEPS, experiment)
     if reason := _why_not(experiment, samples):
         return reference.reason == reason
-    return reference.trained == trained(experiment.config.seed, samples)
+    return reference.trained == trained(experiment, samples)
 
 
 def check_reference(losses: list[float | None], reference: Reference) -> Check:
