@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaoskit import Chaos, Verdict
+from chaoskit import Chaos, Verdict, judge_directory
 from chaoskit.experiment.coverage import NAME
 from chaoskit.experiment.outcome import Outcome
-from faults import FreezeNode, Hang, Kill, KillCoordinator, KillNode
+from chaoskit.suites.canary.journals import Journals
+from faults import FreezeNode, Hang, Kill, KillCoordinator, KillNode, Scale
 
 TINY: dict[str, Any] = {"size": "tiny"}
 
@@ -49,3 +51,22 @@ def test_a_job_that_fails_before_its_first_step_lacks_nothing(chaos: Chaos, tmp_
     outcome = chaos.run(str(job), nodes=2, steps=4, twin=False, check=False)
     assert outcome.verdict == Verdict.FAILED
     assert whole(outcome)
+
+
+def test_a_worker_that_its_node_ended_when_it_was_to_leave_lacks_nothing(chaos: Chaos, tmp_path: Path) -> None:
+    """A new coordinator has those ended that no membership names: they have no time for a word."""
+    plan: dict[str, Any] = {
+        "nodes": 3,
+        "shards": 4,
+        "spares": 0,
+        "options": TINY,
+        "elastic": {"minReplicas": 2, "maxReplicas": 3},
+    }
+    outcome = chaos.run("gpt", steps=12, faults=[Scale(at_step=4, to=2)], twin=False, **plan)
+    copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
+    journals = Journals(copy)
+    ((leaver, _),) = journals.of("left")
+    journals.drop(lambda source, one: source == leaver and one["event"] in ("left", "closed"))
+    journals.write()
+    again = judge_directory(copy)
+    assert again.verdict == Verdict.PASSED, again.reasons

@@ -145,6 +145,7 @@ class _Story:
         self.lost: dict[str, int] = {}  # worker -> when
         self.gone: dict[str, int] = {}  # node -> when it was lost or evicted last
         self.started: dict[str, str] = {}  # worker -> the node whose agent started it
+        self.exited: set[str] = set()  # workers of which their node tells that they ended
         self.told: set[str] = set()
         self.pids: dict[str, list[int]] = defaultdict(list)  # worker -> processes, by the word of its node
         self.ended_well = False
@@ -159,6 +160,8 @@ class _Story:
                     self.lost.update(dict.fromkeys(self.members, record.t_ns))
                 case Event.DETECTED:
                     self.lost[record["worker"]] = record.t_ns
+                case Event.WORKER_EXITED:
+                    self.exited.add(record["worker"])
                 case Event.NODE_LOST | Event.EVICTED:
                     self.gone[record["node"]] = record.t_ns
                 case Event.JOB_ENDED:
@@ -205,7 +208,12 @@ class _Story:
         """Whether its journal stops although it went on, while the job came to its end."""
         ends = self.has(worker, Event.FINISHED, Event.LEFT, Event.FAILED)
         is_closed = any(one.closed is not None for one in self.writers(worker, "worker"))
-        return self.ended_well and not (ends or is_closed or self.is_lost(worker))
+        return self.ended_well and not (ends or is_closed or self.is_lost(worker) or self._is_released(worker))
+
+    def _is_released(self, worker: str) -> bool:
+        """Whether the last membership has no place for it, and its node tells that it ended."""
+        last = self.plans[max(self.plans)]["members"]
+        return worker in self.exited and all(member["worker"] != worker for member in last)
 
     def has(self, source: str, *events: Event) -> bool:
         """Whether one of these records is in that file."""
