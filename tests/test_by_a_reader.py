@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.by_a_reader_faults import KillLate, KillOther, KillTwo, Nothing
+from support.readers import cases, check, log_of, require
 
-from chaoskit import Chaos, LogPatterns, Outcome, Verdict, judge_directory
+from chaoskit import Chaos, LogPatterns, Verdict, judge_directory
 from chaoskit.suites.canary.journals import Journals
 from faults import Kill
 from faults.base import Fault
@@ -84,33 +85,7 @@ MISJUDGED: dict[str, str] = {
 _runs: dict[str, Path] = {}
 
 
-def cases(names: Iterable[str]) -> list[Any]:
-    """Parameters of these cases; those that are misjudged are expected to fail, until they are mended."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=MISJUDGED[name]))
-        if name in MISJUDGED
-        else name
-        for name in names
-    ]
-
-
-def check(outcome: Outcome, expected: Verdict) -> None:
-    """The verdict is the one that the documentation promises."""
-    assert outcome.verdict == expected, (outcome.reasons, outcome.directory)
-
-
-def require(is_planted: bool) -> None:
-    """The mistake took effect: what did not is no mistake, and no expected failure either."""
-    if not is_planted:
-        raise RuntimeError("the mistake was not planted")
-
-
-def log_of(outcome: Outcome) -> str:
-    """What all processes of the run have printed."""
-    return "".join(path.read_text() for path in sorted((Path(outcome.directory) / "log").glob("*.log")))
-
-
-@pytest.mark.parametrize("name", cases(RUNTIME))
+@pytest.mark.parametrize("name", cases(RUNTIME, MISJUDGED))
 def test_a_mistake_of_the_runtime(chaos: Chaos, name: str) -> None:
     expected, fault, given = RUNTIME[name]
     plan = {**_PLAN, **given}
@@ -121,7 +96,7 @@ def test_a_mistake_of_the_runtime(chaos: Chaos, name: str) -> None:
     check(outcome, expected)
 
 
-@pytest.mark.parametrize("name", cases(ACTS))
+@pytest.mark.parametrize("name", cases(ACTS, MISJUDGED))
 def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     expected, fault, given = ACTS[name]
     outcome = chaos.run(f"{JOB}:train", faults=[fault], check=False, **{**_PLAN, "spares": 2, **given})
@@ -190,7 +165,7 @@ WRITTEN: dict[str, tuple[Verdict, Callable[[Path, Path], None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", cases(WRITTEN))
+@pytest.mark.parametrize("name", cases(WRITTEN, MISJUDGED))
 def test_a_mistake_in_what_is_written(chaos: Chaos, tmp_path: Path, name: str) -> None:
     expected, change = WRITTEN[name]
     run = Path(shutil.copytree(a_run(chaos), tmp_path / "run"))
@@ -217,7 +192,7 @@ COMMANDS: dict[str, tuple[Verdict, str, Callable[[str], bool]]] = {
 }
 
 
-@pytest.mark.parametrize("name", cases(COMMANDS))
+@pytest.mark.parametrize("name", cases(COMMANDS, MISJUDGED))
 def test_a_command(chaos: Chaos, name: str) -> None:
     expected, how, is_planted = COMMANDS[name]
     outcome = chaos.run(
@@ -231,3 +206,19 @@ def test_a_command(chaos: Chaos, name: str) -> None:
     )
     require(is_planted(log_of(outcome)))
     check(outcome, expected)
+
+
+@pytest.mark.parametrize(("how", "told"), [("one_rank", "rank 1 never came back"), ("helper", "which of them trained")])
+def test_without_a_twin_the_node_tells_of_the_ranks(chaos: Chaos, how: str, told: str) -> None:
+    """Its word alone shows them: no log of an unbroken run has more lines."""
+    outcome = chaos.run(
+        command=[sys.executable, str(COMMAND), how, str(COMMAND_STEPS), "0.02"],
+        watch=WATCH,
+        ranks=2,
+        faults=[Kill(rank=1, at_step=COMMAND_AT)],
+        max_lost_steps=COMMAND_STEPS,
+        twin=False,
+        check=False,
+    )
+    assert outcome.verdict == Verdict.UNKNOWN
+    assert [reason for reason in outcome.reasons if told in reason], outcome.reasons

@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.by_a_second_reader_faults import KillAndStop, KillInUpdate, KillOtherNode, LazyKill, NaNElsewhere
+from support.readers import cases, check, log_of, require
 
 from chaoskit import Chaos, LogPatterns, Outcome, Verdict, judge_directory
 from chaoskit.elastic.settings import ElasticPolicy
@@ -162,37 +163,11 @@ MISJUDGED: dict[str, str] = {
 _runs: dict[str, Path] = {}
 
 
-def cases(names: Iterable[str]) -> list[Any]:
-    """Parameters of these cases; those that are misjudged are expected to fail, until they are mended."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=MISJUDGED[name]))
-        if name in MISJUDGED
-        else name
-        for name in names
-    ]
-
-
-def check(outcome: Outcome, expected: Verdict) -> None:
-    """The verdict is the one that the documentation promises."""
-    assert outcome.verdict == expected, (outcome.reasons, outcome.not_applied, outcome.directory)
-
-
-def require(is_planted: bool, of: object) -> None:
-    """The mistake took effect: what did not is no mistake, and no expected failure either."""
-    if not is_planted:
-        raise RuntimeError(f"the mistake was not planted: {of}")
-
-
 def journals_of(outcome: Outcome) -> list[Any]:
     return list(read_journals(Path(outcome.directory) / "journal"))
 
 
-def log_of(outcome: Outcome) -> str:
-    """What all processes of the run have printed."""
-    return "".join(path.read_text() for path in sorted((Path(outcome.directory) / "log").glob("*.log")))
-
-
-@pytest.mark.parametrize("name", cases(RUNTIME))
+@pytest.mark.parametrize("name", cases(RUNTIME, MISJUDGED))
 def test_a_mistake_of_the_runtime(chaos: Chaos, name: str) -> None:
     case = RUNTIME[name]
     plan = {**_PLAN, **case.plan}
@@ -207,7 +182,7 @@ def test_a_harmless_change(chaos: Chaos, name: str) -> None:
     check(chaos.run(f"{JOB}:train", options=options, check=False, **{**_PLAN, **plan}), Verdict.PASSED)
 
 
-@pytest.mark.parametrize("name", cases(ACTS))
+@pytest.mark.parametrize("name", cases(ACTS, MISJUDGED))
 def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     faults, how, is_planted = ACTS[name]
     try:
@@ -277,7 +252,7 @@ WRITTEN: dict[str, tuple[Callable[[Path, Path], None], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", cases(WRITTEN))
+@pytest.mark.parametrize("name", cases(WRITTEN, MISJUDGED))
 def test_a_mistake_in_what_is_written(chaos: Chaos, tmp_path: Path, name: str) -> None:
     damage, plan = WRITTEN[name]
     run = Path(shutil.copytree(a_run(chaos, **plan), tmp_path / "run"))
@@ -330,7 +305,7 @@ COMMANDS: dict[str, tuple[Verdict, str, Fault, Callable[[Outcome], bool]]] = {
 }
 
 
-@pytest.mark.parametrize("name", cases(COMMANDS))
+@pytest.mark.parametrize("name", cases(COMMANDS, MISJUDGED))
 def test_a_command(chaos: Chaos, name: str) -> None:
     expected, how, fault, is_planted = COMMANDS[name]
     outcome = chaos.run(
