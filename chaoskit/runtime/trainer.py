@@ -297,6 +297,7 @@ class ReplicatedTrainer(BaseTrainer):
             if move is FirstMove.END and calling:
                 return formation
             if move is FirstMove.END:
+                self._formation = formation  # a joiner has been in no other one
                 raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
             if move is FirstMove.FAIL:
                 raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
