@@ -66,7 +66,8 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
     if how == "truncate":
         at = chance.randrange(len(data))
         path.write_bytes(data[:at])
-        return how, events_of(lines[len(lines_of(data[: at + 1])) - 1 :])
+        whole = len(lines_of(data[:at] + b"\n")) if data[at : at + 1] == b"\n" else data[:at].count(b"\n")
+        return how, events_of(lines[whole:])
     at = chance.randrange(len(data))
     path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
     begun = len(lines_of(data[: at + 1])) - 1

@@ -20,7 +20,7 @@ LATE = 28
 STEPS = 40
 #: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
 JOBS = {"replicas": "stored", "pieces": "copied"}
-SNAPSHOTS = {str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}
+SNAPSHOTS = {"22": [EVERY], str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}  # one is written after the other
 
 
 def lose_all(at_step: int) -> list[ReplaceNode]:
