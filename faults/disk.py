@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import Applied, BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
@@ -83,26 +84,28 @@ class DiskFault(Fault):
         if self.directory == CHECKPOINTS and target.config is not None and target.config.disk is not None:
             directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
-        target.notes["number"] = target.cluster.trouble(target.node, directory, self.trouble)
+        target.notes["broken"] = target.cluster.apply(target.node, BreakDisk(directory, self.trouble))
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
-        if target.lifted_ns:
+        broken: Applied | None = target.notes.get("broken")
+        if broken is None or target.lifted_ns:
             return False
         target.acted_ns = time.monotonic_ns()  # it strikes whoever is started there meanwhile, too
         if self.heal_after_s is None:
             return False
-        if "since_s" not in target.notes and target.cluster.troubled(target.notes["number"]):
+        if "since_s" not in target.notes and broken.shown():
             target.notes["since_s"] = time.monotonic()
         if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
-            target.notes["met"] = target.cluster.relieve(target.notes["number"])
+            broken.lift()
             target.lifted_ns = target.acted_ns
         return False
 
     def observe(self, target: Target) -> str | None:
         if target.exited is not None:
             return None  # the run is over, and nobody asks the disk any more
-        met = target.notes["met"] if target.lifted_ns else target.cluster.troubled(target.notes["number"])
+        broken: Applied | None = target.notes.get("broken")
+        met = 0 if broken is None else broken.shown()
         return f"the disk of {target.node} {self.shown(met)}" if met else None
 
     def shown(self, met: int) -> str:

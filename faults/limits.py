@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate import cgroup
-from chaoskit.substrate.base import Limit, Resource
+from chaoskit.substrate.actions import Action, Applied, CapCpu, CapMemory, CapPids, CapWrites
+from chaoskit.substrate.holds import CONTROLLERS
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Target, require_seconds
@@ -32,20 +33,20 @@ class NodeLimit(NodeFault):
 
     family: ClassVar[str] = "node"
     undo: ClassVar[str] = "the control group is removed when the limit ends, by `chaoskit cleanup` if need be"
-    #: What there is less of.
-    resource: ClassVar[Resource] = "cpu"
+    #: What it has done to the node.
+    makes: ClassVar[type[Action]] = CapCpu
 
     @classmethod
     def unavailable(cls) -> str:
-        return cgroup.unavailable(cls.resource)
+        return cgroup.unavailable(CONTROLLERS[cls.makes])
 
     @property
     def leads_to(self) -> frozenset[str]:
         return HUNG_CAUSES | {"node lost", "slow", "unreachable"}
 
     @property
-    def amount(self) -> float:
-        """What is left, in the unit of :meth:`chaoskit.substrate.base.Cluster.limit`."""
+    def action(self) -> Action:
+        """What is left to the node."""
         raise NotImplementedError
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
@@ -54,7 +55,7 @@ class NodeLimit(NodeFault):
 
     def inject(self, target: Target) -> None:
         try:
-            target.notes["limit"] = target.cluster.limit(target.node, self.resource, self.amount)
+            target.notes["limit"] = target.cluster.apply(target.node, self.action)
         except BaseException:
             target.pull("none")  # nobody may be left waiting, nor go on as if there were a limit
             raise
@@ -65,11 +66,11 @@ class NodeLimit(NodeFault):
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
-        limit: Limit | None = target.notes.get("limit")
+        limit: Applied | None = target.notes.get("limit")
         if limit is None or target.lifted_ns:
             return False
         target.acted_ns = time.monotonic_ns()  # whoever was started under the limit may be lost to it
-        if limit.events():
+        if limit.shown():
             bitten_ns = target.notes.setdefault("bitten_ns", target.acted_ns)
             if target.acted_ns >= bitten_ns + self.lift_after_s * 1e9:
                 limit.lift()
@@ -77,8 +78,8 @@ class NodeLimit(NodeFault):
         return False
 
     def observe(self, target: Target) -> str | None:
-        limit: Limit | None = target.notes.get("limit")
-        events = 0 if limit is None else limit.events()
+        limit: Applied | None = target.notes.get("limit")
+        events = 0 if limit is None else limit.shown()
         return self.told(events, target) if events else None
 
     def told(self, events: int, target: Target) -> str:
@@ -86,7 +87,7 @@ class NodeLimit(NodeFault):
         raise NotImplementedError
 
     def clean_up(self, target: Target) -> bool:
-        limit: Limit | None = target.notes.get("limit")
+        limit: Applied | None = target.notes.get("limit")
         return limit is None or limit.lift()
 
 
@@ -105,11 +106,11 @@ class LimitCpu(NodeLimit):
     stands_for: ClassVar[str] = "neighbours on a crowded machine, and container limits that are too low"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer"
-    resource: ClassVar[Resource] = "cpu"
+    makes: ClassVar[type[Action]] = CapCpu
 
     @property
-    def amount(self) -> float:
-        return self.cores
+    def action(self) -> Action:
+        return CapCpu(self.cores)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -136,7 +137,7 @@ class LimitMemory(NodeLimit):
     evidence: ClassVar[str] = "the kernel counts processes of the node that it killed for want of memory"
     stands_for: ClassVar[str] = "host memory used up, by whichever process"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
-    resource: ClassVar[Resource] = "memory"
+    makes: ClassVar[type[Action]] = CapMemory
     impact: ClassVar[str] = "a worker of the node is given up, or all of them with their agent"
 
     @property
@@ -148,8 +149,8 @@ class LimitMemory(NodeLimit):
         return super().leads_to | FAILED_CAUSES
 
     @property
-    def amount(self) -> float:
-        return self.headroom_mib * _MIB
+    def action(self) -> Action:
+        return CapMemory(round(self.headroom_mib * _MIB))
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -157,7 +158,7 @@ class LimitMemory(NodeLimit):
             raise BadInput("headroom_mib", self.headroom_mib, "use a number of MiB, 1 or more")
 
     def release(self, target: Target) -> None:
-        target.pull("allocate", give_up_bytes=_GIVE_UP * round(self.amount))
+        target.pull("allocate", give_up_bytes=_GIVE_UP * round(self.headroom_mib * _MIB))
 
     def told(self, events: int, target: Target) -> str:
         return f"the kernel killed {events} processes of {target.node} for want of memory"
@@ -177,7 +178,7 @@ class LimitPids(NodeLimit):
     evidence: ClassVar[str] = "the kernel counts processes and threads that it refused"
     stands_for: ClassVar[str] = "limits of processes that are used up, by leaks or by other users"
     unlisted: ClassVar[str] = "who counts incidents does not tell such limits from other failures of a host"
-    resource: ClassVar[Resource] = "pids"
+    makes: ClassVar[type[Action]] = CapPids
     impact: ClassVar[str] = "replacements cannot be started there, and who needs a new thread fails"
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
 
@@ -186,8 +187,8 @@ class LimitPids(NodeLimit):
         return super().leads_to | FAILED_CAUSES
 
     @property
-    def amount(self) -> float:
-        return self.further
+    def action(self) -> Action:
+        return CapPids(self.further)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -214,12 +215,12 @@ class LimitIo(NodeLimit):
     evidence: ClassVar[str] = "the kernel counts so many written bytes that the node used up what it may write"
     stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
-    resource: ClassVar[Resource] = "io"
+    makes: ClassVar[type[Action]] = CapWrites
     impact: ClassVar[str] = "none is wanted: whoever writes waits, and all others with it"
 
     @property
-    def amount(self) -> float:
-        return self.bytes_per_s
+    def action(self) -> Action:
+        return CapWrites(self.bytes_per_s)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

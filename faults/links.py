@@ -30,7 +30,7 @@ class LinkDown(NetworkFault):
         return Unplug(station=target.node)
 
     def shown(self, target: Target) -> str | None:
-        if "number" in target.notes and not target.cluster.round_trips_ms(COORDINATOR, target.node, 1, _ECHO_S):
+        if "change" in target.notes and not target.cluster.round_trips_ms(COORDINATOR, target.node, 1, _ECHO_S):
             target.notes["silent"] = True
         return f"an echo from the coordinator to {target.node} was lost" if "silent" in target.notes else None
 
@@ -68,7 +68,7 @@ class Flap(LinkDown):
         period_s = self.down_s + self.up_s
         turn, within_s = divmod(target.seconds_since, period_s)
         down = turn < self.times and within_s < self.down_s
-        if down and "number" not in target.notes:
+        if down and "change" not in target.notes:
             self.impose(target)
         elif not down:
             self.lift(target)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import Applied
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
@@ -130,13 +131,14 @@ class NetworkFault(Fault):
 
     def impose(self, target: Target) -> None:
         """Have the network changed."""
-        target.notes["number"] = target.cluster.impose(self.change(target, target.notes["ways"]))
+        target.notes["change"] = target.cluster.apply(target.node, self.change(target, target.notes["ways"]))
 
     def lift(self, target: Target) -> None:
         """Have it changed back."""
-        number = target.notes.pop("number", None)
-        if number is not None:
-            target.notes["lifted"] = target.notes.get("lifted", 0) + target.cluster.lift(number)
+        change: Applied | None = target.notes.pop("change", None)
+        if change is not None:
+            change.lift()
+            target.notes["lifted"] = target.notes.get("lifted", 0) + change.shown()
             target.lifted_ns = time.monotonic_ns()
 
     @property
@@ -151,8 +153,8 @@ class NetworkFault(Fault):
 
     def packets(self, target: Target) -> int:
         """How many packets have met the change so far."""
-        now = target.cluster.packets(target.notes["number"]) if "number" in target.notes else 0
-        return int(target.notes.get("lifted", 0)) + now
+        change: Applied | None = target.notes.get("change")
+        return int(target.notes.get("lifted", 0)) + (0 if change is None else change.shown())
 
     def observe(self, target: Target) -> str | None:
         if target.exited is not None:

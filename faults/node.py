@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.substrate.base import Freeze, Process
+from chaoskit.substrate.actions import Applied, Freeze
+from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
@@ -176,7 +177,7 @@ class FreezeNode(NodeFault):
         processes = look_up(target)
         target.pull("none")  # once continued, the rank goes on as if nothing had been
         if self.how == "cgroup":
-            target.notes["freeze"] = target.cluster.freeze(target.node)
+            target.notes["freeze"] = target.cluster.apply(target.node, Freeze())
             return
         target.notes["undo"] = [
             target.undo.plan("continue", pid=process.pid, ticks=process.ticks) for process in processes
@@ -196,8 +197,8 @@ class FreezeNode(NodeFault):
     def _thaw(self, target: Target) -> None:
         target.notes["thawed"] = True
         if self.how == "cgroup":
-            freeze: Freeze | None = target.notes.get("freeze")
-            target.notes["melted"] = freeze is None or freeze.thaw()
+            freeze: Applied | None = target.notes.get("freeze")
+            target.notes["melted"] = freeze is None or freeze.lift()
             return
         for process in reversed(target.notes.get("processes", [])):  # workers first: the agent finds them moving
             osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
@@ -211,9 +212,9 @@ class FreezeNode(NodeFault):
     def _look(self, target: Target) -> str | None:
         processes: list[Process] = target.notes["processes"]
         if self.how == "cgroup":
-            freeze: Freeze = target.notes["freeze"]
+            freeze: Applied = target.notes["freeze"]
             told = f"the kernel's freezer says that all {len(processes)} processes of {target.node} stand still"
-            return told if freeze.frozen() else None
+            return told if freeze.shown() else None
         if any(osprocess.state(process.pid) != "T" for process in processes):
             return None
         return f"all {len(processes)} processes of {target.node} are in state T (stopped)"

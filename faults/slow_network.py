@@ -64,7 +64,7 @@ class Delay(BadNetwork):
         return median(found) if found else None
 
     def shown(self, target: Target) -> str | None:
-        if "seen" not in target.notes and "number" in target.notes:
+        if "seen" not in target.notes and "change" in target.notes:
             before_ms, after_ms = target.notes["before_ms"], self._round_trip_ms(target)
             added_ms = self.delay_ms * (2 if self.direction == "both" else 1)
             if before_ms is not None and after_ms is not None and after_ms - before_ms >= _SEEN * added_ms:

@@ -23,7 +23,8 @@ from chaoskit.experiment.properties import RunTrace
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal, Record, read_events, read_journals
 from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
-from chaoskit.substrate.local import LocalCluster, LocalSubstrate, Loopback
+from chaoskit.substrate.local import LocalCluster, LocalSubstrate
+from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 from faults import Fault, Kill
@@ -153,10 +154,10 @@ def test_who_has_ended_takes_no_signal(tmp_path: Path, processes: list[subproces
     for listener in network.listeners:
         listener.close()
     substrate = LocalSubstrate()
-    cluster = LocalCluster(substrate, network, nothing, "", pids, ("node0",), tmp_path, nothing)
+    cluster = LocalCluster(substrate, network, nothing, "", pids, ("node0",), tmp_path)
     substrate.close()
     for rank, pid in enumerate(pids):
-        cluster._note(WorkerReady(f"node{rank}.1", f"node{rank}", Endpoint("", "", 0, pid, -1)))
+        cluster.observe(WorkerReady(f"node{rank}.1", f"node{rank}", Endpoint("", "", 0, pid, -1)))
     end(processes[0])
     with pytest.raises(ProcessLookupError, match="not a worker of this run any more"):
         cluster.signal(pids[0], signal.SIGKILL)

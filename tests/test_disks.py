@@ -20,6 +20,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Ailments, Failing, Full, ReadOnly, Slow, Trouble
 from chaoskit.substrate.disks import Disk, Disks
 from chaoskit.substrate.undo import UndoLog, sweep
@@ -180,13 +181,14 @@ def test_errors_reach_whoever_writes(
     """A node gets the error of the trouble, is counted, and writes again when it is lifted; others write as ever."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    disks = Disks(undo, enter)
-    imposed = disks.impose(node.pid, directory, trouble)
+    disks = Disks(undo, enter, lambda name: node.pid)
+    broken = disks.apply("node0", BreakDisk(directory, trouble))
     with pytest.raises(OSError, match=os.strerror(number)):
         (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
-    assert disks.met(imposed) >= 1
+    assert broken.shown() >= 1
     (directory / "b").write_bytes(b"others do not feel it")
-    assert disks.lift(imposed) >= 1
+    assert broken.lift()
+    assert broken.shown() >= 1, "what was counted stays known"
     (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
     disks.close()
 
@@ -196,35 +198,37 @@ def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog,
     """Each operation of a slow disk takes the delay longer."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    disks = Disks(undo, enter)
-    imposed = disks.impose(node.pid, directory, Slow(100.0))
+    disks = Disks(undo, enter, lambda name: node.pid)
+    slow = disks.apply("node0", BreakDisk(directory, Slow(100.0)))
     begin_s = time.monotonic()
     (seen_by(node, directory) / "a").write_bytes(b"x")
     assert time.monotonic() - begin_s > 0.2, "it was made, and written"
-    assert disks.met(imposed) >= 2
+    assert slow.shown() >= 2
     disks.close()
 
 
 @needs_fuse
 def test_nobody_elses_directory_is_troubled(undo: UndoLog, tmp_path: Path) -> None:
     """A process that shares the mounts of this machine gets no trouble."""
-    disks = Disks(undo, enter)
+    disks = Disks(undo, enter, lambda name: os.getpid())
     with pytest.raises(HarnessError, match="no mounts of its own"):
-        disks.impose(os.getpid(), tmp_path, ReadOnly())
+        disks.apply("node0", BreakDisk(tmp_path, ReadOnly()))
     disks.close()
 
 
 LAUNCHER = """
 import sys, time
 from pathlib import Path
+from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import ReadOnly
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.undo import UndoLog
 
 pid = int(sys.argv[1])
-disks = Disks(UndoLog(Path(sys.argv[3])), lambda pid: ["nsenter", f"--mount=/proc/{pid}/ns/mnt"])
-disks.impose(pid, Path(sys.argv[2]), ReadOnly())
-(disk,) = disks._disks.values()
+enter = lambda pid: ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
+disks = Disks(UndoLog(Path(sys.argv[3])), enter, lambda name: pid)
+disks.apply("node0", BreakDisk(Path(sys.argv[2]), ReadOnly()))
+(disk,) = disks.mounted.values()
 print(disk.process.pid, flush=True)
 time.sleep(600)
 """

@@ -23,13 +23,15 @@ from chaoskit.job import resolve_job
 from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
+from chaoskit.substrate.actions import CapCpu, CapMemory, CapPids, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import find_place
 from chaoskit.substrate.docker import DockerSubstrate
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, outermost, skeleton_archive
 from chaoskit.substrate.docker_janitor import HOST, OWNER, endpoint, labels, owner, remove_abandoned
-from chaoskit.substrate.local import COORDINATOR, LocalCluster
+from chaoskit.substrate.local import LocalCluster
+from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.traffic import Degrade, between
 from chaoskit.substrate.undo import Repair, UndoLog, describe, left_behind, sweep
 from chaoskit.vocabulary import Event
@@ -47,6 +49,7 @@ import sys
 from pathlib import Path
 from chaoskit.config import DETECTION, RunConfig
 from chaoskit.job import resolve_job
+from chaoskit.substrate.actions import Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.docker import DockerSubstrate
 
@@ -54,9 +57,9 @@ job = resolve_job(sys.argv[1], {"steps": 10**6, "step_s": 0.02})
 substrate = DockerSubstrate()
 config = RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"])
 cluster = substrate.launch(config, (), Path(sys.argv[2]) / "001-run")
-paused = cluster.freeze("node1")
-assert paused.frozen()
-print(*(container.name for container in substrate._containers.values()), flush=True)
+paused = cluster.apply("node1", Freeze())
+assert paused.shown()
+print(*(container.name for container in substrate.containers.values()), flush=True)
 print(*(process.pid for node in cluster.nodes for process in cluster.node(node)), flush=True)
 sys.stdin.read()
 """
@@ -98,7 +101,7 @@ def client() -> Iterator[Any]:
 def substrate() -> Iterator[DockerSubstrate]:
     substrate = DockerSubstrate()
     yield substrate
-    names = [container.name for container in substrate._containers.values()]
+    names = [container.name for container in substrate.containers.values()]
     substrate.close()
     assert not set(names) & set(all_names())
 
@@ -132,7 +135,7 @@ def all_names() -> list[str]:
 
 
 def container_of(substrate: DockerSubstrate, station: str) -> Container:
-    return substrate._containers[station]
+    return substrate.containers[station]
 
 
 def receive(cluster: LocalCluster, wanted: Callable[[Any], bool]) -> Any:
@@ -213,7 +216,7 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
             **RELAXED,
         )
         assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
-        return {name: container.handle.id for name, container in substrate._containers.items()}
+        return {name: container.handle.id for name, container in substrate.containers.items()}
 
     first = run()
     container_of(substrate, "node1").handle.kill()  # by somebody else
@@ -282,7 +285,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
     if reason := abilities.delays():
         pytest.skip(reason)
     cluster = start(substrate, runs)
-    cluster.impose(Degrade(ways=between(["node0"], ["node1"]), delay_ms=20))
+    cluster.apply("node0", Degrade(ways=between(["node0"], ["node1"]), delay_ms=20))
     assert min(cluster.round_trips_ms("node0", "node1", 3)) > 30
     cluster.end()
     inside = ["nsenter", f"--net=/proc/{container_of(substrate, 'node1').pid}/ns/net"]
@@ -316,7 +319,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     assert cluster.round_trips_ms("node0", "node1", 3)
     pid = cluster.node("node1")[0].pid
     assert pid != processes[0].pid
-    record = cluster._run_directory / "coordinator.record"
+    record = cluster.run_directory / "coordinator.record"
     joined = '"NodeJoined","node":"node1"'
     wait_until(lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S)
 
@@ -328,15 +331,15 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
 def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
     container = container_of(substrate, "node1")
-    frozen = cluster.freeze("node1")
-    assert frozen.frozen()
+    frozen = cluster.apply("node1", Freeze())
+    assert frozen.shown()
     assert container.state()["Paused"]
     agent = cluster.node("node1")[0]
     before = osprocess.switches(agent.pid, agent.pid)
     assert not container.is_usable()
     assert osprocess.switches(agent.pid, agent.pid) == before
-    assert frozen.thaw()
-    assert not frozen.frozen()
+    assert frozen.lift()
+    assert not container.state()["Paused"]
     wait_until(lambda: osprocess.switches(agent.pid, agent.pid) != before, "the agent to go on")
     assert container.is_usable()
 
@@ -345,10 +348,9 @@ def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, clus
 @needs_docker
 def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
     """A node that is paused can be lost."""
-    frozen = cluster.freeze("node0")
+    frozen = cluster.apply("node0", Freeze())
     cluster.lose("node0")
-    assert not frozen.frozen()
-    assert frozen.thaw()
+    assert frozen.lift()
 
 
 @pytest.mark.costly
@@ -356,24 +358,24 @@ def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
 def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
     """Limits of CPU, memory and processes strike, are counted, and end when they are lifted."""
     container = container_of(substrate, "node0")
-    cpu = cluster.limit("node0", "cpu", 0.05)
-    wait_until(lambda: cpu.events() >= 3, "three throttled periods", limit_s=WAIT_S)
+    cpu = cluster.apply("node0", CapCpu(0.05))
+    wait_until(lambda: cpu.shown() >= 3, "three throttled periods", limit_s=WAIT_S)
     assert cpu.lift()
     # What starts needs memory, too, and the kernel might end it instead.
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node0")
-    memory = cluster.limit("node0", "memory", 64 * MIB)
-    pids = cluster.limit("node1", "pids", 32)  # runc itself needs some
-    assert (memory.events(), pids.events()) == (0, 0)
+    memory = cluster.apply("node0", CapMemory(64 * MIB))
+    pids = cluster.apply("node1", CapPids(32))  # runc itself needs some
+    assert (memory.shown(), pids.shown()) == (0, 0)
     assert run_in(container, HOG, "256") == 128 + signal.SIGKILL
-    assert memory.events() >= 1
+    assert memory.shown() >= 1
     assert run_in(container_of(substrate, "node1"), BREED, "64") == 7
-    assert pids.events() >= 1
+    assert pids.shown() >= 1
     assert not container.is_usable(), "a node under a limit is good for no other run"
     assert memory.lift()
     assert pids.lift()
-    counted = memory.events()
+    counted = memory.shown()
     assert run_in(container, HOG, "256") == 0
-    assert memory.events() == counted
+    assert memory.shown() == counted
     assert run_in(container_of(substrate, "node1"), BREED, "64") == 0
     assert container.is_usable()
 
@@ -385,12 +387,12 @@ def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrat
     container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
     Path(f"/proc/{container.pid}/oom_score_adj").write_text("1000")
-    limit = cluster.limit("node1", "memory", 64 * MIB)
+    limit = cluster.apply("node1", CapMemory(64 * MIB))
     container.handle.exec_run([container.recipe.python, "-c", HOG.replace("1000", "0"), "256"], detach=True)
     wait_until(lambda: not container.lives(), "the end of the container", limit_s=WAIT_S)
     wait_until(lambda: container.state()["Status"] == "exited", "Docker to know of it", limit_s=WAIT_S)
     assert container.state()["OOMKilled"]
-    assert limit.events() >= 1
+    assert limit.shown() >= 1
     assert limit.lift()
     assert osprocess.is_ending(agent.pid)
 

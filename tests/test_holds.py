@@ -17,6 +17,7 @@ from support.waiting import wait_until
 from chaoskit import osprocess
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import cgroup
+from chaoskit.substrate.actions import CapCpu, CapMemory, CapPids, CapWrites, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.substrate.device import device_of
@@ -60,6 +61,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.actions import Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.undo import UndoLog
@@ -67,9 +69,9 @@ from chaoskit.substrate.undo import UndoLog
 pid = int(sys.argv[2])
 node = [Process(pid, start_ticks(pid), "node")]
 holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]), prefer=int(sys.argv[3]))
-hold = holds.freeze("node0")
-while not hold.frozen(): pass
-print(hold._group.path, flush=True)
+hold = holds.apply("node0", Freeze())
+while not hold.shown(): pass
+print(hold.path, flush=True)
 sys.stdin.read()
 """
 
@@ -150,14 +152,13 @@ def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, version: in
     holds = Holds(undo, node.processes, tmp_path, prefer=version)
     child = int(node.ask("fork"))
     home = group_of(child)
-    frozen = holds.freeze("node0")
-    wait_until(frozen.frozen, "the kernel to freeze the node")
+    frozen = holds.apply("node0", Freeze())
+    wait_until(frozen.shown, "the kernel to freeze the node")
     switches = osprocess.switches(child, child)
     node.send("fork")  # it is not even heard
     assert not select.select([node.process.stdout], [], [], 0.2)[0]
     assert osprocess.switches(child, child) == switches
-    assert frozen.thaw()
-    assert not frozen.frozen()
+    assert frozen.lift()
     assert int(node.answer()) > 0
     assert group_of(child) == home
     holds.release()
@@ -165,12 +166,10 @@ def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, version: in
     assert groups_of_this_process() == []
 
 
-@needs("freezer")
+@needs("cpu")
 def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
     """A process that a held node starts is born into its group."""
-    frozen = holds.freeze("node0")
-    wait_until(frozen.frozen, "the kernel to freeze the node")
-    frozen._undo()  # goes on, within the group
+    holds.apply("node0", CapCpu(0.5))
     child = int(node.ask("fork"))
     assert group_of(child) == group_of(node.pid)
     assert CGROUP_PREFIX in group_of(child)
@@ -210,25 +209,25 @@ def test_the_janitor_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: No
 @needs("cpu")
 def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
     """A quota of CPU holds all processes of a node together, and its count stays known after it is lifted."""
-    limit = holds.limit("node0", "cpu", 0.2)
+    limit = holds.apply("node0", CapCpu(0.2))
     node.ask("burn")
     node.ask("burn")
-    wait_until(lambda: limit.events() >= 3, "three throttled periods")
+    wait_until(lambda: limit.shown() >= 3, "three throttled periods")
     assert limit.lift()
-    counted = limit.events()
+    counted = limit.shown()
     assert counted >= 3
     assert limit.lift()
-    assert limit.events() == counted
+    assert limit.shown() == counted
 
 
 @pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
 @needs("memory")
 def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds) -> None:
     """A process that takes more memory than the node may have is killed and counted."""
-    limit = holds.limit("node0", "memory", 8 * MIB)
-    assert limit.events() == 0
+    limit = holds.apply("node0", CapMemory(8 * MIB))
+    assert limit.shown() == 0
     assert node.ask("eat") == str(signal.SIGKILL.value)
-    assert limit.events() == 1
+    assert limit.shown() == 1
     assert limit.lift()
 
 
@@ -237,12 +236,12 @@ def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds
 def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
     """A node may start as many processes as are allowed; what the kernel refuses is counted."""
     node.ask("fork")
-    limit = holds.limit("node0", "pids", 1)
+    limit = holds.apply("node0", CapPids(1))
     assert node.ask("fork").isdecimal()
-    assert limit.events() == 0
+    assert limit.shown() == 0
     assert node.ask("fork") == "refused"
     assert node.ask("fork") == "refused"
-    assert limit.events() == 2
+    assert limit.shown() == 2
     assert limit.lift()
     assert node.ask("fork").isdecimal()
 
@@ -253,13 +252,13 @@ def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds
     """Writes of a node pass at the rate of the limit, and are counted as held back."""
     if device_of(tmp_path) is None:
         with pytest.raises(HarnessError, match="lies on no disk"):
-            holds.limit("node0", "io", 1e6)
+            holds.apply("node0", CapWrites(1e6))
         pytest.skip("temporary files lie on no disk")
-    limit = holds.limit("node0", "io", 2 * MIB)
-    assert limit.events() == 0
+    limit = holds.apply("node0", CapWrites(2 * MIB))
+    assert limit.shown() == 0
     began_s = time.monotonic()
     node.send("write")
-    wait_until(limit.events, "writes that wait for the limit")
+    wait_until(limit.shown, "writes that wait for the limit")
     assert node.answer() == "written"
     assert time.monotonic() - began_s > 0.3  # a MiB at two of them a second
     assert limit.lift()
@@ -269,7 +268,7 @@ def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds
 @needs("cpu")
 def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) -> None:
     """Under version 2 one group bears both."""
-    burning, full = holds.limit("node0", "cpu", 0.5), holds.limit("node0", "pids", 0)
+    burning, full = holds.apply("node0", CapCpu(0.5)), holds.apply("node0", CapPids(0))
     assert burning.lift()
     assert node.ask("fork") == "refused"
     assert full.lift()
@@ -280,15 +279,15 @@ def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) 
 @needs("cpu")
 def test_what_the_kernel_refuses_is_told(node: Node, holds: Holds) -> None:
     """A limit that the kernel refuses is an error of the harness."""
-    with pytest.raises(HarnessError, match="refused to limit the cpu of node0"):
-        holds.limit("node0", "cpu", 1e12)
+    with pytest.raises(HarnessError, match="refused to apply CapCpu to node0"):
+        holds.apply("node0", CapCpu(1e12))
 
 
 def test_a_node_that_is_gone_is_not_held(tmp_path: Path) -> None:
     """A node without processes cannot be held."""
     undo = UndoLog(tmp_path)
     with pytest.raises(ProcessLookupError, match="node0 has no process any more"):
-        Holds(undo, lambda name: [], tmp_path).freeze("node0")
+        Holds(undo, lambda name: [], tmp_path).apply("node0", Freeze())
     undo.close()
 
 

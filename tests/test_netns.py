@@ -19,8 +19,8 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.osprocess import descendants
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate import abilities, commands
-from chaoskit.substrate.local import COORDINATOR
 from chaoskit.substrate.netns import NamespaceNetwork
+from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.switch import Switch
 from chaoskit.substrate.traffic import Block, Narrow, Unplug, between
 from chaoskit.substrate.undo import UndoLog
@@ -103,8 +103,9 @@ def test_changes_strike_where_they_should_and_are_lifted(network: NamespaceNetwo
     assert network.round_trips_ms("node1", "node3", 1, 1.0)
     pulled = network.impose(Unplug(station="node0"))
     assert not network.round_trips_ms("node3", "node0", 1, 0.1)
-    assert network.lift(cut) >= 1
-    network.lift(pulled)
+    assert cut.lift()
+    assert cut.shown() >= 1
+    assert pulled.lift()
     assert network.round_trips_ms("node1", "node2", 3, 1.0)
     assert network.round_trips_ms("node3", "node0", 3, 1.0)
 
@@ -117,7 +118,8 @@ def test_a_link_that_is_wide_enough_holds_nothing_back(network: NamespaceNetwork
         pytest.skip(reason)
     rate = network.impose(Narrow(bits_per_s=8e10, ways=between(["node1"], ["node2"]), stations=("node1",)))
     assert len(network.round_trips_ms("node1", "node2", 5, LIMIT_S)) == 5
-    assert network.lift(rate) == 0
+    assert rate.lift()
+    assert rate.shown() == 0
 
 
 @needs_networks

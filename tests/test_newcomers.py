@@ -193,7 +193,7 @@ class AddNodeBehind(AddNode):
     def inject(self, target: Target) -> None:
         ways = between(["node3"], ["node0", "node1", "node2"])
         changes = {"a narrow link": Narrow(bits_per_s=8e6, ways=ways), "no link": Block(ways=ways)}
-        target.cluster.impose(changes[self.makes])
+        target.cluster.apply("node3", changes[self.makes])
         super().inject(target)
 
 

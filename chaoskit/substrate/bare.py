@@ -11,12 +11,12 @@ from chaoskit.errors import HarnessError
 from chaoskit.messages import Message
 from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
 from chaoskit.substrate.base import Process
-from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.levers import Levers, live_tree, signal_same
+from chaoskit.substrate.network import Network
 from chaoskit.substrate.warden import LOOK, WardenSpec
 
 if TYPE_CHECKING:
-    from chaoskit.substrate.local import LocalSubstrate, Network
+    from chaoskit.substrate.local import LocalSubstrate
 
 _FAREWELL_S = 3.0  # in which a warden ends what is below it
 
@@ -38,9 +38,8 @@ class BareCluster(Levers):
         network: Network,
         nodes: tuple[str, ...],
         run_directory: Path,
-        disks: Disks,
     ) -> None:
-        super().__init__(network, nodes, run_directory, disks, substrate.holds)
+        super().__init__(network, nodes, run_directory, substrate.backends)
         self._substrate = substrate
         self.interface = network.interface
         self.port = network.address[1]
@@ -60,7 +59,7 @@ class BareCluster(Levers):
     def start(self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str) -> None:
         """Run ``command`` on ``node``; what it prints goes to the node's log."""
         self.disk(node).mkdir(parents=True, exist_ok=True)
-        spec = WardenSpec(node, command, environment, directory, str(self._run_directory))
+        spec = WardenSpec(node, command, environment, directory, str(self.run_directory))
         pid = self._substrate.start_command(spec, self._network.namespace(node))
         self._wardens[node] = (pid, start_ticks(pid))
 
@@ -71,7 +70,7 @@ class BareCluster(Levers):
 
     def log(self, node: str) -> Path:
         """What the command of ``node`` prints."""
-        return self._run_directory / "log" / f"{node}.log"
+        return self.run_directory / "log" / f"{node}.log"
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its command first, then whatever that has started. The warden is none of them."""
@@ -94,14 +93,14 @@ class BareCluster(Levers):
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
-        self._holds.release()
+        self._release()
         for pid, ticks in self._wardens.values():
             kill_if_same(pid, ticks, signal.SIGTERM)
         try:
             self._substrate.end([pid for pid, _ in self._wardens.values()], _FAREWELL_S)
         finally:
             self._network.close()
-            self._disks.close()
+            self._close_backends()
 
     # -- what only chaoskit's own runtime has -----------------------------------------------------------------------
 

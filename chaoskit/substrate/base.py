@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chaoskit.config import RunConfig
 from chaoskit.messages import Message, Trigger
-from chaoskit.substrate.disk import Trouble
-from chaoskit.substrate.traffic import Change
+from chaoskit.substrate.actions import Action, Applied
 
 if TYPE_CHECKING:
     from chaoskit.substrate.bare import BareCluster
@@ -22,30 +21,6 @@ class Process:
     pid: int
     ticks: int | None
     name: str
-
-
-#: What a node can be short of.
-Resource = Literal["cpu", "memory", "pids", "io"]
-
-
-class Freeze(Protocol):
-    """A node that stands still."""
-
-    def frozen(self) -> bool:
-        """Whether the kernel says that every process of the node stands still. False once it is thawed."""
-
-    def thaw(self) -> bool:
-        """Let it go on; True if nothing is left to undo."""
-
-
-class Limit(Protocol):
-    """A node that has less than it wants."""
-
-    def events(self) -> int:
-        """How often the kernel has held the node back, or refused or ended something of it, so far."""
-
-    def lift(self) -> bool:
-        """Take the limit away; True if nothing is left to undo. What was counted stays known."""
 
 
 class Cluster(Protocol):
@@ -88,47 +63,21 @@ class Cluster(Protocol):
     def provide(self, count: int) -> None:
         """See to it that as many nodes were started, the lost ones among them. Raises HarnessError if it cannot."""
 
-    def freeze(self, node: str) -> Freeze:
-        """Have all processes of a node stand still, and those that they start. What undoes it is written ahead.
+    def apply(self, node: str, action: Action) -> Applied:
+        """Break something of a node until that is lifted. What undoes it is written ahead.
 
-        Raises ProcessLookupError where the node is gone, HarnessError where it cannot be done.
+        Args:
+            action: of :mod:`chaoskit.substrate.actions`, or a change of :mod:`chaoskit.substrate.traffic`.
+
+        Raises:
+            ProcessLookupError: where the node is gone. HarnessError: where it cannot be done.
         """
-
-    def limit(self, node: str, resource: Resource, amount: float) -> Limit:
-        """Limit what all processes of a node have together, and those that they start. Raises like :meth:`freeze`.
-
-        ``amount``: of ``cpu``, cores; of ``memory``, bytes beyond what is used now; of ``pids``, processes and threads
-        beyond those there are; of ``io``, bytes a second that are written to the disk of the run's directory. What
-        :meth:`Limit.events` counts: periods in which the node was held back; processes that were killed; processes and
-        threads that were refused; quarters of a second in which all that may be written was.
-        """
-
-    def impose(self, change: Change) -> int:
-        """Change the network between the nodes. Gives a number. Raises HarnessError where it cannot be done."""
-
-    def packets(self, number: int) -> int:
-        """How many packets a change has met so far. Raises HarnessError when the run is over."""
-
-    def lift(self, number: int) -> int:
-        """Undo a change of the network. Gives how many packets it has met. Raises HarnessError like the others."""
 
     def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
         """Measure the network between two nodes, beside the job: echoes that came back. Raises HarnessError."""
 
     def disk(self, node: str) -> Path:
         """The directory of a node in which its job writes."""
-
-    def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
-        """Let something be wrong with a directory, as the node sees it. Gives a number. Raises HarnessError.
-
-        Files that are open already are not troubled.
-        """
-
-    def troubled(self, number: int) -> int:
-        """How many operations a trouble has refused or held up so far. Raises HarnessError when the run is over."""
-
-    def relieve(self, number: int) -> int:
-        """Undo a trouble. Gives how many operations it has met. Raises HarnessError like the others."""
 
     def end(self) -> None:
         """End every process of the cluster, and wait until they are gone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.abilities import FUSE_LIBRARY
+from chaoskit.substrate.actions import Action, Applied, BreakDisk, Counted
 from chaoskit.substrate.disk import Trouble
 from chaoskit.substrate.servant import Servant
 from chaoskit.substrate.undo import UndoLog
@@ -79,44 +79,44 @@ class Disk(Servant[Done]):
 
 
 class Disks:
-    """What is wrong with directories of one run's nodes.
+    """The backend that breaks directories of one run's nodes.
 
     Args:
         enter: by pid, the command that goes before another one to run it with the mounts of that process.
+        first_pid: of a node, the process whose mounts are the node's.
+
+    Attributes:
+        mounted: those that stand before directories now, by the process whose node sees them.
     """
 
-    def __init__(self, undo: UndoLog, enter: Callable[[int], Sequence[str]]) -> None:
-        self._undo, self._enter = undo, enter
-        self._disks: dict[tuple[int, Path], Disk] = {}  # by the agent whose node sees it
-        self._troubles: dict[int, tuple[Disk, int]] = {}
-        self._numbers = itertools.count(1)
+    actions = frozenset({BreakDisk})
 
-    def impose(self, agent_pid: int, directory: Path, trouble: Trouble) -> int:
-        """Gives a number. Raises HarnessError, like the others, and if the node has no mounts of its own."""
+    def __init__(self, undo: UndoLog, enter: Callable[[int], Sequence[str]], first_pid: Callable[[str], int]) -> None:
+        self._undo, self._enter, self._first_pid = undo, enter, first_pid
+        self.mounted: dict[tuple[int, Path], Disk] = {}
+
+    def apply(self, node: str, action: Action) -> Applied:
+        """Raises HarnessError also if the node has no mounts of its own."""
+        assert isinstance(action, BreakDisk)
+        disk = self._mounted(self._first_pid(node), action.directory)
+        number = disk.impose(action.trouble)
+        return Counted(lambda: disk.met(number), lambda: disk.lift(number))
+
+    def _mounted(self, agent_pid: int, directory: Path) -> Disk:
         key = agent_pid, directory
-        if key not in self._disks:
+        if key not in self.mounted:
             if _mounts(agent_pid) == _mounts(os.getpid()):
                 raise HarnessError("the node has no mounts of its own, so that others would see its disk: run as root")
-            self._disks[key] = Disk(directory, self._enter(agent_pid), self._undo)
-        number = next(self._numbers)
-        self._troubles[number] = self._disks[key], self._disks[key].impose(trouble)
-        return number
+            self.mounted[key] = Disk(directory, self._enter(agent_pid), self._undo)
+        return self.mounted[key]
 
-    def met(self, number: int) -> int:
-        """How many operations the trouble has refused or held up so far."""
-        disk, trouble = self._troubles[number]
-        return disk.met(trouble)
-
-    def lift(self, number: int) -> int:
-        """Gives how many operations the trouble has met."""
-        disk, trouble = self._troubles[number]
-        return disk.lift(trouble)
+    def release(self, node: str | None = None) -> None:
+        """No disk keeps a process from ending: its mount goes with the node."""
 
     def close(self) -> None:
-        """To be called when the nodes are gone."""
-        for disk in self._disks.values():
+        for disk in self.mounted.values():
             disk.close()
-        self._disks.clear()
+        self.mounted.clear()
 
 
 def _mounts(pid: int) -> str:

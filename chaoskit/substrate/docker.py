@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.messages import Trigger
 from chaoskit.substrate import docker_daemon
+from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import NOTHING, Needs, Process
-from chaoskit.substrate.disk import Trouble
+from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
 from chaoskit.substrate.docker_levers import ContainerHolds
-from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers
-from chaoskit.substrate.local import COORDINATOR, LocalCluster, LocalSubstrate, Network, node_names
+from chaoskit.substrate.local import LocalCluster, LocalSubstrate, node_names
 from chaoskit.substrate.netns import NamespaceNetwork
+from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
 from chaoskit.substrate.switch import Move, Switch
 
@@ -51,7 +52,7 @@ class DockerSubstrate(LocalSubstrate):
         self._client: Any = None
         self._recipe: Recipe | None = None
         self._switch: Switch | None = None
-        self._containers: dict[str, Container] = {}
+        self.containers: dict[str, Container] = {}  # by station
         self._homes: dict[int, Container] = {}  # of the agents and coordinators of runs
 
     # -- containers -----------------------------------------------------------------------------------------------
@@ -74,11 +75,11 @@ class DockerSubstrate(LocalSubstrate):
     def _stand_ready(self, stations: Sequence[str]) -> None:
         """Have a container for each, all at once: their imports take seconds."""
         wanting = [station for station in stations if not self._serves(station)]
-        _at_once(self._containers.pop(station).remove for station in wanting if station in self._containers)
+        _at_once(self.containers.pop(station).remove for station in wanting if station in self.containers)
         self._start_containers(wanting, cold=False)
 
     def _serves(self, station: str) -> bool:
-        container = self._containers.get(station)
+        container = self.containers.get(station)
         if container is None or container.recipe is not self._recipe:
             return False
         with _docker_errors("ask after"):
@@ -91,23 +92,23 @@ class DockerSubstrate(LocalSubstrate):
         sockets = Path(tempfile.mkdtemp(prefix="chaoskit-docker-"))
         try:
             for station in stations:
-                self._containers[station] = Container(
+                self.containers[station] = Container(
                     self._client, self._recipe, station, sockets, self._undo, cold=cold or station == COORDINATOR
                 )
             with _docker_errors("start"):
-                _at_once(self._containers[station].start for station in stations)
+                _at_once(self.containers[station].start for station in stations)
         finally:
             shutil.rmtree(sockets, ignore_errors=True)  # who is connected does not need it
 
     def kill(self, node: str) -> None:
         """End everything in the node's container, if that is still there."""
-        if self._containers[node].lives():
+        if self.containers[node].lives():
             with _docker_errors("kill"):
-                self._containers[node].kill()
+                self.containers[node].kill()
 
     def spend(self, node: str) -> None:
         """Have another container for the node in the next run."""
-        self._containers[node].spent = True
+        self.containers[node].spent = True
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
@@ -155,36 +156,41 @@ class DockerSubstrate(LocalSubstrate):
 
     def _network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
-        return ContainerNetwork(self._switch, {name: self._containers[name] for name in (COORDINATOR, *nodes)}, port)
+        return ContainerNetwork(self._switch, {name: self.containers[name] for name in (COORDINATOR, *nodes)}, port)
 
     def _cluster(self, *arguments: Any) -> LocalCluster:
         return DockerCluster(self, *arguments)
 
-    def holds(self, processes: Callable[[str], Sequence[Process]], directory: Path) -> Holds:
-        return ContainerHolds(self._undo, processes, directory, self._containers)
+    def backends(self, cluster: Levers) -> Iterable[Backend]:
+        def first_pid(node: str) -> int:
+            self.spend(node)  # the mounts that it will have are those of the container
+            return cluster.first_pid(node)
+
+        yield ContainerHolds(self._undo, cluster.node, cluster.run_directory, self.containers)
+        yield Disks(self._undo, self._enter_mounts, first_pid)
 
     def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
         assert isinstance(request, StartAgent | StartCommand | StartCoordinator)
-        container = self._containers[COORDINATOR if isinstance(request, StartCoordinator) else request.spec.node]
+        container = self.containers[COORDINATOR if isinstance(request, StartCoordinator) else request.spec.node]
         pid = container.ask(request, *descriptors)
         self._homes[pid] = container
         return pid
 
     def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
         """Start an agent of a run, in a new container if the node's own is lost. Gives its pid."""
-        if not self._containers[node].lives():
-            self._containers[node].remove()
+        if not self.containers[node].lives():
+            self.containers[node].remove()
             self._take_over(node)
             assert isinstance(network, ContainerNetwork)
-            network.move(node, self._containers[node])
+            network.move(node, self.containers[node])
         return super().start_agent(network, node, token, run_directory)
 
     def _take_over(self, node: str) -> None:
         """Have another container for a node in the middle of a run."""
         for name in _STANDBYS:
-            standby = self._containers.pop(name, None)
+            standby = self.containers.pop(name, None)
             if standby is not None and standby.is_usable():
-                self._containers[node] = standby
+                self.containers[node] = standby
                 return
             if standby is not None:
                 standby.remove()
@@ -194,7 +200,7 @@ class DockerSubstrate(LocalSubstrate):
     def end(self, pids: list[int], patience_s: float) -> None:
         """End these processes, and everything below them; all containers at the same time."""
         asked = []
-        for container in self._containers.values():
+        for container in self.containers.values():
             inside = tuple(pid for pid in pids if self._homes.get(pid) is container)
             if inside and container.lives():
                 with contextlib.suppress(HarnessError):  # lost meanwhile, with all that was in it
@@ -211,8 +217,8 @@ class DockerSubstrate(LocalSubstrate):
         if self._switch is not None:
             self._switch.close()
             self._switch = None
-        _at_once(container.remove for container in self._containers.values())
-        self._containers.clear()
+        _at_once(container.remove for container in self.containers.values())
+        self.containers.clear()
         if self._client is not None:
             self._client.close()
         super().close()
@@ -228,10 +234,6 @@ class _InContainers(Levers):
             self._cuts[node] = cut
         self._substrate.kill(node)
         super().lose(node)  # waits until the kernel has done it
-
-    def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
-        self._substrate.spend(node)  # its mounts are those of the container
-        return super().trouble(node, directory, trouble)
 
 
 class DockerCluster(_InContainers, LocalCluster):

@@ -8,11 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.base import Process, Resource
+from chaoskit.substrate.actions import Action, CapCpu, CapMemory, CapPids, CapWrites, Freeze
+from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import Cgroup, home_of
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.undo import UndoLog
 
+#: The controller of the kernel that carries out each kind of action.
+CONTROLLERS: dict[type[Action], str] = {
+    Freeze: "freezer",
+    CapCpu: "cpu",
+    CapMemory: "memory",
+    CapPids: "pids",
+    CapWrites: "io",
+}
 _GATHER_S = 5.0
 _WINDOW_S = 0.25
 _USED_UP = 0.9  # share of a limit of writes that counts as all of it
@@ -43,7 +52,7 @@ class Saturation:
 
 
 class Hold:
-    """One freeze or limit of a node, until it is let go: a ``Freeze`` and a ``Limit`` of a cluster."""
+    """One freeze or limit of a node, until it is lifted."""
 
     def __init__(
         self, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], release: Callable[[], bool]
@@ -52,14 +61,12 @@ class Hold:
         self._seen = 0
         self._over: bool | None = None  # once let go: whether nothing is left
 
-    def frozen(self) -> bool:
-        """Whether the kernel says that every process of the node stands still."""
-        with contextlib.suppress(OSError):
-            return self._over is None and self._group.frozen()
-        return False
+    @property
+    def path(self) -> Path:
+        """The directory of the control group."""
+        return self._group.path
 
-    def events(self) -> int:
-        """How often the kernel has held the node back, or refused something, so far."""
+    def shown(self) -> int:
         if self._over is None:
             with contextlib.suppress(OSError):
                 self._seen = self._count()
@@ -68,17 +75,16 @@ class Hold:
     def lift(self) -> bool:
         """Let the node go; True if nothing is left. What was counted stays known."""
         if self._over is None:
-            self.events()
+            self.shown()
             with contextlib.suppress(OSError):  # the group is gone
                 self._undo()
             self._over = self._release()
         return self._over
 
-    thaw = lift
-
 
 class Holds:
-    """Every hold on the nodes of one run. All of a node are in one group for each hierarchy, as version 2 wants it.
+    """The backend that freezes and limits nodes of one run. All processes of a node are in one group for each
+    hierarchy, as version 2 wants it.
 
     Args:
         processes: of a node that is named, agent first.
@@ -94,50 +100,57 @@ class Holds:
         *,
         prefer: int | None = None,
     ) -> None:
+        self.actions = frozenset(CONTROLLERS)
         self._undo, self._processes, self._directory, self._prefer = undo, processes, directory, prefer
         self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
 
-    def freeze(self, node: str) -> Hold:
-        """Have every process of the node stand still. Raises HarnessError if the kernel refuses."""
-        with _told("freeze", node):
-            group = self._group(node, "freezer")
-            group.freeze()
-            return self._hold(node, group, lambda: 0, group.thaw)
+    def apply(self, node: str, action: Action) -> Hold:
+        controller = CONTROLLERS[type(action)]
+        with _told(f"apply {type(action).__name__} to", node):
+            match action:
+                case Freeze():
+                    group = self._group(node, controller)
+                    group.freeze()
+                    return self._hold(node, group, lambda: int(group.frozen()), group.thaw)
+                case CapCpu(cores):
+                    group = self._group(node, controller)
+                    group.limit_cpu(cores)
+                    return self._hold(node, group, lambda: group.throttled()[0], lambda: group.limit_cpu(None))
+                case CapMemory(headroom_bytes):
+                    group = self._group(node, controller)
+                    group.limit_memory(headroom_bytes)
+                    return self._hold(node, group, group.oom_kills, lambda: group.limit_memory(None))
+                case CapPids(further):
+                    group = self._group(node, controller)
+                    group.limit_pids(further)
+                    return self._hold(node, group, group.refused_forks, lambda: group.limit_pids(None))
+                case CapWrites(bytes_per_s):
+                    return self._cap_writes(node, bytes_per_s)
+        raise AssertionError(action)
 
-    def limit(self, node: str, resource: Resource, amount: float) -> Hold:
-        """Limit what all processes of the node have together; see :meth:`chaoskit.substrate.base.Cluster.limit`."""
-        device = device_of(self._directory) if resource == "io" else ""
+    def _cap_writes(self, node: str, bytes_per_s: float) -> Hold:
+        device = device_of(self._directory)
         if device is None:
             raise HarnessError(f"{self._directory} lies on no disk whose writes could be limited: choose another one")
-        with _told(f"limit the {resource} of", node):
-            group = self._group(node, resource)
-            match resource:
-                case "cpu":
-                    group.limit_cpu(amount)
-                    return self._hold(node, group, lambda: group.throttled()[0], lambda: group.limit_cpu(None))
-                case "memory":
-                    group.limit_memory(round(amount))
-                    return self._hold(node, group, group.oom_kills, lambda: group.limit_memory(None))
-                case "pids":
-                    group.limit_pids(round(amount))
-                    return self._hold(node, group, group.refused_forks, lambda: group.limit_pids(None))
-                case "io":
-                    group.limit_writes(device, round(amount))
-                    seen = Saturation(amount, group.written_bytes(device), time.monotonic())
+        group = self._group(node, CONTROLLERS[CapWrites])
+        group.limit_writes(device, round(bytes_per_s))
+        seen = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())
 
-                    def windows() -> int:
-                        seen.note(group.written_bytes(device), time.monotonic())
-                        return seen.windows
+        def windows() -> int:
+            seen.note(group.written_bytes(device), time.monotonic())
+            return seen.windows
 
-                    return self._hold(node, group, windows, lambda: group.limit_writes(device, None))
+        return self._hold(node, group, windows, lambda: group.limit_writes(device, None))
 
     def release(self, node: str | None = None) -> None:
-        """Let go of a node, or of all."""
         for name in [node] if node is not None else list(self._groups):
             for group, holds in list(self._groups.pop(name, {}).values()):
                 for hold in list(holds):
                     hold.lift()
                 group.remove()
+
+    def close(self) -> None:
+        self.release()
 
     def _group(self, node: str, controller: str) -> Cgroup:
         """A group with all processes of the node: those that it starts meanwhile are born into it."""

@@ -6,39 +6,37 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaoskit.config import disk_directory
 from chaoskit.errors import HarnessError
 from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
-from chaoskit.substrate.base import Freeze, Limit, Process, Resource
-from chaoskit.substrate.disk import Trouble
-from chaoskit.substrate.disks import Disks
-from chaoskit.substrate.holds import Holds
-from chaoskit.substrate.traffic import Change
-
-if TYPE_CHECKING:
-    from chaoskit.substrate.local import Network
-
+from chaoskit.substrate.actions import Action, Applied, Backend
+from chaoskit.substrate.base import Process
+from chaoskit.substrate.network import Network
 
 _END_S = 10.0
 
-#: What makes the holds of a run: by the processes of a node, agent first, and the directory of the run.
-MakeHolds = Callable[[Callable[[str], Sequence[Process]], Path], Holds]
-
 
 class Levers:
-    """The part of a cluster that needs no coordinator."""
+    """The part of a cluster that needs no coordinator.
+
+    Args:
+        make_backends: what carries out actions on the nodes, beside the network's own.
+    """
 
     def __init__(
-        self, network: Network, nodes: tuple[str, ...], run_directory: Path, disks: Disks, holds: MakeHolds
+        self,
+        network: Network,
+        nodes: tuple[str, ...],
+        run_directory: Path,
+        make_backends: Callable[[Levers], Iterable[Backend]],
     ) -> None:
         self.nodes = nodes
-        self._network, self._run_directory, self._disks = network, run_directory, disks
-        self._holds = holds(self.node, run_directory)
-        self._cuts: dict[str, int] = {}  # node that was lost -> the change of the network that isolates it
+        self._network, self.run_directory = network, run_directory
+        self._backends: list[Backend] = [*make_backends(self), *network.backends()]
+        self._cuts: dict[str, Applied] = {}  # node that was lost -> what isolates it
         self._dropped: Counter[str] = Counter()  # packets, by node that was replaced
 
     def node(self, node: str) -> list[Process]:
@@ -64,11 +62,11 @@ class Levers:
                 raise HarnessError(f"processes {[process.pid for process in left]} of {node} do not end")
             for process in left:
                 kill_if_same(process.pid, process.ticks, signal.SIGKILL)
-            self._holds.release(node)  # under cgroup v1, what is frozen does not even die
+            self._release(node)  # under cgroup v1, what is frozen does not even die
             time.sleep(0.001)
 
     def dropped(self, node: str) -> int:
-        now = self._network.packets(self._cuts[node]) if node in self._cuts else 0
+        now = self._cuts[node].shown() if node in self._cuts else 0
         return self._dropped[node] + now
 
     def mend(self, node: str) -> None:
@@ -76,37 +74,29 @@ class Levers:
         if self.node(node):
             raise HarnessError(f"{node} has processes still: lose it first")
         if node in self._cuts:
-            self._dropped[node] += self._network.lift(self._cuts.pop(node))
+            cut = self._cuts.pop(node)
+            cut.lift()
+            self._dropped[node] += cut.shown()
 
-    def freeze(self, node: str) -> Freeze:
-        return self._holds.freeze(node)
-
-    def limit(self, node: str, resource: Resource, amount: float) -> Limit:
-        return self._holds.limit(node, resource, amount)
-
-    def impose(self, change: Change) -> int:
-        return self._network.impose(change)
-
-    def packets(self, number: int) -> int:
-        return self._network.packets(number)
-
-    def lift(self, number: int) -> int:
-        return self._network.lift(number)
+    def apply(self, node: str, action: Action) -> Applied:
+        for backend in self._backends:
+            if type(action) in backend.actions:
+                return backend.apply(node, action)
+        raise HarnessError(f"{type(action).__name__} cannot be done to nodes of this substrate")
 
     def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
         return self._network.round_trips_ms(source, target, count, timeout_s)
 
     def disk(self, node: str) -> Path:
-        return disk_directory(self._run_directory, node)
+        return disk_directory(self.run_directory, node)
 
-    def trouble(self, node: str, directory: Path, trouble: Trouble) -> int:
-        return self._disks.impose(self.first_pid(node), directory, trouble)
+    def _release(self, node: str | None = None) -> None:
+        for backend in self._backends:
+            backend.release(node)
 
-    def troubled(self, number: int) -> int:
-        return self._disks.met(number)
-
-    def relieve(self, number: int) -> int:
-        return self._disks.lift(number)
+    def _close_backends(self) -> None:
+        for backend in self._backends:
+            backend.close()
 
 
 def identify(pid: int) -> Process:

@@ -8,10 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,103 +19,22 @@ from chaoskit.config import RunConfig
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
-from chaoskit.hostchecks import require_free_port
 from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
 from chaoskit.osprocess import await_readable, is_ending, start_ticks
+from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
+from chaoskit.substrate.network import COORDINATOR, Loopback, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
-from chaoskit.substrate.traffic import Change
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.substrate.warden import WardenSpec
 
-#: The coordinator's name in a network, beside the nodes'.
-COORDINATOR = "coordinator"
-_LOOPBACK = "127.0.0.1"
 _WARM_S = 120.0
-_CONNECT_S = 10.0
 _END_S = 10.0
 _FAREWELL_S = 3.0
-
-
-class Network(Protocol):
-    """Where the processes of one run find each other.
-
-    Attributes:
-        listeners: the coordinator's sockets: for agents and observers, and for its store.
-        address: of the first. store: of the second. interface: a node's link to the others.
-    """
-
-    listeners: tuple[socket.socket, socket.socket]
-    address: tuple[str, int]
-    store: tuple[str, int]
-    interface: str
-
-    def host(self, name: str) -> str:
-        """The address under which others reach a node."""
-
-    def namespace(self, name: str) -> tuple[int, ...]:
-        """The network namespace of a node, or of the coordinator: a descriptor, or nothing where it has none."""
-
-    def isolate(self, name: str) -> int | None:
-        """Lose whatever goes to a node or comes from it, without a word. The number of the change; None where all
-        nodes share one network."""
-
-    def impose(self, change: Change) -> int: ...
-
-    def packets(self, number: int) -> int: ...
-
-    def lift(self, number: int) -> int: ...
-
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]: ...
-
-    def connect(self) -> socket.socket:
-        """The harness's connection to the coordinator. Raises OSError, HarnessError."""
-
-    def close(self) -> None:
-        """Let go of what belongs to the network."""
-
-
-class Loopback:
-    """All nodes on one address. Raises BadInput if ``port`` is in use."""
-
-    interface = "lo"
-
-    def __init__(self, port: int) -> None:
-        require_free_port("port", _LOOPBACK, port)
-        listen = partial(socket.create_server, backlog=128)
-        self.listeners = listen((_LOOPBACK, port)), listen((_LOOPBACK, 0))
-        self.address, self.store = (listener.getsockname() for listener in self.listeners)
-
-    def host(self, name: str) -> str:
-        return _LOOPBACK
-
-    def namespace(self, name: str) -> tuple[int, ...]:
-        return ()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, _CONNECT_S)
-
-    def isolate(self, name: str) -> int | None:
-        return None
-
-    def impose(self, change: Change) -> int:
-        raise HarnessError("all nodes share one network: use the substrate netns")
-
-    def packets(self, number: int) -> int:
-        raise HarnessError("no change was made")
-
-    def lift(self, number: int) -> int:
-        raise HarnessError("no change was made")
-
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        raise HarnessError("all nodes share one network: there is no way between them")
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 class LocalSubstrate:
@@ -203,15 +121,15 @@ class LocalSubstrate:
             network.close()
             log = run_directory / "log" / "coordinator.log"
             raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
-        disks = Disks(self._undo, self._enter_mounts)
-        return self._cluster(network, observer, token, pids, nodes, run_directory, disks, hello)
+        return self._cluster(network, observer, token, pids, nodes, run_directory, hello)
 
     def _cluster(self, *arguments: Any) -> LocalCluster:
         return LocalCluster(self, *arguments)
 
-    def holds(self, processes: Callable[[str], Sequence[Process]], directory: Path) -> Holds:
-        """By which the nodes of a run are held back; see :class:`chaoskit.substrate.holds.Holds`."""
-        return Holds(self._undo, processes, directory)
+    def backends(self, cluster: Levers) -> Iterable[Backend]:
+        """What carries out actions on the nodes of a run, beside its network."""
+        yield Holds(self._undo, cluster.node, cluster.run_directory)
+        yield Disks(self._undo, self._enter_mounts, cluster.first_pid)
 
     def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
         """Start an agent of a run. Gives its pid."""
@@ -222,8 +140,7 @@ class LocalSubstrate:
         """Nodes on which commands can be started, and nothing runs yet. They see all directories of this host."""
         self.warm_up()
         names = node_names(nodes)
-        disks = Disks(self._undo, self._enter_mounts)
-        return self._bare_cluster(self._network(names, 0), names, run_directory, disks)
+        return self._bare_cluster(self._network(names, 0), names, run_directory)
 
     def _bare_cluster(self, *arguments: Any) -> BareCluster:
         return BareCluster(self, *arguments)
@@ -285,10 +202,9 @@ class LocalCluster(Levers):
         pids: list[int],
         nodes: tuple[str, ...],
         run_directory: Path,
-        disks: Disks,
         hello: ObserverHello = _ALL,
     ) -> None:
-        super().__init__(network, nodes, run_directory, disks, substrate.holds)
+        super().__init__(network, nodes, run_directory, substrate.backends)
         self._substrate, self._hello, self._observer = substrate, hello, observer
         self.address, self.token, self.store_port = network.address, token, network.store[1]
         self._pids = pids
@@ -311,7 +227,7 @@ class LocalCluster(Levers):
             else:
                 self._attach()
         message = self._inbox.pop(0)
-        self._note(message)
+        self.observe(message)
         return message
 
     def _hear(self) -> bytes:
@@ -329,7 +245,8 @@ class LocalCluster(Levers):
         except (OSError, Refused) as error:
             raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
 
-    def _note(self, message: Any) -> None:
+    def observe(self, message: Any) -> None:
+        """Take in what a message says of the processes of the run."""
         if isinstance(message, Welcome):
             self.coordinator_pid = message.pid
         elif isinstance(message, messages.WorkerReady):
@@ -364,23 +281,23 @@ class LocalCluster(Levers):
     def provide(self, count: int) -> None:
         for node in node_names(count)[len(self.nodes) :]:
             self._network.host(node)  # has a place for it, or says what to do
-            agent = self._substrate.start_agent(self._network, node, self.token, self._run_directory)
+            agent = self._substrate.start_agent(self._network, node, self.token, self.run_directory)
             self._pids.append(agent)
             self.nodes = (*self.nodes, node)
 
     def replace(self, node: str) -> None:
         self.mend(node)
         self._pids[1 + self.nodes.index(node)] = self._substrate.start_agent(
-            self._network, node, self.token, self._run_directory
+            self._network, node, self.token, self.run_directory
         )
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._observer.close()
-        self._holds.release()
+        self._release()
         self._substrate.end(self._pids, _FAREWELL_S if self._over else 0.0)
         self._network.close()
-        self._disks.close()
+        self._close_backends()
         deadline_s = time.monotonic() + _END_S
         while left := [pid for pid, ticks in self._workers.items() if start_ticks(pid) == ticks and not is_ending(pid)]:
             if time.monotonic() > deadline_s:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import get_args
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import abilities
-from chaoskit.substrate.local import COORDINATOR, LocalSubstrate, Network
+from chaoskit.substrate.actions import Action, Applied, Backend, Counted
+from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.namespaces import INSIDE
+from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Echo, Impose, Lift, Listen, Move, Switch
 from chaoskit.substrate.traffic import Block, Change, Unplug, between
 
@@ -99,19 +102,21 @@ class NamespaceNetwork:
             raise ConnectionError(str(error)) from error
         return socket.socket(fileno=connection)
 
-    def isolate(self, name: str) -> int | None:
+    def isolate(self, name: str) -> Applied | None:
         if abilities.rules():  # without rules the cable can be pulled, and nothing counts
             return self.impose(Unplug(station=name))
         return self.impose(Block(ways=between([name], [other for other in self._hosts if other != name])))
 
-    def impose(self, change: Change) -> int:
-        return self._switch.ask(Impose(self._number, change))[0].number
+    def backends(self) -> Sequence[Backend]:
+        return (NetworkChanges(self),)
 
-    def packets(self, number: int) -> int:
-        return self._switch.ask(Count(self._number, number))[0].packets
-
-    def lift(self, number: int) -> int:
-        return self._switch.ask(Lift(self._number, number))[0].packets
+    def impose(self, change: Change) -> Counted:
+        """Change the traffic, as :mod:`chaoskit.substrate.traffic` says it. Raises HarnessError where it cannot."""
+        number = self._switch.ask(Impose(self._number, change))[0].number
+        return Counted(
+            lambda: self._switch.ask(Count(self._number, number))[0].packets,
+            lambda: self._switch.ask(Lift(self._number, number))[0].packets,
+        )
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
         return self._switch.ask(Echo(self._number, source, target, count, timeout_s))[0].round_trips_ms
@@ -120,3 +125,22 @@ class NamespaceNetwork:
         for descriptor in self._namespaces.values():
             os.close(descriptor)
         self._switch.ask(Close(self._number))
+
+
+class NetworkChanges:
+    """The backend that changes what goes between nodes. All of it vanishes with the network."""
+
+    actions = frozenset(get_args(Change))
+
+    def __init__(self, network: NamespaceNetwork) -> None:
+        self._network = network
+
+    def apply(self, node: str, action: Action) -> Applied:
+        assert isinstance(action, Change)
+        return self._network.impose(action)
+
+    def release(self, node: str | None = None) -> None:
+        """No change of a network keeps a process from ending."""
+
+    def close(self) -> None:
+        """The network itself is closed by its run."""

@@ -7,13 +7,15 @@ from functools import reduce
 
 import msgspec
 
+from chaoskit.substrate.actions import Action
+
 #: The kernel draws shares as so many of this number.
 SHARE_OF = 1_000_000
 #: From a station to another one.
 Way = tuple[str, str]
 
 
-class Block(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Block(Action, frozen=True, kw_only=True):
     """Lose everything that goes these ways, in silence; or, if ``loud``, answer TCP segments with a reset.
 
     Attributes:
@@ -27,14 +29,14 @@ class Block(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     share: float = 1.0
 
 
-class Duplicate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Duplicate(Action, frozen=True, kw_only=True):
     """Deliver this share of the packets that go these ways twice."""
 
     ways: tuple[Way, ...]
     share: float
 
 
-class Degrade(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Degrade(Action, frozen=True, kw_only=True):
     """Hold up packets, let some overtake the others, or flip a bit in some.
 
     Attributes:
@@ -50,13 +52,13 @@ class Degrade(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     corrupted: float = 0.0
 
 
-class Unplug(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Unplug(Action, frozen=True, kw_only=True):
     """Take the station's link down; it sees that it has no carrier."""
 
     station: str
 
 
-class Narrow(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Narrow(Action, frozen=True, kw_only=True):
     """Let so many bits a second pass: on these ways each; or from these stations in all, and to them in all."""
 
     bits_per_s: float

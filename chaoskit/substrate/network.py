@@ -1,0 +1,84 @@
+"""The network of one run, as its launcher sees it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from chaoskit.errors import HarnessError
+from chaoskit.hostchecks import require_free_port
+from chaoskit.substrate.actions import Applied, Backend
+
+#: The coordinator's name in a network, beside the nodes'.
+COORDINATOR = "coordinator"
+_LOOPBACK = "127.0.0.1"
+_CONNECT_S = 10.0
+
+
+class Network(Protocol):
+    """Where the processes of one run find each other.
+
+    Attributes:
+        listeners: the coordinator's sockets: for agents and observers, and for its store.
+        address: of the first. store: of the second. interface: a node's link to the others.
+    """
+
+    listeners: tuple[socket.socket, socket.socket]
+    address: tuple[str, int]
+    store: tuple[str, int]
+    interface: str
+
+    def host(self, name: str) -> str:
+        """The address under which others reach a node."""
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        """The network namespace of a node, or of the coordinator: a descriptor, or nothing where it has none."""
+
+    def isolate(self, name: str) -> Applied | None:
+        """Lose whatever goes to a node or comes from it, without a word; None where all nodes share one network."""
+
+    def backends(self) -> Sequence[Backend]:
+        """What changes the network; nothing where all nodes share one."""
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]: ...
+
+    def connect(self) -> socket.socket:
+        """The harness's connection to the coordinator. Raises OSError, HarnessError."""
+
+    def close(self) -> None:
+        """Let go of what belongs to the network."""
+
+
+class Loopback:
+    """All nodes on one address. Raises BadInput if ``port`` is in use."""
+
+    interface = "lo"
+
+    def __init__(self, port: int) -> None:
+        require_free_port("port", _LOOPBACK, port)
+        listen = partial(socket.create_server, backlog=128)
+        self.listeners = listen((_LOOPBACK, port)), listen((_LOOPBACK, 0))
+        self.address, self.store = (listener.getsockname() for listener in self.listeners)
+
+    def host(self, name: str) -> str:
+        return _LOOPBACK
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        return ()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, _CONNECT_S)
+
+    def isolate(self, name: str) -> Applied | None:
+        return None
+
+    def backends(self) -> Sequence[Backend]:
+        return ()
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        raise HarnessError("all nodes share one network: there is no way between them")
+
+    def close(self) -> None:
+        """Nothing to do."""
