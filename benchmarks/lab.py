@@ -18,7 +18,6 @@ from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.run import RawRun, Watch, execute
 from chaoskit.journal import Record, read_journals
 from chaoskit.substrate import choice
-from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import Fault
 
@@ -46,7 +45,6 @@ class Lab:
         self.directory = directory
         self._substrate = choice.make(substrate)
         self._harness = Harness(self._substrate, directory)
-        self._undo = UndoLog()
 
     def __enter__(self) -> Lab:
         self._substrate.warm_up()
@@ -56,7 +54,6 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._harness.close()
-        self._undo.close()
         self._substrate.close()
 
     def repeats(self, count: int) -> int:
@@ -103,7 +100,7 @@ class Lab:
         reference = self._harness.twin(experiment) if twin else None
         number = next(n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists())
         directory = self._harness.directory / f"watched-{number}"
-        run = execute(experiment, self._substrate, self._undo, directory, watch=watch)
+        run = execute(experiment, self._substrate, directory, watch=watch)
         return run, judge(run, reference, self._substrate.name)
 
 

@@ -79,16 +79,22 @@ def raise_priority() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let no ordinary process take this thread's CPU meanwhile, where that is allowed. For acts of microseconds."""
+    """Let no ordinary process take this thread's CPU meanwhile, where that is allowed. For acts of microseconds.
+
+    What it starts meanwhile is an ordinary process.
+    """
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     lowest = os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO))
     with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, lowest)
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, lowest)
     try:
         yield
     finally:
-        with contextlib.suppress(PermissionError):
+        try:
             os.sched_setscheduler(0, policy, parameters)
+        except PermissionError:  # only a privileged thread may have its children inherit a policy again
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)
 
 
 def lower_priority(niceness: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
+from chaoskit.substrate.undo import ContinueEntry
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target
@@ -64,7 +65,7 @@ class Hang(Fault):
 
     def inject(self, target: Target) -> None:
         if self.how == "stop":
-            target.notes["undo"] = target.undo.plan("continue", pid=target.pid, ticks=target.ticks)
+            target.notes["undo"] = target.undo.plan(ContinueEntry(target.pid, target.ticks))
             target.signal(signal.SIGSTOP)
             target.pull("none")  # once continued, it goes on
         else:
@@ -80,7 +81,7 @@ class Hang(Fault):
             osprocess.kill_if_same(target.pid, target.ticks, signal.SIGCONT)
         left = osprocess.start_ticks(target.pid) == target.ticks and osprocess.state(target.pid) == "T"
         if not left:
-            target.undo.done(target.notes["undo"])
+            target.notes["undo"].done()
         return not left
 
 

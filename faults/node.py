@@ -14,6 +14,7 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Applied, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
+from chaoskit.substrate.undo import ContinueEntry
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, Target, require_seconds
@@ -179,9 +180,7 @@ class FreezeNode(NodeFault):
         if self.how == "cgroup":
             target.notes["freeze"] = target.cluster.apply(target.node, Freeze())
             return
-        target.notes["undo"] = [
-            target.undo.plan("continue", pid=process.pid, ticks=process.ticks) for process in processes
-        ]
+        target.notes["undo"] = target.undo.plan(*(ContinueEntry(one.pid, one.ticks) for one in processes))
         signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
 
     def again(self, target: Target, message: Any) -> bool:
@@ -226,8 +225,8 @@ class FreezeNode(NodeFault):
         processes: list[Process] = target.notes.get("processes", [])
         if any(not _is_gone(process) and osprocess.state(process.pid) == "T" for process in processes):
             return False
-        for entry in target.notes.get("undo", []):
-            target.undo.done(entry)
+        if "undo" in target.notes:
+            target.notes["undo"].done()
         return True
 
 

@@ -1,4 +1,4 @@
-"""What tests of several files need: a real S3 server, and a proxy of ours before it."""
+"""What tests of several files need: an undo log, a real S3 server, and a proxy of ours before it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def s3_proxy(s3_server: S3Server, tmp_path: Path) -> Iterator[ObjectProxy]:
+def undo(tmp_path: Path) -> Iterator[UndoLog]:
+    """An undo log of the test's own, in the test's directory."""
+    log = UndoLog(tmp_path)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def s3_proxy(s3_server: S3Server, undo: UndoLog) -> Iterator[ObjectProxy]:
     """Stands before the server; nothing is wrong with it yet."""
-    undo = UndoLog(tmp_path / "undo")
     proxy = ObjectProxy("127.0.0.1", s3_server.port, undo)
     yield proxy
     proxy.close()
-    undo.close()

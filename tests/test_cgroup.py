@@ -14,7 +14,8 @@ from support.waiting import wait_until
 
 from chaoskit import osprocess
 from chaoskit.substrate.cgroup import Cgroup, Place, confine, find_place, throttle, unavailable
-from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, describe, remove_cgroup, sweep
+from chaoskit.substrate.undo import Repair, RepairOutcome, UndoLog, describe, sweep
+from chaoskit.substrate.undo.entries import PREFIX, remove_cgroup
 
 MIB = 2**20
 BURNING = "while True: pass"
@@ -28,8 +29,8 @@ from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.cgroup import throttle
 from chaoskit.substrate.undo import UndoLog
 
-pid = int(sys.argv[2])
-print(throttle(pid, start_ticks(pid), UndoLog(Path(sys.argv[1])), 0.5).path, flush=True)
+pid, undo = int(sys.argv[2]), UndoLog(Path(sys.argv[1]))
+print(throttle(pid, start_ticks(pid), undo, 0.5).path, undo.guard_pid, flush=True)
 sys.stdin.read()
 """
 
@@ -71,13 +72,6 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-@pytest.fixture
-def undo(tmp_path: Path) -> Iterator[UndoLog]:
-    log = UndoLog(tmp_path)
-    yield log
-    log.close()
-
-
 def groups(process: subprocess.Popen[bytes]) -> str:
     """The control groups of a process, as the kernel tells them."""
     return Path(f"/proc/{process.pid}/cgroup").read_text()
@@ -86,9 +80,7 @@ def groups(process: subprocess.Popen[bytes]) -> str:
 def left(pid: int) -> list[Path]:
     """Groups that the launcher ``pid`` has made and not removed."""
     walk = os.walk("/sys/fs/cgroup")  # groups of other tests go while it looks; unlike rglob, it passes over them
-    return [
-        Path(parent, name) for parent, names, _ in walk for name in names if name.startswith(f"{CGROUP_PREFIX}{pid}-")
-    ]
+    return [Path(parent, name) for parent, names, _ in walk for name in names if name.startswith(f"{PREFIX}{pid}-")]
 
 
 # -- limits -------------------------------------------------------------------------------------------------------
@@ -178,13 +170,16 @@ def test_the_group_of_a_killed_launcher_is_removed(
         text=True,
     )
     assert launcher.stdout is not None
-    path = Path(launcher.stdout.readline().strip())
+    said, guard = launcher.stdout.readline().split()
+    path = Path(said)
     assert sweep(tmp_path) == [], "its launcher lives"
     assert path.name in groups(process)
+    os.kill(int(guard), signal.SIGKILL)
     launcher.kill()
     launcher.communicate()
+    wait_until(lambda: osprocess.is_ending(int(guard)), "the end of the guard")
     repairs = sweep(tmp_path)
-    assert repairs == [Repair("cgroup", str(path), True)]
+    assert repairs == [Repair("cgroup", str(path), RepairOutcome.REPAIRED)]
     assert describe(repairs[0]) == f"removed {path}, left behind"
     assert not path.exists()
     assert groups(process) == home
@@ -210,7 +205,7 @@ def test_the_group_of_a_killed_launcher_is_removed(
 )
 def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path, fault: str) -> None:
     job = f"{Path(__file__).parent}/jobs/troubled.py:plain"
-    environment = dict(os.environ, XDG_STATE_HOME=str(tmp_path))
+    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
     launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault, str(tmp_path / "runs")], env=environment)
     try:
         wait_until(lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault")
@@ -219,21 +214,20 @@ def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path
     finally:
         launcher.kill()
         launcher.wait()
-    repairs = sweep(tmp_path / "chaoskit")
-    assert [repair.repaired for repair in repairs if repair.act == "cgroup"] == [True]
-    assert left(launcher.pid) == []
+    wait_until(lambda: not left(launcher.pid), "the guard to remove the group")
     wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the end of all processes")
 
 
 def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
     """The launcher ended after it had written down what it was about to do."""
     code = (
-        "import os, sys; from pathlib import Path; from chaoskit.substrate.undo import UndoLog\n"
-        "UndoLog(Path(sys.argv[1])).plan('cgroup', path='/sys/fs/cgroup/chaoskit-0-0-0', home='/sys/fs/cgroup')\n"
-        "os._exit(1)"
+        "import os, signal, sys; from pathlib import Path; from chaoskit.substrate.undo import CgroupEntry, UndoLog\n"
+        "undo = UndoLog(Path(sys.argv[1]))\n"
+        "undo.plan(CgroupEntry('/sys/fs/cgroup/chaoskit-0-0-0', '/sys/fs/cgroup'))\n"
+        "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert sweep(tmp_path) == [Repair("cgroup", "/sys/fs/cgroup/chaoskit-0-0-0", False)]
+    assert sweep(tmp_path) == [Repair("cgroup", "/sys/fs/cgroup/chaoskit-0-0-0", RepairOutcome.NOTHING_LEFT)]
 
 
 @needs("cpu")

@@ -23,7 +23,7 @@ from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Ailments, Failing, Full, ReadOnly, Slow, Trouble
 from chaoskit.substrate.disks import Disk, Disks
-from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Verdict
 from faults import DiskError, DiskFull, Fault, ReadOnlyDisk, SlowDisk
 from faults.disk import DiskFault
@@ -124,13 +124,6 @@ def node() -> Iterator[subprocess.Popen[bytes]]:
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-@pytest.fixture
-def undo(tmp_path: Path) -> Iterator[UndoLog]:
-    log = UndoLog(tmp_path / "undo")
-    yield log
-    log.close()
 
 
 def enter(pid: int) -> list[str]:
@@ -239,14 +232,14 @@ def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path
     """The process of a disk ends with a launcher that is killed."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    command = [sys.executable, "-c", LAUNCHER, str(node.pid), str(directory), str(tmp_path / "undo")]
+    command = [sys.executable, "-c", LAUNCHER, str(node.pid), str(directory), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         pid = int(launcher.stdout.readline())
         ticks = start_ticks(pid)
         launcher.send_signal(signal.SIGKILL)
     wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the process of the disk")
-    assert [repair.repaired for repair in sweep(tmp_path / "undo")] == [False], "nothing was left to do"
+    wait_until(lambda: not list((tmp_path / "undo").iterdir()), "the guard to find that nothing is left to do")
 
 
 # -- jobs that meet it --------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from chaoskit.substrate.docker_janitor import HOST, OWNER, endpoint, labels, own
 from chaoskit.substrate.local import LocalCluster
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.traffic import Degrade, between
-from chaoskit.substrate.undo import Repair, UndoLog, describe, left_behind, sweep
+from chaoskit.substrate.undo import ContainerEntry, RepairOutcome, UndoLog, sweep
 from chaoskit.vocabulary import Event
 from faults import Cut, Kill, Scale
 
@@ -442,20 +442,13 @@ def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[.
 
 
 @needs_docker
-def test_an_entry_removes_only_what_bears_its_labels(tmp_path: Path, idle: Callable[..., Any]) -> None:
+def test_an_entry_removes_only_what_bears_its_labels(idle: Callable[..., Any]) -> None:
     """A container that another tool has made under the same name stays."""
     foreign, other = idle(), idle(**{**labels(), OWNER: "1-1"})
-    undo = UndoLog(tmp_path)
-    for container in (foreign, other):
-        undo.plan("container", name=container.name, owner=owner(), daemon=endpoint())
-    undo.plan("container", name="chaoskit-never-made", owner=owner(), daemon=endpoint())
-    undo.plan("container", name=foreign.name, owner=owner(), daemon="/nowhere/docker.sock")
-    (path,) = (tmp_path / "undo").iterdir()
-    path.rename(path.with_name("1-0-0.jsonl"))  # of a launcher that is gone
-    repairs = sweep(tmp_path)
-    assert [(repair.act, repair.repaired) for repair in repairs] == [("container", False)] * 4
+    places = [(foreign.name, endpoint()), (other.name, endpoint()), ("chaoskit-never-made", endpoint())]
+    entries = [ContainerEntry(name, owner(), daemon) for name, daemon in [*places, (foreign.name, "/nowhere/docker")]]
+    assert [entry.undo() for entry in entries] == [RepairOutcome.NOTHING_LEFT] * 4
     assert {foreign.name, other.name} <= set(all_names())
-    undo.close()
 
 
 @pytest.mark.slow
@@ -473,7 +466,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
     assert place is not None
     group = place.parent / f"not-chaoskit-{os.getpid()}"
     group.mkdir()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     launcher = subprocess.Popen(
         [sys.executable, "-c", RUNNING, TROUBLED, str(tmp_path / "runs")],
         stdin=subprocess.PIPE,
@@ -489,11 +482,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
         assert sweep() == [], "its launcher lives"
         launcher.kill()
         launcher.wait()
-        assert {said.split()[1] for said in left_behind() if said.startswith("container ")} == names
-        repairs = sweep()
-        assert {repair.target for repair in repairs if repair.act == "container" and repair.repaired} == names
-        assert describe(Repair("container", "x", True)) == "removed container x, left behind"
-        assert not names & set(all_names())
+        wait_until(lambda: not names & set(all_names()), "the guard to remove the containers", limit_s=WAIT_S)
         wait_until(lambda: all(osprocess.is_ending(pid) for pid in pids), "the end of all processes")
         assert sweep() == []
         assert foreign.name in all_names()

@@ -18,7 +18,7 @@ from chaoskit.cli import doctor, probes
 from chaoskit.cli.probes import DoctorFinding
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate import abilities, commands
-from chaoskit.substrate.undo import UndoLog, left_behind, sweep
+from chaoskit.substrate.undo import ContinueEntry, UndoLog, left_behind, sweep
 
 
 def found(*probed: probes.Probe) -> dict[str, DoctorFinding]:
@@ -251,24 +251,25 @@ def test_users_are_not_told_to_install_tools_of_developers() -> None:
 
 def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed launcher wrote down to be undone is found; the doctor repairs nothing, the janitor does."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         code = (
-            "import os, signal\nfrom chaoskit.substrate.undo import UndoLog\n"
-            f"UndoLog().plan('continue', pid={stopped.pid}, ticks={start_ticks(stopped.pid)})\n"
+            "import os, signal\nfrom chaoskit.substrate.undo import ContinueEntry, UndoLog\n"
+            f"undo = UndoLog()\nundo.plan(ContinueEntry({stopped.pid}, {start_ticks(stopped.pid)}))\n"
+            "os.kill(undo.guard_pid, signal.SIGKILL)\nos.waitpid(undo.guard_pid, 0)\n"
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
         live = UndoLog()
-        live.plan("continue", pid=os.getpid(), ticks=start_ticks(os.getpid()))  # of a launcher that lives
+        live.plan(ContinueEntry(os.getpid(), start_ticks(os.getpid())))  # of a launcher that lives
         seen = found(probes.left_behind)["undo"]
         assert (seen.state, seen.found, seen.remedy) == (
             "limited",
-            f"continue {stopped.pid}",
+            f"continue pid {stopped.pid}",
             "chaoskit cleanup",
         )
-        assert left_behind() == [f"continue {stopped.pid}"]
+        assert left_behind() == [f"continue pid {stopped.pid}"]
         assert [repair.target for repair in sweep()] == [f"pid {stopped.pid}"]
         assert found(probes.left_behind)["undo"].state == "ok"
         live.close()

@@ -23,6 +23,7 @@ from chaoskit.journal import Record
 from chaoskit.plain import PlainAnswer, Request
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.sketch import TensorBox, sketch
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
 
@@ -219,22 +220,22 @@ def test_a_job_that_plain_pytorch_cannot_train_has_no_floor(chaos: Chaos) -> Non
     assert "no floor: the job imports chaoskit.runtime" in outcome.not_applied[EQUAL]
 
 
-def measured(directory: Path, **options: Any) -> PlainAnswer:
+def measured(directory: Path, undo: UndoLog, **options: Any) -> PlainAnswer:
     """A floor for which there is no time."""
     samples = [[[shard, shard + 3] for shard in range(3)]] * 4
     job = JobSpec(OFF_COURSE, options={"steps": 4, **options})
-    return ask(Request(job, 1, samples, orders=[1, 2, 3], budget_s=0.0), directory, "floor")
+    return ask(Request(job, 1, samples, orders=[1, 2, 3], budget_s=0.0), directory, "floor", undo)
 
 
-def test_a_floor_takes_no_longer_than_its_budget(tmp_path: Path) -> None:
+def test_a_floor_takes_no_longer_than_its_budget(tmp_path: Path, undo: UndoLog) -> None:
     """One further order is always tried."""
-    answer = measured(tmp_path)
+    answer = measured(tmp_path, undo)
     assert answer.orders == 1
     assert answer.floor["model/head.weight"] > 0
     assert set(answer.floor) > {"model/head.weight", "optimizer/0/momentum_buffer"}
 
 
-def test_a_floor_is_no_lower_than_the_last_place_of_its_type(tmp_path: Path) -> None:
+def test_a_floor_is_no_lower_than_the_last_place_of_its_type(tmp_path: Path, undo: UndoLog) -> None:
     """Of bfloat16 few orders show any rounding, and the next one may."""
-    answer = measured(tmp_path, dtype="bfloat16")
+    answer = measured(tmp_path, undo, dtype="bfloat16")
     assert answer.floor["model/norm.weight"] == pytest.approx(2**-7, rel=0.1)  # its values are about 1

@@ -98,13 +98,6 @@ from faults import (
 from faults.base import Fault, Target
 
 
-@pytest.fixture
-def undo(tmp_path: Path) -> Any:
-    log = UndoLog(tmp_path)
-    yield log
-    log.close()
-
-
 class Deserted:
     """What is left of a cluster when its run is over: a connection that is closed."""
 

@@ -22,7 +22,7 @@ from chaoskit.messages import Heartbeat, HookReached, WorkerLost, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.local import LocalCluster
-from chaoskit.substrate.undo import state_directory
+from chaoskit.substrate.undo import runtime_directory
 from chaoskit.suites.goals import JournalFlag, happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
@@ -88,7 +88,9 @@ class Watcher:
     @staticmethod
     def _entries() -> set[str]:
         """What this process has written down to continue."""
-        lines = [path.read_text().splitlines() for path in (state_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")]
+        lines = [
+            path.read_text().splitlines() for path in (runtime_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")
+        ]
         return {line for one in lines for line in one if '"continue"' in line}
 
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -117,13 +116,6 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     (found,) = disk.judge(disk.read(tmp_path / "none"), LIMITS)
     assert (found.what, found.severity) == ("disk.writable", "bad")
     assert "No such file" in found.detail
-
-
-@pytest.fixture
-def undo(tmp_path: Path) -> Iterator[UndoLog]:
-    log = UndoLog(tmp_path / "undo")
-    yield log
-    log.close()
 
 
 @pytest.mark.skipif(bool(abilities.disks()), reason=abilities.disks() or "possible here")

@@ -16,11 +16,11 @@ from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
 from chaoskit.health import Quarantine
+from chaoskit.health.quarantine import state_directory
 from chaoskit.journal import Record, read_journals
 from chaoskit.launcher.launch import LaunchResult, launch_shown
 from chaoskit.messages import HealthReport, WorkerReady
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate.undo import state_directory
 from chaoskit.vocabulary import Event, Verdict
 
 PLAIN = "jobs/troubled.py:plain"

@@ -22,7 +22,8 @@ from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.holds import Holds, Saturation
-from chaoskit.substrate.undo import CGROUP_PREFIX, Repair, UndoLog, sweep
+from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.undo.entries import PREFIX
 
 MIB = 2**20
 
@@ -121,18 +122,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def holds(tmp_path: Path, node: Node) -> Iterator[Holds]:
-    undo = UndoLog(tmp_path)
+def holds(tmp_path: Path, node: Node, undo: UndoLog) -> Iterator[Holds]:
     holds = Holds(undo, node.processes, tmp_path)
     yield holds
     holds.release()
-    undo.close()
     assert groups_of_this_process() == []
 
 
 def groups_of_this_process() -> list[Path]:
     """Groups that this process has made and not removed."""
-    return list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*"))
+    return list(Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def group_of(pid: int) -> str:
@@ -144,11 +143,10 @@ def group_of(pid: int) -> str:
 
 @needs("freezer")
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, version: int) -> None:
+def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, undo: UndoLog, version: int) -> None:
     """Under either version of cgroup every process of a frozen node stands still, and goes on where it was."""
     if cgroup.version("freezer", version) != version:
         pytest.skip(f"the freezer is not in cgroup v{version}")
-    undo = UndoLog(tmp_path)
     holds = Holds(undo, node.processes, tmp_path, prefer=version)
     child = int(node.ask("fork"))
     home = group_of(child)
@@ -162,7 +160,6 @@ def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, version: in
     assert int(node.answer()) > 0
     assert group_of(child) == home
     holds.release()
-    undo.close()
     assert groups_of_this_process() == []
 
 
@@ -172,12 +169,12 @@ def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
     holds.apply("node0", CapCpu(0.5))
     child = int(node.ask("fork"))
     assert group_of(child) == group_of(node.pid)
-    assert CGROUP_PREFIX in group_of(child)
+    assert PREFIX in group_of(child)
 
 
 @needs("freezer")
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_janitor_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: Node, version: int) -> None:
+def test_the_guard_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: Node, version: int) -> None:
     """Its launcher was killed while the node stood still: it goes on, in the group from which it came."""
     home = group_of(node.pid)
     launcher = subprocess.Popen(
@@ -197,8 +194,7 @@ def test_the_janitor_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: No
     assert sweep(tmp_path) == [], "its launcher lives"
     launcher.kill()
     launcher.communicate()
-    assert sweep(tmp_path) == [Repair("cgroup", str(path), True)]
-    assert not path.exists()
+    wait_until(lambda: not path.exists(), "the guard to remove the group")
     assert int(node.answer()) > 0
     assert group_of(node.pid) == home
 
@@ -273,7 +269,7 @@ def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) 
     assert node.ask("fork") == "refused"
     assert full.lift()
     assert node.ask("fork").isdecimal()
-    assert CGROUP_PREFIX not in group_of(node.pid)
+    assert PREFIX not in group_of(node.pid)
 
 
 @needs("cpu")
@@ -283,12 +279,10 @@ def test_what_the_kernel_refuses_is_told(node: Node, holds: Holds) -> None:
         holds.apply("node0", CapCpu(1e12))
 
 
-def test_a_node_that_is_gone_is_not_held(tmp_path: Path) -> None:
+def test_a_node_that_is_gone_is_not_held(tmp_path: Path, undo: UndoLog) -> None:
     """A node without processes cannot be held."""
-    undo = UndoLog(tmp_path)
     with pytest.raises(ProcessLookupError, match="node0 has no process any more"):
         Holds(undo, lambda name: [], tmp_path).apply("node0", Freeze())
-    undo.close()
 
 
 # -- counting writes ----------------------------------------------------------------------------------------------

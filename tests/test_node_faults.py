@@ -20,7 +20,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.messages import HookReached
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.device import device_of
-from chaoskit.substrate.undo import CGROUP_PREFIX
+from chaoskit.substrate.undo.entries import PREFIX
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
@@ -212,7 +212,7 @@ def test_the_freezer_makes_a_zombie(chaos: Chaos, tmp_path: Path, substrate: str
     zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == worker]
     assert {record["generation"] for record in zombie} == {1}
     assert outcome.false_alarms == outcome.lost_steps == 0
-    assert not list(Path("/sys/fs/cgroup").rglob(f"{CGROUP_PREFIX}{os.getpid()}-*"))
+    assert not list(Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:

@@ -31,7 +31,7 @@ from chaoskit.substrate.object_troubles import (
     Stall,
     Truncate,
 )
-from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.undo import UndoLog
 
 BODY = os.urandom(300_000)
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request"}  # by somebody
@@ -207,7 +207,7 @@ time.sleep(600)
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "undo")]
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
@@ -221,15 +221,13 @@ def test_it_ends_with_its_launcher(launcher: subprocess.Popen[str], tmp_path: Pa
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the proxy")
-    assert [repair.repaired for repair in sweep(tmp_path / "undo")] == [False], "nothing was left to do"
+    wait_until(lambda: not list((tmp_path / "undo").iterdir()), "the guard to find that nothing is left to do")
 
 
-def test_a_store_that_is_not_there_resets(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_resets(undo: UndoLog) -> None:
     """A store that refuses connections looks like a connection that ends."""
-    undo = UndoLog(tmp_path)
     with refusing() as held:
         proxy = ObjectProxy(*held.getsockname(), undo)
         with pytest.raises(ConnectionError):
             ask(proxy, "GET", "/b/k")
         proxy.close()
-    undo.close()

@@ -143,17 +143,20 @@ def test_the_keeper_of_an_ordinary_user_answers_at_the_priority_of_training(tmp_
     assert ended.stdout == "0\n", ended.stderr
 
 
+POLICY = "import os; print(os.sched_getscheduler(0))"
 REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
 
 
 def test_undisturbed_lasts_for_its_block_only() -> None:
-    """Within the block the thread has real-time priority, after it the policy that it had."""
+    """Within the block the thread has real-time priority, after it the policy that it had. Its children have none."""
     asked = subprocess.run([sys.executable, "-c", REAL_TIME], capture_output=True, text=True, check=False)
     if asked.returncode:
         pytest.skip(f"real-time priority is not allowed here: {asked.stderr.splitlines()[-1]}")
     before = os.sched_getscheduler(0)
     with undisturbed():
-        assert os.sched_getscheduler(0) == os.SCHED_FIFO
+        assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+        child = subprocess.run([sys.executable, "-c", POLICY], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == str(os.SCHED_OTHER), "a helper that is started here would keep it for its life"
     assert os.sched_getscheduler(0) == before
 
 

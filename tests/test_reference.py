@@ -27,6 +27,7 @@ from chaoskit.journal import read_events
 from chaoskit.plain import PlainAnswer, Request, dealt, in_halves
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.tree import Subtree, merge_order
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.suites.canary.journals import Journals
 from chaoskit.vocabulary import Event, Verdict
 from faults import BadBatch, Kill
@@ -131,12 +132,12 @@ def test_a_step_that_was_skipped_ends_what_is_compared(chaos: Chaos) -> None:
     ],
 )
 def test_what_plain_pytorch_cannot_show_is_said(
-    chaos: Chaos, target: str, options: dict[str, Any], reason: str, tmp_path: Path
+    chaos: Chaos, target: str, options: dict[str, Any], reason: str, tmp_path: Path, undo: UndoLog
 ) -> None:
     plan = {"steps": 4, "nodes": 1, "spares": 0, "options": options, "reference": "on", **chaos.limits}
     experiment = plan_experiment(target, **plan)
     run = chaos.harness._execute(experiment, None, 0)
-    reference = reference_of(experiment, History(run.records), tmp_path)
+    reference = reference_of(experiment, History(run.records), tmp_path, undo)
     outcome = judge(run, None, "local", reference)
     assert reason in outcome.not_applied[NAME]
     assert NAME not in [check.name for check in outcome.checks]
@@ -162,11 +163,12 @@ def train(trainer, *, steps):
 """
 
 
-def test_a_model_that_is_sharded_in_another_type_is_not_known(tmp_path: Path) -> None:
+def test_a_model_that_is_sharded_in_another_type_is_not_known(tmp_path: Path, undo: UndoLog) -> None:
     """Here it would compute in the type of its weights, with other rounding."""
     job = tmp_path / "mixed.py"
     job.write_text(MIXED)
-    answer = ask(Request(JobSpec(str(job), options={"steps": 2}), 1, [[[0, 1], [2, 3]]] * 2), tmp_path, "reference")
+    request = Request(JobSpec(str(job), options={"steps": 2}), 1, [[[0, 1], [2, 3]]] * 2)
+    answer = ask(request, tmp_path, "reference", undo)
     assert answer.losses == []
     assert answer.reason == "fully_shard has a mixed precision, of which one process knows nothing"
 
@@ -234,14 +236,14 @@ def train(trainer, *, steps, hurry):
 """
 
 
-def test_an_answer_that_came_too_late_is_asked_for_again(tmp_path: Path) -> None:
+def test_an_answer_that_came_too_late_is_asked_for_again(tmp_path: Path, undo: UndoLog) -> None:
     """A machine that was busy once would have turned the reference off for as long as the code stays the same."""
     job, hurry = tmp_path / "slow.py", tmp_path / "hurry"
     job.write_text(SLOW)
     request = Request(JobSpec(str(job), options={"steps": 2, "hurry": str(hurry)}), 1, [[[0, 1], [2, 3]]] * 2)
-    assert "took longer than 5 s" in ask(request, tmp_path, "reference", timeout_s=5.0).reason
+    assert "took longer than 5 s" in ask(request, tmp_path, "reference", undo, timeout_s=5.0).reason
     hurry.touch()
-    assert len(ask(request, tmp_path, "reference").losses) == 2
+    assert len(ask(request, tmp_path, "reference", undo).losses) == 2
 
 
 def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_path: Path) -> None:

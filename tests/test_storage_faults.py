@@ -187,13 +187,12 @@ def _ignore(boundary: str) -> None:
 # -- the proxy of a run -------------------------------------------------------------------------------------------
 
 
-def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_path: Path) -> None:
+def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_path: Path, undo: UndoLog) -> None:
     """The proxy of a run ends with it, also when the run fails, and an unbroken run has none."""
     s3_server.make_bucket("proxied")
     remote = {"target": "s3://proxied/job", "endpoint": s3_server.url}
     settings: dict[str, Any] = {"disk": {"target": str(tmp_path / "disk")}, "remote": remote, "resume": True}
     experiment = plan_experiment("gpt", nodes=2, steps=10, faults=[RemoteOutage(at_step=3)], **settings)
-    undo = UndoLog(tmp_path / "undo")
     with contextlib.suppress(RuntimeError), store_of(experiment, undo) as proxy:
         assert proxy is not None
         process = proxy.process
@@ -201,7 +200,6 @@ def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_
     assert is_ending(process.pid)
     with store_of(experiment.unbroken(), undo) as nothing:
         assert nothing is None
-    undo.close()
 
 
 # -- no evidence --------------------------------------------------------------------------------------------------

@@ -203,14 +203,15 @@ def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos, tmp_path: Path) -> 
 
 
 def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a dead harness had stopped goes on as soon as the next one starts."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    """A process that a dead harness had stopped, whose guard is dead, too, goes on as soon as the next one starts."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         os.kill(victim.pid, signal.SIGSTOP)
-        entry = f"pid={victim.pid}, ticks={osprocess.start_ticks(victim.pid)}"
         left = (
-            f"import os; from chaoskit.substrate.undo import UndoLog; UndoLog().plan('continue', {entry}); os._exit(9)"
+            "import os, signal; from chaoskit.substrate.undo import ContinueEntry, UndoLog\n"
+            f"undo = UndoLog(); undo.plan(ContinueEntry({victim.pid}, {osprocess.start_ticks(victim.pid)}))\n"
+            "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(9)"
         )
         assert subprocess.run([sys.executable, "-c", left], check=False).returncode == 9
         LocalSubstrate().close()

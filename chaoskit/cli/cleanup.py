@@ -18,7 +18,8 @@ def cleanup(machine: Json = False) -> None:
     """Remove what killed runs left behind, and touch nothing else.
 
     It continues processes that were left stopped, ends those left running, and
-    removes control groups and containers. Every run does so when it starts. Where only Python's standard library
+    removes control groups, containers and temporary directories. A guard beside each run
+    does so when the run is killed, and every run when it starts. Where only Python's standard library
     works: [cyan]python -m chaoskit.substrate.undo[/]
 
     Example: [cyan]chaoskit cleanup[/]

@@ -22,10 +22,10 @@ from chaoskit.health import Entry, Finding, HealthVerdict, Quarantine, decide
 from chaoskit.health.examine import PROBES, examine
 from chaoskit.health.limits import parse_limits
 from chaoskit.health.pair import PairServer
+from chaoskit.health.quarantine import state_directory
 from chaoskit.health.verdict import show
 from chaoskit.nodename import name_of_this_machine, require_node_name
 from chaoskit.plaintext import echo
-from chaoskit.substrate.undo import state_directory
 
 _TOKEN = "CHAOSKIT_HEALTH_TOKEN"
 _TOKEN_LENGTH_MIN = 16

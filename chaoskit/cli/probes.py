@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from chaoskit.errors import BadInput
+from chaoskit.health import quarantine
 from chaoskit.osprocess import Starvation, await_readable
 from chaoskit.runtime.board import Board
 from chaoskit.substrate import abilities, cgroup, docker_daemon, docker_janitor, undo
@@ -370,17 +372,26 @@ def _limit(number: int) -> str:
 # -- chaoskit's own state -----------------------------------------------------------------------------------------
 
 
-def state_directory() -> DoctorFinding:
+def runtime_directory() -> DoctorFinding:
     """Where undo is written ahead; without it nothing may be broken."""
-    directory = undo.state_directory()
+    try:
+        found, good = f"{undo.runtime_directory()} can be written", True
+    except BadInput as error:
+        found, good = error.remedy, False
+    return _judged("undo directory", good, found, "set XDG_RUNTIME_DIR to a directory that is yours alone", core=True)
+
+
+def state_directory() -> DoctorFinding:
+    """Where the list of nodes is that are kept out."""
+    directory = quarantine.state_directory()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     good = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     found = f"{directory} can be {'written' if existing == directory else 'made'}" if good else f"{existing}: read-only"
-    return _judged("state directory", good, found, "set XDG_STATE_HOME to a directory that can be written", core=True)
+    return _judged("state directory", good, found, "set XDG_STATE_HOME to a directory that can be written")
 
 
 def left_behind() -> DoctorFinding:
-    """What launchers that were killed have left to put back."""
+    """What runs that were killed have left to put back."""
     left = undo.left_behind()
     return _judged("undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit cleanup")
 
@@ -404,6 +415,7 @@ PROBES: tuple[Probe, ...] = (
     shared_memory,
     open_files,
     processes,
+    runtime_directory,
     state_directory,
     left_behind,
     torch_version,

@@ -17,6 +17,7 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of, trained
 from chaoskit.experiment.plan import Experiment
 from chaoskit.plain import Request
+from chaoskit.substrate.undo import UndoLog
 
 #: Orders of summation beside the usual one.
 ORDERS = 10
@@ -54,7 +55,7 @@ class Floor(msgspec.Struct, frozen=True):
         return max(self.spread.get(path, 0.0) * self.factor, LEAST * norm)
 
 
-def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor | None:
+def floor_of(experiment: Experiment, history: History, directory: Path, undo: UndoLog) -> Floor | None:
     """Measure the floor of a run's job in plain PyTorch, with the samples that its journals name.
 
     Args:
@@ -76,7 +77,7 @@ def floor_of(experiment: Experiment, history: History, directory: Path) -> Floor
         skips=config.nonfinite == "skip",
     )
     try:
-        answer = ask(request, directory, "floor")
+        answer = ask(request, directory, "floor", undo)
     except HarnessError:
         return None
     return Floor(answer.floor, answer.orders, answer.is_steady, trained(experiment, samples), answer.reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +31,7 @@ from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
 from faults.base import Fault
 
 
@@ -55,11 +54,13 @@ class Harness:
     ) -> None:
         self._makes_substrate = isinstance(substrate, str)
         self._substrate = choice.make(substrate) if isinstance(substrate, str) else substrate
-        self._temporary = directory is None
-        self.directory = Path(directory or tempfile.mkdtemp(prefix="chaoskit-"))
-        require_writable("report directory", self.directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._undo = UndoLog()
+        self._temporary: Undo | None = None
+        if directory is None:
+            self.directory, self._temporary = temporary_directory("runs", self._substrate.undo)
+        else:
+            self.directory = Path(directory)
+            require_writable("report directory", self.directory)
+            self.directory.mkdir(parents=True, exist_ok=True)
         self._twins = twins or TwinCache()
         self._command_twins: dict[str, CommandTwin] = {}
         self._numbers = itertools.count(1)
@@ -137,8 +138,10 @@ class Harness:
             schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
             unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         wanted = experiment.reference != "off"
-        reference = reference_of(experiment, History(run.records), run.directory) if wanted else None
-        floor = _floor(run) if unbroken is not None else None
+        reference = (
+            reference_of(experiment, History(run.records), run.directory, self._substrate.undo) if wanted else None
+        )
+        floor = _floor(run, self._substrate.undo) if unbroken is not None else None
         keep(run.directory, unbroken, reference, floor)
         return judge(run, unbroken, self._substrate.name, reference, floor)
 
@@ -182,15 +185,11 @@ class Harness:
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
         directory = self._directory(experiment)
-        return execute(
-            experiment, self._substrate, self._undo, directory, watch=watch or _ignore, port=port, twin_id=twin_id
-        )
+        return execute(experiment, self._substrate, directory, watch=watch or _ignore, port=port, twin_id=twin_id)
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)
-        return execute_command(
-            experiment, self._substrate, self._undo, directory, watch=watch or _ignore, twin_id=twin_id
-        )
+        return execute_command(experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id)
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""
@@ -209,19 +208,19 @@ class Harness:
 
     def close(self) -> None:
         """End what the harness made. A substrate that was given is closed by its maker."""
+        if self._temporary is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self._temporary.done()
         if self._makes_substrate:
             self._substrate.close()
-        self._undo.close()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _floor(run: RawRun) -> Floor | None:
+def _floor(run: RawRun, undo: UndoLog) -> Floor | None:
     """How far from its twin a run may end; None where both must be equal, or it has no end."""
     history = History(run.records)
     _, reduction = exactness(run.experiment.config, history)
     is_over = run.end is not None and run.end.ok
-    return floor_of(run.experiment, history, run.directory) if is_over and reduction == "fast" else None
+    return floor_of(run.experiment, history, run.directory, undo) if is_over and reduction == "fast" else None
 
 
 def _ignore(message: Any) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -17,7 +18,9 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
+from chaoskit.osprocess import start_ticks
 from chaoskit.plain import PlainAnswer, Request
+from chaoskit.substrate.undo import KillEntry, UndoLog
 from faults.data import BadBatch
 
 _TIMEOUT_S = 300.0
@@ -63,7 +66,7 @@ def _by_shard(step: Step) -> list[list[int]]:
     return [found[shard] for shard in sorted(found)] if sorted(found) == list(range(len(found))) else []
 
 
-def ask(request: Request, directory: Path, name: str, *, timeout_s: float = _TIMEOUT_S) -> PlainAnswer:
+def ask(request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_s: float = _TIMEOUT_S) -> PlainAnswer:
     """Return the answer; of an earlier process where code, options, samples and machine are the same.
 
     One that took too long has no run id.
@@ -71,6 +74,7 @@ def ask(request: Request, directory: Path, name: str, *, timeout_s: float = _TIM
     Args:
         directory: where the request and the log of the process stay.
         name: of the two files, and of the folder in which answers are kept.
+        undo: gets the entry that ends the process if this one cannot.
 
     Raises:
         HarnessError: if the process does not answer.
@@ -80,22 +84,21 @@ def ask(request: Request, directory: Path, name: str, *, timeout_s: float = _TIM
         try:
             answer = msgspec.json.decode(kept.read_bytes(), type=PlainAnswer)
         except (OSError, msgspec.MsgspecError):
-            answer = _run(request, directory, name, timeout_s)
+            answer = _run(request, directory, name, undo, timeout_s)
             if answer.run_id:  # else the process had no time, as on a machine that is busy now
                 write_whole(kept, msgspec.json.encode(answer))
     return answer
 
 
-def _run(request: Request, directory: Path, name: str, timeout_s: float) -> PlainAnswer:
+def _run(request: Request, directory: Path, name: str, undo: UndoLog, timeout_s: float) -> PlainAnswer:
     source = directory / f"{name}-request.json"
     write_whole(source, msgspec.json.encode(request))
-    environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    with tempfile.TemporaryDirectory(prefix=f"chaoskit-{name}-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=directory) as scratch:
         target = Path(scratch) / "answer.json"
         command = [sys.executable, "-m", plain.__name__, str(source), str(target)]
         with (directory / f"{name}.log").open("wb") as log:
             try:
-                subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, timeout=timeout_s)
+                _train(command, scratch, log, undo, timeout_s)
                 return msgspec.json.decode(target.read_bytes(), type=PlainAnswer)
             except subprocess.TimeoutExpired:
                 return PlainAnswer("", [], reason=f"plain PyTorch took longer than {timeout_s:g} s")
@@ -103,6 +106,24 @@ def _run(request: Request, directory: Path, name: str, timeout_s: float) -> Plai
                 raise HarnessError(
                     f"plain PyTorch did not train {request.job.name} for the {name}: {error}; see {log.name}"
                 ) from error
+
+
+def _train(command: list[str], scratch: str, log: IO[bytes], undo: UndoLog, timeout_s: float) -> None:
+    """Run the process, which ends with this one."""
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **threads, "TMPDIR": scratch}
+    with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+        planned = undo.plan(KillEntry(process.pid, start_ticks(process.pid)))
+        try:
+            status = process.wait(timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.wait()
+            planned.done()
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def _key(request: Request) -> str:

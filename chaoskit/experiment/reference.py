@@ -23,6 +23,7 @@ from chaoskit.experiment.plain_process import ask, out_of_reach, samples_of, tra
 from chaoskit.experiment.plan import REFERENCE_STEPS, Experiment
 from chaoskit.experiment.run import RawRun
 from chaoskit.plain import Request
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Verdict
 
 #: Seeds over which two orders of summation are compared.
@@ -67,7 +68,7 @@ class Reference(msgspec.Struct, frozen=True):
         return bool(self.losses)
 
 
-def reference_of(experiment: Experiment, history: History, directory: Path) -> Reference | None:
+def reference_of(experiment: Experiment, history: History, directory: Path, undo: UndoLog) -> Reference | None:
     """Train the first steps of a run in plain PyTorch, with the samples that its journals name.
 
     Args:
@@ -83,7 +84,7 @@ def reference_of(experiment: Experiment, history: History, directory: Path) -> R
     skips = config.nonfinite == "skip"
     request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS), skips=skips)
     try:
-        answer = ask(request, directory, "reference")
+        answer = ask(request, directory, "reference", undo)
     except HarnessError:
         return None
     mark = trained(experiment, samples)

@@ -115,7 +115,6 @@ def told_once(records: Iterable[Record]) -> list[Record]:
 def execute(
     experiment: Experiment,
     substrate: Substrate,
-    undo: UndoLog,
     directory: Path,
     *,
     watch: Watch = lambda message: None,
@@ -142,12 +141,12 @@ def execute(
     """
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
-    with store_of(experiment, undo) as store:
+    with store_of(experiment, substrate.undo) as store:
         journal = Journal(directory / "journal", "harness", role="harness")
         started_ns = time.monotonic_ns()
         _write_start(journal, experiment, started_ns, substrate.name, twin_id, digest_of(directory))
         place = (journal, started_ns, directory)
-        return _execute(experiment, substrate, undo, place, watch, port, store, requests, heartbeat_s, when_silent)
+        return _execute(experiment, substrate, place, watch, port, store, requests, heartbeat_s, when_silent)
 
 
 @contextlib.contextmanager
@@ -192,7 +191,6 @@ def _write_start(
 def _execute(
     experiment: Experiment,
     substrate: Substrate,
-    undo: UndoLog,
     place: tuple[Journal, int, Path],
     watch: Watch,
     port: int,
@@ -207,7 +205,7 @@ def _execute(
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s)
-    conductor = Conductor(experiment, cluster, journal, undo, watch, store, requests, when_silent)
+    conductor = Conductor(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
     end: EndJob | None = None
     ended_ns, failure = 0, ""
     try:

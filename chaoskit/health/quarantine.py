@@ -18,6 +18,12 @@ from chaoskit.osprocess import user_at_host
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 
 
+def state_directory() -> Path:
+    """Return where the list of this user is kept: ``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "chaoskit"
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node that is kept out, or that was released and has yet to prove itself.
 

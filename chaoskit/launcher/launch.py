@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import plural
 from chaoskit.substrate import choice
-from chaoskit.substrate.base import Substrate
-from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 
 #: What is shown of a run that goes on is as old as this at most.
@@ -179,11 +176,14 @@ def launch_shown(
 
         watch_all = quarantined.watching(watch)
         requests, starter = Requests(), NodeStarter(config, directory, watch_all)
-        with _substrate(substrate) as (place, undo), listening(requests, directory, control_port), view.shown():
+        with (
+            contextlib.closing(choice.make(substrate)) as place,
+            listening(requests, directory, control_port),
+            view.shown(),
+        ):
             run = execute(
                 experiment,
                 place,
-                undo,
                 directory,
                 watch=watch_all,
                 port=port,
@@ -197,17 +197,6 @@ def launch_shown(
     result = _result(experiment, progress, directory, quarantined.refused, run.ended_ns / 1e9)
     result.account = observation.account(run.ended_ns)
     return result
-
-
-@contextlib.contextmanager
-def _substrate(name: str) -> Iterator[tuple[Substrate, UndoLog]]:
-    """A substrate for the block, and the log of what is to be undone on it."""
-    place, undo = choice.make(name), UndoLog()
-    try:
-        yield place, undo
-    finally:
-        place.close()
-        undo.close()
 
 
 def _result(

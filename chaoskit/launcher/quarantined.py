@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from chaoskit.health import Quarantine, decide
+from chaoskit.health.quarantine import state_directory
 from chaoskit.messages import HealthReport
-from chaoskit.substrate.undo import state_directory
 
 
 class QuarantinedNodes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from chaoskit.config import RunConfig
 from chaoskit.messages import Message, Trigger
 from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.undo import UndoLog
 
 if TYPE_CHECKING:
     from chaoskit.substrate.bare import BareCluster
@@ -95,9 +96,14 @@ NOTHING = Needs()
 
 
 class Substrate(Protocol):
-    """Makes clusters. Kept over many experiments."""
+    """Makes clusters. Kept over many experiments.
+
+    Attributes:
+        undo: what must be put back if this process is killed.
+    """
 
     name: str
+    undo: UndoLog
 
     def launch(
         self,

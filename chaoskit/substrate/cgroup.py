@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.undo import CGROUP_PREFIX, UndoLog, remove_cgroup
+from chaoskit.substrate.undo import CgroupEntry, UndoLog
+from chaoskit.substrate.undo.entries import PREFIX, remove_cgroup
 
 _PERIOD_US = 20_000  # short, so that a throttled process is slow and does not stand still for long
 _QUOTA_US_MIN = 1_000  # the kernel's least
@@ -121,9 +122,9 @@ class Cgroup:
         place = _locate(controller, pid, prefer)
         if place is None or ticks is None or start_ticks(pid) != ticks:
             raise ProcessLookupError(f"pid {pid} is not the process that was aimed at any more")
-        self._version, self._home, self._undo = place.version, place.home, undo
-        self.path = place.parent / f"{CGROUP_PREFIX}{os.getpid()}-{next(_numbers)}-{pid}"
-        self._entry = undo.plan("cgroup", path=str(self.path), home=str(self._home))
+        self._version, self._home = place.version, place.home
+        self.path = place.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}-{pid}"
+        self._undo = undo.plan(CgroupEntry(str(self.path), str(self._home)))
         self.path.mkdir()
         with self._removed_on_error():
             self.take(pid)
@@ -265,7 +266,7 @@ class Cgroup:
         """Move what is left in the group back to where it came from, and remove the group; True if that is done."""
         gone = remove_cgroup(self.path, self._home)
         if gone:
-            self._undo.done(self._entry)
+            self._undo.done()
         return gone
 
 

@@ -147,8 +147,15 @@ class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
 
 
 def _serve(connection: socket.socket, ailments: Ailments, mounted: threading.Event) -> None:
-    """Answers the launcher, until that goes away: then nobody asks for this disk any more."""
+    """Answers the launcher, until that goes away: then no process asks for this disk any more."""
     mounted.wait()
+    try:
+        _answer_all(connection, ailments)
+    finally:
+        os._exit(0)
+
+
+def _answer_all(connection: socket.socket, ailments: Ailments) -> None:
     _answer(connection, Done())
     while data := connection.recv(BYTES_MAX):
         match _requests.decode(data):
@@ -158,7 +165,6 @@ def _serve(connection: socket.socket, ailments: Ailments, mounted: threading.Eve
                 _answer(connection, Done(number, ailments.lift(number)))
             case CountTrouble(number):
                 _answer(connection, Done(number, ailments.met(number)))
-    os._exit(0)
 
 
 def _answer(connection: socket.socket, answer: Done) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
 from chaoskit.substrate.switch import Move, Switch
+from chaoskit.substrate.undo import temporary_directory
 
 #: Warm containers that take the places of the first ones that are lost: starting one costs seconds of imports.
 _STANDBYS = ("standby0", "standby1")
@@ -60,7 +60,7 @@ class DockerSubstrate(LocalSubstrate):
     def warm_up(self) -> None:
         """Start the switch and the coordinator's container. How many nodes there will be is known to a run only."""
         if self._switch is None or self._switch.process.poll() is not None:
-            self._switch = Switch(self._undo, privileged=True)
+            self._switch = Switch(self.undo, privileged=True)
         self._see()
         self._stand_ready([COORDINATOR])
 
@@ -89,16 +89,17 @@ class DockerSubstrate(LocalSubstrate):
         if not stations:
             return
         assert self._recipe is not None
-        sockets = Path(tempfile.mkdtemp(prefix="chaoskit-docker-"))
+        sockets, undo = temporary_directory("docker", self.undo)
         try:
             for station in stations:
                 self.containers[station] = Container(
-                    self._client, self._recipe, station, sockets, self._undo, cold=cold or station == COORDINATOR
+                    self._client, self._recipe, station, sockets, self.undo, cold=cold or station == COORDINATOR
                 )
             with _docker_errors("start"):
                 _at_once(self.containers[station].start for station in stations)
         finally:
-            shutil.rmtree(sockets, ignore_errors=True)  # who is connected does not need it
+            shutil.rmtree(sockets, ignore_errors=True)  # a nursery that is connected does not need it
+            undo.done()
 
     def kill(self, node: str) -> None:
         """End everything in the node's container, if that is still there."""
@@ -166,8 +167,8 @@ class DockerSubstrate(LocalSubstrate):
             self.spend(node)  # the mounts that it will have are those of the container
             return cluster.first_pid(node)
 
-        yield ContainerHolds(self._undo, cluster.node, cluster.run_directory, self.containers)
-        yield Disks(self._undo, self._enter_mounts, first_pid)
+        yield ContainerHolds(self.undo, cluster.node, cluster.run_directory, self.containers)
+        yield Disks(self.undo, self._enter_mounts, first_pid)
 
     def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
         assert isinstance(request, StartAgent | StartCommand | StartCoordinator)

@@ -16,7 +16,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.osprocess import await_readable
 from chaoskit.substrate.docker_image import Recipe
 from chaoskit.substrate.docker_janitor import endpoint, labels, owner, remove_container
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.substrate.undo import ContainerEntry, UndoLog
 
 _WARM_S = 120.0
 _ANSWER_S = 60.0
@@ -49,10 +49,10 @@ class Container:
         self.handle: Any = None
         self.held: set[str] = set()
         self.spent = False
-        self._client, self._undo = client, undo
+        self._client = client
         self._socket = sockets / f"{station}.sock"
         self._connection: socket.socket | None = None
-        self._entry = undo.plan("container", name=self.name, owner=owner(), daemon=endpoint())
+        self._undo = undo.plan(ContainerEntry(self.name, owner(), endpoint()))
 
     def start(self) -> None:
         """Make it, and wait until its nursery can fork.
@@ -180,4 +180,4 @@ class Container:
         self._socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the entry stays, for the janitor
             remove_container(endpoint(), self.name, owner())
-            self._undo.done(self._entry)
+            self._undo.done()

@@ -29,7 +29,7 @@ from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
 from chaoskit.substrate.network import COORDINATOR, Loopback, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
-from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.undo import KillEntry, UndoLog, sweep
 from chaoskit.substrate.warden import WardenSpec
 
 _WARM_S = 120.0
@@ -38,14 +38,18 @@ _FAREWELL_S = 3.0
 
 
 class LocalSubstrate:
-    """Keeps one warm nursery, from which the processes of every run are forked."""
+    """Keeps one warm nursery, from which the processes of every run are forked.
+
+    Attributes:
+        undo: what must be put back if this process is killed.
+    """
 
     name = "local"
 
     def __init__(self) -> None:
         self._nursery: subprocess.Popen[bytes] | None = None
-        sweep()  # what launchers that were killed have left behind
-        self._undo = UndoLog()
+        sweep()  # what runs that were killed have left behind
+        self.undo = UndoLog()
 
     def warm_up(self) -> None:
         """Start the nursery, if there is none; it imports torch, which takes seconds."""
@@ -61,7 +65,7 @@ class LocalSubstrate:
             start_new_session=True,
         )
         theirs.close()
-        self._undo.plan("kill", pid=self._nursery.pid, ticks=start_ticks(self._nursery.pid))
+        self.undo.plan(KillEntry(self._nursery.pid, start_ticks(self._nursery.pid)))
         if self._ask(None) != b"ready":
             raise HarnessError("the nursery process did not start; see its output above")
 
@@ -128,8 +132,8 @@ class LocalSubstrate:
 
     def backends(self, cluster: Levers) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
-        yield Holds(self._undo, cluster.node, cluster.run_directory)
-        yield Disks(self._undo, self._enter_mounts, cluster.first_pid)
+        yield Holds(self.undo, cluster.node, cluster.run_directory)
+        yield Disks(self.undo, self._enter_mounts, cluster.first_pid)
 
     def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
         """Start an agent of a run. Gives its pid."""
@@ -167,7 +171,7 @@ class LocalSubstrate:
                 self._nursery.kill()
                 self._nursery.wait()
             self._nursery = None
-        self._undo.close()
+        self.undo.close()
 
 
 def node_names(count: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class NetnsSubstrate(LocalSubstrate):
     def warm_up(self) -> None:
         """Start the switch and the nursery."""
         if self._switch is None or self._switch.process.poll() is not None:
-            self._switch = Switch(self._undo, privileged=self._privileged)
+            self._switch = Switch(self.undo, privileged=self._privileged)
         super().warm_up()
 
     def _prefix(self) -> list[str]:

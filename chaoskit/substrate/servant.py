@@ -12,7 +12,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.substrate.undo import KillEntry, UndoLog
 
 BYTES_MAX = 2**20
 DESCRIPTORS_MAX = 253  # the kernel's limit for one message
@@ -42,12 +42,12 @@ class Servant(Generic[Done]):
     """
 
     def __init__(self, name: str, command: Sequence[str], answers: msgspec.json.Decoder[Done], undo: UndoLog) -> None:
-        self._name, self._answers, self._undo = name, answers, undo
+        self._name, self._answers = name, answers
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(_ANSWER_S)
         self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
         theirs.close()
-        self._entry = undo.plan("kill", pid=self.process.pid, ticks=start_ticks(self.process.pid))
+        self._undo = undo.plan(KillEntry(self.process.pid, start_ticks(self.process.pid)))
         try:
             self._receive()
         except HarnessError:
@@ -88,7 +88,7 @@ class Servant(Generic[Done]):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._undo.done(self._entry)
+        self._undo.done()
 
 
 def serve_launcher() -> socket.socket:

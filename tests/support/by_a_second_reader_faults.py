@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.undo import ContinueEntry
 from faults import Kill, KillNode, NaN
 from faults.base import Target
 from faults.node import all_gone, signal_all
@@ -62,7 +63,7 @@ class KillAndStop(Kill):
     def inject(self, target: Target) -> None:
         process = subprocess.Popen(["sleep", "300"])
         self.stopped.append(process)
-        target.undo.plan("continue", pid=process.pid, ticks=start_ticks(process.pid))
+        target.undo.plan(ContinueEntry(process.pid, start_ticks(process.pid)))
         os.kill(process.pid, signal.SIGSTOP)
         super().inject(target)
 

@@ -20,7 +20,6 @@ from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import Needs, Substrate
-from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 
 #: Below a run's directory: what ``{run_dir}`` names.
@@ -114,7 +113,6 @@ class CommandRun:
 def execute_command(
     experiment: CommandExperiment,
     substrate: Substrate,
-    undo: UndoLog,
     directory: Path,
     *,
     watch: Callable[[Any], None] = lambda message: None,
@@ -137,7 +135,7 @@ def execute_command(
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     told = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
     _write_start(journal, experiment, started_ns, told)
-    conductor = CommandConductor(experiment, cluster, directory, journal, undo, watch)
+    conductor = CommandConductor(experiment, cluster, directory, journal, substrate.undo, watch)
     over, failure = False, ""
     try:
         _start(experiment, cluster, directory / STATE)
