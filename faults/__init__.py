@@ -24,7 +24,7 @@ from faults.raising import Raise
 from faults.remote import RemoteOutage
 from faults.resize import AddNode, Demand, Scale, TakeSpot
 from faults.slow import Straggle
-from faults.slow_network import Bandwidth, Corrupt, Delay, Duplicate, Loss, Reorder
+from faults.slow_network import Bandwidth, Delay, Loss
 from faults.sticky import CrashLoop, FailLoad
 from faults.stored import CorruptFile
 from faults.torn import TornWrite
@@ -63,9 +63,6 @@ CATALOGUE: tuple[type[Fault], ...] = (
     Flap,
     Delay,
     Loss,
-    Duplicate,
-    Reorder,
-    Corrupt,
     Bandwidth,
     DiskFull,
     SlowDisk,
@@ -90,7 +87,6 @@ __all__ = [
     "Bandwidth",
     "BitFlip",
     "ClockJump",
-    "Corrupt",
     "CorruptFile",
     "CorruptReplica",
     "CrashLoop",
@@ -101,7 +97,6 @@ __all__ = [
     "Demand",
     "DiskError",
     "DiskFull",
-    "Duplicate",
     "Exit",
     "FailLoad",
     "Fault",
@@ -128,7 +123,6 @@ __all__ = [
     "Raise",
     "ReadOnlyDisk",
     "RemoteOutage",
-    "Reorder",
     "ReplaceNode",
     "Reset",
     "Scale",

@@ -1,4 +1,4 @@
-"""A network that works badly: late, lossy, out of order, damaged, narrow."""
+"""A network that works badly: late, lossy or narrow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
-from chaoskit.substrate.traffic import Duplicate as Twice
 from faults import incidents
 from faults.base import Target
 from faults.incidents import IncidentKind
@@ -95,81 +94,6 @@ class Loss(BadNetwork):
 
     def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
         return Block(ways=ways, share=self.share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Duplicate(BadNetwork):
-    """Deliver some packets twice.
-
-    Args:
-        share: of the packets on each way that is struck.
-    """
-
-    share: float = 0.05
-
-    effect: ClassVar[str] = "some packets between two sides arrive twice"
-    evidence: ClassVar[str] = "the kernel counts packets that it sent twice by the rule"
-    stands_for: ClassVar[str] = "switches that flood what they do not know, and routes that change"
-    makes: ClassVar[type[Change]] = Twice
-    impact: ClassVar[str] = "none, if the protocols above are sound"
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        require_share("share", self.share)
-
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Twice(ways=ways, share=self.share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reorder(BadNetwork):
-    """Let some packets overtake the others, which are held up.
-
-    Args:
-        share: of the packets that overtake.
-        delay_ms: by which the others are held up.
-    """
-
-    share: float = 0.25
-    delay_ms: float = 5.0
-
-    effect: ClassVar[str] = "packets between two sides arrive in another order than they were sent"
-    evidence: ClassVar[str] = "packets are counted that were held up while others passed"
-    stands_for: ClassVar[str] = "traffic that is spread over several paths"
-    makes: ClassVar[type[Change]] = Degrade
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        require_share("share", self.share)
-        if not 0 < self.delay_ms < math.inf:
-            raise BadInput("delay_ms", self.delay_ms, "use a number of milliseconds above 0")
-
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Degrade(ways=ways, delay_ms=self.delay_ms, overtaking=self.share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corrupt(BadNetwork):
-    """Flip a bit in some packets. TCP's checksum finds it, and they are sent again.
-
-    Args:
-        share: of the packets on each way that is struck.
-    """
-
-    share: float = 0.02
-
-    effect: ClassVar[str] = "some packets between two sides arrive with a flipped bit"
-    evidence: ClassVar[str] = "packets are counted in which a bit was flipped"
-    stands_for: ClassVar[str] = "network cards and cables that are about to fail"
-    makes: ClassVar[type[Change]] = Degrade
-    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NIC, incidents.SWITCH)
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        require_share("share", self.share)
-
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Degrade(ways=ways, corrupted=self.share)
 
 
 @dataclass(frozen=True, kw_only=True)

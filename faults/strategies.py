@@ -199,9 +199,6 @@ RECIPES: dict[str, Recipe] = {
     "Flap": _flap,
     "Delay": _bad_link(delay_ms=st.sampled_from((2.0, 10.0))),
     "Loss": _bad_link(share=st.sampled_from((0.01, 0.05))),
-    "Duplicate": _bad_link(share=st.sampled_from((0.05, 0.3))),
-    "Reorder": _bad_link(delay_ms=st.just(2.0)),
-    "Corrupt": _bad_link(share=st.sampled_from((0.01, 0.05))),
     "Bandwidth": _bad_link(bits_per_s=st.sampled_from((5e6, 2e6))),
 }
 

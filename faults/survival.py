@@ -62,9 +62,6 @@ REACH: dict[str, Reach] = {
     "Flap": "node",
     "Delay": "node",  # if its lease ends; so with all that let packets through
     "Loss": "node",
-    "Duplicate": "node",
-    "Reorder": "node",
-    "Corrupt": "node",
     "Bandwidth": "node",
 }
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from chaoskit.substrate.traffic import Block, Degrade, Duplicate, between, nft_packets, nft_table, profiles, towards
+from chaoskit.substrate.traffic import Block, Degrade, between, nft_packets, nft_table, profiles, towards
 
 PORTS = {"a": "port1", "b": "port2", "c": "port3"}
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3"}
@@ -47,14 +47,9 @@ def test_a_silent_cut_drops_where_packets_come_from() -> None:
             Block(ways=(("a", "b"),), port=80),
             ["ip daddr 10.77.0.2 tcp dport 80 counter drop", "ip daddr 10.77.0.2 tcp sport 80 counter drop"],
         ),
-        (
-            Duplicate(ways=(("a", "b"),), share=0.5),
-            ['ip daddr 10.77.0.2 numgen random mod 1000000 < 500000 counter dup to "port2"'],
-        ),
-        (Duplicate(ways=(("a", "b"),), share=1.0), ['ip daddr 10.77.0.2 counter dup to "port2"']),
     ],
 )
-def test_each_change_has_its_rules(change: Block | Duplicate, rules: list[str]) -> None:
+def test_each_change_has_its_rules(change: Block, rules: list[str]) -> None:
     _, _, _, *found, _, _ = nft_table("one", change, PORTS, ADDRESSES).splitlines()
     assert found == rules
 
@@ -69,11 +64,9 @@ def test_packets_of_all_rules_are_counted_together() -> None:
 
 def test_changes_of_one_way_add_up() -> None:
     late = Degrade(ways=(("a", "b"), ("b", "a")), delay_ms=10.0, jitter_ms=2.0)
-    bad = Degrade(ways=(("a", "b"),), delay_ms=5.0, overtaking=0.5, corrupted=0.1)
-    worse = Degrade(ways=(("a", "b"),), overtaking=0.5, corrupted=0.1)
-    found = profiles([late, bad, worse])
+    later = Degrade(ways=(("a", "b"),), delay_ms=5.0)
+    found = profiles([late, later])
     assert set(found) == {("a", "b"), ("b", "a")}
     one, other = found["a", "b"], found["b", "a"]
-    assert (one.delay_ms, one.jitter_ms, one.overtaking) == (15.0, 2.0, 0.75)
-    assert one.corrupted == pytest.approx(0.19)
-    assert (other.delay_ms, other.jitter_ms, other.overtaking, other.corrupted) == (10.0, 2.0, 0.0, 0.0)
+    assert (one.delay_ms, one.jitter_ms) == (15.0, 2.0)
+    assert (other.delay_ms, other.jitter_ms) == (10.0, 2.0)

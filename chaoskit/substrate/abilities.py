@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from chaoskit.substrate import commands
-from chaoskit.substrate.traffic import Block, Change, Degrade, Duplicate, Narrow, nft_table
+from chaoskit.substrate.traffic import Block, Change, Degrade, Narrow, nft_table
 
 _TOOLS = ("unshare", "nsenter")
 _AS_THIS_USER = ("--net",)
@@ -46,10 +46,9 @@ def namespaces() -> str:
 
 @functools.cache
 def rules() -> str:
-    """Why packets cannot be dropped, answered or doubled; "" if they can."""
+    """Why packets cannot be dropped or answered; "" if they can."""
     way, port, address = (("a", "b"),), {"a": "lo", "b": "lo"}, {"b": "10.77.0.2"}
-    changes: list[Block | Duplicate] = [Block(ways=way, share=0.5), Block(ways=way, loud=True)]
-    changes.append(Duplicate(ways=way, share=0.5))
+    changes = (Block(ways=way, share=0.5), Block(ways=way, loud=True))
     script = "".join(nft_table(f"probe{number}", change, port, address) for number, change in enumerate(changes))
     return _inside(["nft", "-f", "-"], "nftables", script)
 
@@ -103,7 +102,7 @@ def disks() -> str:
 
 def unavailable(kind: type[Change]) -> str:
     """Why this machine cannot make a change of this kind; "" if it can."""
-    if kind in (Block, Duplicate):
+    if kind is Block:
         return rules()
     if kind is Degrade:
         return delays()

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
 
 from chaoskit.osprocess import await_readable, raise_priority, set_name
 from chaoskit.substrate.traffic import Profile
@@ -25,9 +25,9 @@ _PACKET, _VERDICT, _CONFIG = _SUBSYSTEM, _SUBSYSTEM | 1, _SUBSYSTEM | 2
 _NLM_F_REQUEST = 1
 _CFG_CMD, _CFG_PARAMS, _CFG_QUEUE_MAXLEN, _CFG_MASK, _CFG_FLAGS = 1, 2, 3, 4, 5
 _BIND, _UNBIND = 1, 2
-_COPY_META, _COPY_PACKET = 1, 2
+_COPY_META = 1
 _FLAG_GSO = 4
-_ATTR_PACKET_HDR, _ATTR_VERDICT_HDR, _ATTR_PAYLOAD = 1, 2, 10
+_ATTR_PACKET_HDR, _ATTR_VERDICT_HDR = 1, 2
 _ACCEPT = 1
 _QUEUE_LENGTH = 65536
 _BUFFER_BYTES = 8 * 2**20
@@ -38,17 +38,12 @@ _FAMILY = struct.Struct("!BBH")  # nfgenmsg: family, version, queue
 _ATTRIBUTE = struct.Struct("=HH")
 
 
-@dataclass
-class Tally:
-    """Packets of one queue so far."""
-
-    packets: int = 0
-    held: int = 0
-    corrupted: int = 0
-
-
 class PacketQueues:
-    """The queues of one station. Must be made in its namespace; a thread of its own answers the kernel."""
+    """The queues of one station. Must be made in its namespace; a thread of its own answers the kernel.
+
+    Attributes:
+        held: packets that were held up so far, by queue.
+    """
 
     def __init__(self) -> None:
         self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
@@ -57,7 +52,7 @@ class PacketQueues:
         self._netlink.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         self._netlink.bind((0, 0))
         self._profiles: dict[int, Profile] = {}
-        self.tallies: dict[int, Tally] = {}
+        self.held: Counter[int] = Counter()
         self._due: list[tuple[float, int, int, bytes]] = []  # when, order of arrival or so, queue, verdict message
         self._chance = random.Random(os.urandom(16))
         self._order = 0
@@ -68,14 +63,11 @@ class PacketQueues:
         """Have the packets of ``queue`` held up like this from now on."""
         fresh = queue not in self._profiles
         self._profiles[queue] = profile
-        self.tallies.setdefault(queue, Tally())
         if fresh:
             self._configure(queue, _CFG_CMD, struct.pack("!BxH", _BIND, socket.AF_INET))
             self._configure(queue, _CFG_QUEUE_MAXLEN, struct.pack("!I", _QUEUE_LENGTH))
-        whole = profile.corrupted > 0
-        self._configure(queue, _CFG_PARAMS, struct.pack("!IB", 0xFFFF, _COPY_PACKET if whole else _COPY_META))
-        # what is to be changed must come in single segments with their checksums filled in
-        self._configure(queue, _CFG_FLAGS, struct.pack("!I", 0 if whole else _FLAG_GSO), struct.pack("!I", _FLAG_GSO))
+        self._configure(queue, _CFG_PARAMS, struct.pack("!IB", 0, _COPY_META))
+        self._configure(queue, _CFG_FLAGS, struct.pack("!I", _FLAG_GSO), struct.pack("!I", _FLAG_GSO))
 
     def unbind(self, queue: int) -> None:
         """Let the packets of ``queue`` pass: its rule must be gone, or say that it may be bypassed."""
@@ -115,28 +107,15 @@ class PacketQueues:
         _, _, queue = _FAMILY.unpack_from(body)
         attributes = _attributes(body[_FAMILY.size :])
         (packet,) = struct.unpack_from("!I", attributes[_ATTR_PACKET_HDR])
-        profile, tally = self._profiles.get(queue, _UNTOUCHED), self.tallies[queue]
+        profile = self._profiles.get(queue, _UNTOUCHED)
         verdict = _attribute(_ATTR_VERDICT_HDR, struct.pack("!II", _ACCEPT, packet))
-        tally.packets += 1
-        payload = attributes.get(_ATTR_PAYLOAD)
-        if payload and self._chance.random() < profile.corrupted:
-            tally.corrupted += 1
-            verdict += _attribute(_ATTR_PAYLOAD, self._corrupt(payload))
         due_s = now_s + self._delay_s(profile)
-        tally.held += due_s > now_s
+        self.held[queue] += due_s > now_s
         self._order += 1
         heapq.heappush(self._due, (due_s, self._order, queue, verdict))
 
     def _delay_s(self, profile: Profile) -> float:
-        if self._chance.random() < profile.overtaking:
-            return 0.0
         return max(0.0, profile.delay_ms + profile.jitter_ms * self._chance.uniform(-1, 1)) / 1e3
-
-    def _corrupt(self, payload: bytes) -> bytes:
-        """One bit flipped, behind the IP header: what comes in the wrong place is lost before anybody looks at it."""
-        changed, header = bytearray(payload), (payload[0] & 0xF) * 4
-        changed[self._chance.randrange(header, len(payload))] ^= 1 << self._chance.randrange(8)
-        return bytes(changed)
 
     def _let_go(self, now_s: float) -> None:
         while self._due and self._due[0][0] <= now_s:

@@ -111,8 +111,6 @@ def _add_netem(links: IPRoute, link: int, name: int, parent: int, profile: Profi
         parent=parent,
         delay=round(profile.delay_ms * 1000),
         jitter=round(profile.jitter_ms * 1000),
-        prob_reorder=profile.overtaking * 100,
-        prob_corrupt=profile.corrupted * 100,
         limit=65536,
     )
 

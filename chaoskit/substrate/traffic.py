@@ -29,27 +29,16 @@ class Block(Action, frozen=True, kw_only=True):
     share: float = 1.0
 
 
-class Duplicate(Action, frozen=True, kw_only=True):
-    """Deliver this share of the packets that go these ways twice."""
-
-    ways: tuple[Way, ...]
-    share: float
-
-
 class Degrade(Action, frozen=True, kw_only=True):
-    """Hold up packets, let some overtake the others, or flip a bit in some.
+    """Hold up packets.
 
     Attributes:
         delay_ms: what is added to each packet's way. jitter_ms: drawn evenly for each, up to so much more or less.
-        overtaking: share of the packets that are not held up.
-        corrupted: share of the packets in which one bit behind the IP header is flipped.
     """
 
     ways: tuple[Way, ...]
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
-    overtaking: float = 0.0
-    corrupted: float = 0.0
 
 
 class Unplug(Action, frozen=True, kw_only=True):
@@ -66,7 +55,7 @@ class Narrow(Action, frozen=True, kw_only=True):
     stations: tuple[str, ...] = ()
 
 
-Change = Block | Duplicate | Degrade | Unplug | Narrow
+Change = Block | Degrade | Unplug | Narrow
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,16 +63,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
-    overtaking: float = 0.0
-    corrupted: float = 0.0
 
     def __add__(self, other: Profile) -> Profile:
         """Both, one after the other."""
         return Profile(
             delay_ms=self.delay_ms + other.delay_ms,
             jitter_ms=self.jitter_ms + other.jitter_ms,
-            overtaking=1 - (1 - self.overtaking) * (1 - other.overtaking),
-            corrupted=1 - (1 - self.corrupted) * (1 - other.corrupted),
         )
 
 
@@ -91,12 +76,7 @@ def profiles(changes: Iterable[Degrade]) -> dict[Way, Profile]:
     """What all these do together to each way that any of them names."""
     found: dict[Way, list[Profile]] = {}
     for change in changes:
-        profile = Profile(
-            delay_ms=change.delay_ms,
-            jitter_ms=change.jitter_ms,
-            overtaking=change.overtaking,
-            corrupted=change.corrupted,
-        )
+        profile = Profile(delay_ms=change.delay_ms, jitter_ms=change.jitter_ms)
         for way in change.ways:
             found.setdefault(way, []).append(profile)
     return {way: reduce(Profile.__add__, several) for way, several in found.items()}
@@ -116,7 +96,7 @@ def towards(sources: Sequence[str], targets: Sequence[str]) -> tuple[Way, ...]:
 # -- nftables: rules where a packet comes from a station onto the bridge -------------------------------------------
 
 
-def nft_table(name: str, change: Block | Duplicate, ports: Mapping[str, str], addresses: Mapping[str, str]) -> str:
+def nft_table(name: str, change: Block, ports: Mapping[str, str], addresses: Mapping[str, str]) -> str:
     """A script that adds table ``name`` (family netdev), with a counter in each rule.
 
     Args:
@@ -126,16 +106,14 @@ def nft_table(name: str, change: Block | Duplicate, ports: Mapping[str, str], ad
     for source in dict.fromkeys(source for source, _ in change.ways):
         hook = f'type filter hook ingress device "{ports[source]}" priority 0'
         targets = [target for other, target in change.ways if other == source]
-        rules = [rule for target in targets for rule in _rules(change, ports[target], addresses[target])]
+        rules = [rule for target in targets for rule in _rules(change, addresses[target])]
         lines += [f"chain {ports[source]} {{", hook, *rules, "}"]
     return "\n".join([f"table netdev {name} {{", *lines, "}", ""])
 
 
-def _rules(change: Block | Duplicate, port: str, address: str) -> list[str]:
+def _rules(change: Block, address: str) -> list[str]:
     match = f"ip daddr {address}"
     chance = f" numgen random mod {SHARE_OF} < {round(change.share * SHARE_OF)}" if change.share < 1 else ""
-    if isinstance(change, Duplicate):
-        return [f'{match}{chance} counter dup to "{port}"']
     if change.port:
         sides = [f"{match} tcp {side} {change.port}" for side in ("dport", "sport")]
     elif change.loud:

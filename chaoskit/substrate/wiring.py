@@ -20,7 +20,6 @@ from chaoskit.substrate.traffic import (
     Block,
     Change,
     Degrade,
-    Duplicate,
     Narrow,
     Unplug,
     Way,
@@ -55,7 +54,6 @@ class Wiring:
         rules, link, shapes = _Rules(fabric), _Links(fabric), _Shapes(fabric)
         self._parts: dict[type[Change], Part] = {
             Block: rules,
-            Duplicate: rules,
             Unplug: link,
             Narrow: shapes,
             Degrade: shapes if netem else _Queues(fabric),
@@ -109,7 +107,7 @@ class _Rules:
         self._fabric = fabric
 
     def impose(self, number: int, change: Change) -> None:
-        assert isinstance(change, Block | Duplicate)
+        assert isinstance(change, Block)
         ports = {name: station.port for name, station in self._fabric.stations.items()}
         addresses = {name: station.address for name, station in self._fabric.stations.items()}
         self._nft("-f", "-", script=nft_table(_table(number), change, ports, addresses))
@@ -256,8 +254,7 @@ class _Queues:
 
     def packets(self, number: int) -> int:
         change = self._changes[number]
-        tallies = [self._queues[target].tallies[self._number(source)] for source, target in change.ways]
-        return sum(tally.corrupted if change.corrupted else tally.held for tally in tallies)
+        return sum(self._queues[target].held[self._number(source)] for source, target in change.ways)
 
     def moved(self, station: str) -> None:
         if station in self._queues:

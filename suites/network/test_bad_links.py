@@ -7,7 +7,7 @@ import pytest
 from chaoskit import Chaos
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import Bandwidth, Corrupt, Delay, Duplicate, Fault, Kill, Loss, Reorder
+from faults import Bandwidth, Delay, Fault, Kill, Loss
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 
@@ -15,9 +15,6 @@ FAULTS: list[Fault] = [
     Delay(rank=1, at_step=AT, delay_ms=5),
     Delay(rank=1, at_step=AT, delay_ms=10, jitter_ms=5, apart_from=(2,)),
     Loss(rank=1, at_step=AT, share=0.01),
-    Duplicate(rank=1, at_step=AT, share=0.2),
-    Reorder(rank=1, at_step=AT),
-    Corrupt(rank=1, at_step=AT, share=0.01),
 ]
 NARROW = [  # struck beside a job that sends more
     Bandwidth(rank=1, at_step=AT, bits_per_s=5e6, heal_after_s=0.5),
