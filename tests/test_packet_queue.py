@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,8 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.substrate import abilities, namespaces
 from chaoskit.substrate.echo import Echoes
 from chaoskit.substrate.fabric import Fabric
-from chaoskit.substrate.traffic import Degrade, between, towards
-from chaoskit.substrate.wiring import Wiring, _Queues
+from chaoskit.substrate.traffic import Degrade, Narrow, between, towards
+from chaoskit.substrate.wiring import DelayQueues, TrafficShaper, Wiring
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def fabric() -> Iterator[Fabric]:
 
 
 @pytest.fixture
-def queues(fabric: Fabric) -> Iterator[_Queues]:
+def queues(fabric: Fabric) -> Iterator[DelayQueues]:
     if reason := abilities.queues():
         pytest.skip(reason)
-    queues = _Queues(fabric)
+    queues = DelayQueues(fabric)
     yield queues
     queues.close()
 
@@ -41,6 +42,15 @@ def echo(fabric: Fabric, source: str, target: str, count: int = 5, timeout_s: fl
         echoes.close()
 
 
+def flood(fabric: Fabric, source: str, target: str) -> None:
+    """Send far more at once than a narrow way takes."""
+    with namespaces.entered(fabric.stations[source].namespace):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with sender:
+        for _ in range(400):
+            sender.sendto(bytes(1400), (fabric.stations[target].address, 9))
+
+
 def await_echo(fabric: Fabric, source: str, target: str, below_ms: float) -> None:
     """Wait for an echo that is quicker than it could be with the delay.
 
@@ -49,7 +59,7 @@ def await_echo(fabric: Fabric, source: str, target: str, below_ms: float) -> Non
     wait_until(lambda: min(echo(fabric, source, target, 1)) < below_ms, f"an echo within {below_ms:g} ms")
 
 
-def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: _Queues) -> None:
+def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: DelayQueues) -> None:
     """A delay strikes packets of the way that it names, in that direction, each of them once."""
     queues.impose(1, Degrade(ways=towards(["a"], ["b"]), delay_ms=30.0))
     found = echo(fabric, "a", "b")
@@ -63,7 +73,40 @@ def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: _Queues) -> None:
     assert queues.packets(1) == counted
 
 
-def test_delays_add_up_and_end_one_by_one(fabric: Fabric, queues: _Queues) -> None:
+def test_a_delay_counts_from_its_own_begin(fabric: Fabric, queues: DelayQueues) -> None:
+    """What an earlier delay of the same way has met is no evidence of a later one."""
+    queues.impose(1, Degrade(ways=towards(["a"], ["b"]), delay_ms=5.0))
+    echo(fabric, "a", "b")
+    assert queues.packets(1) == 5
+    queues.lift(1)
+    queues.impose(2, Degrade(ways=towards(["a"], ["b"]), delay_ms=5.0))
+    assert queues.packets(2) == 0
+    queues.impose(3, Degrade(ways=towards(["a"], ["b"]), delay_ms=5.0))
+    echo(fabric, "a", "b", 2)
+    assert queues.packets(2) == queues.packets(3) == 2
+
+
+def test_a_rate_goes_on_counting_while_others_come_and_go(fabric: Fabric) -> None:
+    """The kernel counts anew each time that the queues of a link are made anew; a change does not."""
+    if reason := abilities.rates():
+        pytest.skip(reason)
+    shapes = TrafficShaper(fabric)
+    try:
+        shapes.impose(1, Narrow(bits_per_s=1e6, ways=towards(["a"], ["b"])))
+        flood(fabric, "a", "b")
+        met = wait_until(lambda: shapes.packets(1), "packets that wait for the rate")
+        shapes.impose(2, Narrow(bits_per_s=1e6, ways=towards(["a"], ["b"])))
+        assert shapes.packets(1) >= met
+        assert shapes.packets(2) == 0, "what waited before is no evidence of this one"
+        flood(fabric, "a", "b")
+        wait_until(lambda: shapes.packets(2), "packets that wait for the rate")
+        shapes.lift(2)
+        assert shapes.packets(1) > met
+    finally:
+        shapes.close()
+
+
+def test_delays_add_up_and_end_one_by_one(fabric: Fabric, queues: DelayQueues) -> None:
     """Delays of two faults add up; each ends when its own fault is lifted, and a queue can be used again."""
     queues.impose(1, Degrade(ways=between(["a"], ["b"]), delay_ms=10.0))
     queues.impose(2, Degrade(ways=towards(["a"], ["b"]), delay_ms=20.0))

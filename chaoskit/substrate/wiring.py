@@ -6,8 +6,9 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Collection
+from typing import Literal, NamedTuple, Protocol
 
 from pyroute2 import IPRoute
 
@@ -51,12 +52,12 @@ class Wiring:
 
     def __init__(self, fabric: Fabric) -> None:
         netem = kernel_has_netem()
-        rules, link, shapes = _Rules(fabric), _Links(fabric), _Shapes(fabric)
+        rules, link, shapes = _Rules(fabric), _Links(fabric), TrafficShaper(fabric)
         self._parts: dict[type[Change], Part] = {
             Block: rules,
             Unplug: link,
             Narrow: shapes,
-            Degrade: shapes if netem else _Queues(fabric),
+            Degrade: shapes if netem else DelayQueues(fabric),
         }
         self._numbers = itertools.count(1)
         self._of: dict[int, Part] = {}
@@ -164,33 +165,55 @@ class _Links:
             links.link("set", index=index, state=state)
 
 
-class _Shapes:
+class Meter(NamedTuple):
+    """Packets of a way, or of all that a station sends and is sent, which ``passed``, or ``waited`` for their rate."""
+
+    what: Literal["passed", "waited"]
+    place: Way | str
+
+
+def _meters(change: Narrow | Degrade) -> list[Meter]:
+    """What shows that packets have met a change."""
+    if isinstance(change, Degrade):
+        return [Meter("passed", way) for way in change.ways]
+    return [Meter("waited", place) for place in (*change.ways, *change.stations)]
+
+
+class TrafficShaper:
     """Rates by HTB and delays by netem, where packets leave the bridge; totals also where they leave a station."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._changes: dict[int, Narrow | Degrade] = {}
+        self._since: dict[int, int] = {}  # by change: what its ways and stations had met before
         self._classes: dict[Way, str] = {}
+        self._earlier: Counter[Meter] = Counter()  # what the kernel had counted when classes were made anew
         with namespaces.entered(fabric.namespace):
             self._links = IPRoute()
 
     def impose(self, number: int, change: Change) -> None:
         assert isinstance(change, Narrow | Degrade)
         self._changes[number] = change
+        self._since[number] = self._met(change)
         self._shape(_concerned(change))
 
     def lift(self, number: int) -> None:
         self._shape(_concerned(self._changes.pop(number)))
 
     def packets(self, number: int) -> int:
-        change = self._changes[number]
-        if isinstance(change, Degrade):
-            return sum(self._seen(target, self._classes[source, target])[0] for source, target in change.ways)
-        waited = sum(self._seen(target, self._classes[source, target])[1] for source, target in change.ways)
-        return waited + sum(self._waited_at(station) for station in change.stations)
+        return self._met(self._changes[number]) - self._since[number]
 
-    def _seen(self, station: str, name: str) -> tuple[int, int]:
-        return shaping.packets(self._links, self._port(station)).get(name, (0, 0))
+    def _met(self, change: Narrow | Degrade) -> int:
+        """What the ways and stations of a change have met since the network was made."""
+        return sum(self._earlier[meter] + self._read(meter) for meter in _meters(change))
+
+    def _read(self, meter: Meter) -> int:
+        """What the kernel has counted since the classes were made that it counts by."""
+        what, place = meter
+        if isinstance(place, str):
+            return self._waited_at(place)
+        passed, waited = shaping.packets(self._links, self._port(place[1])).get(self._classes.get(place, ""), (0, 0))
+        return waited if what == "waited" else passed
 
     def _waited_at(self, name: str) -> int:
         """Of what went to the station in all, and of what came from it."""
@@ -209,7 +232,10 @@ class _Shapes:
         (index,) = self._links.link_lookup(ifname=self._fabric.stations[station].port)
         return int(index)
 
-    def _shape(self, stations: Iterable[str]) -> None:
+    def _shape(self, stations: Collection[str]) -> None:
+        for meter in set(self._earlier).union(*(_meters(change) for change in self._changes.values())):
+            if (meter.place if isinstance(meter.place, str) else meter.place[1]) in stations:
+                self._earlier[meter] += self._read(meter)
         changes = self._changes.values()
         narrows = [change for change in changes if isinstance(change, Narrow)]
         delays = profiles(change for change in changes if isinstance(change, Degrade))
@@ -234,18 +260,21 @@ def _concerned(change: Narrow | Degrade) -> set[str]:
     return targets | set(change.stations) if isinstance(change, Narrow) else targets
 
 
-class _Queues:
+class DelayQueues:
     """Delays where there is no netem: queues at the stations that receive."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._changes: dict[int, Degrade] = {}
+        self._since: dict[int, int] = {}  # by change: what its ways had met before
+        self._earlier: Counter[Way] = Counter()  # what was counted in a namespace that a station had before
         self._queues: dict[str, PacketQueues] = {}  # by the station that receives
         self._queued: set[Way] = set()
 
     def impose(self, number: int, change: Change) -> None:
         assert isinstance(change, Degrade)
         self._changes[number] = change
+        self._since[number] = self._met(change)
         self._requeue()
 
     def lift(self, number: int) -> None:
@@ -253,11 +282,20 @@ class _Queues:
         self._requeue()
 
     def packets(self, number: int) -> int:
-        change = self._changes[number]
-        return sum(self._queues[target].held[self._number(source)] for source, target in change.ways)
+        return self._met(self._changes[number]) - self._since[number]
+
+    def _met(self, change: Degrade) -> int:
+        """What the ways of a change have met since the network was made."""
+        return sum(self._earlier[way] + self._read(way) for way in change.ways)
+
+    def _read(self, way: Way) -> int:
+        source, target = way
+        return self._queues[target].held[self._number(source)] if target in self._queues else 0
 
     def moved(self, station: str) -> None:
         if station in self._queues:
+            for other in self._fabric.stations:
+                self._earlier[other, station] += self._read((other, station))
             self._queues.pop(station).close()
             self._queued = {way for way in self._queued if way[1] != station}
             self._requeue()
