@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 from faults import Fault, Kill
+from faults.base import Target
 
 END = EndJob(ok=True, reason="")
 
@@ -115,6 +118,25 @@ def test_who_is_lost_already_is_not_struck_at_its_hook(
     assert new.wait() == -signal.SIGKILL
     assert heard == (old.poll() is None)
     assert cluster.released == ["node1.1", "node1.2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forbidden(Kill):
+    """A fault that the kernel does not allow."""
+
+    def inject(self, target: Target) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_what_is_not_allowed_is_an_error_and_no_target_that_was_gone(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """A kill of another user's process, or a control group that is refused, says nothing about the job."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    with pytest.raises(HarnessError, match=r"Forbidden\(.*\) could not act: .*not permitted"):
+        conducted(tmp_path, [Forbidden(rank=1, at_step=3)], messages)
+    assert processes[1].poll() is None
 
 
 def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chaoskit.errors import HarnessError
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
 from chaoskit.messages import HookReached
@@ -73,10 +74,13 @@ class Striker:
         target.injected_ns = target.acted_ns
         try:
             strike.fault.inject(target)
-        except OSError as error:
+        except (ProcessLookupError, ConnectionError) as error:
             strike.missed = f"the target was gone already: {error}"
             target.pull("none")
             return False
+        except OSError as error:
+            target.pull("none")
+            raise HarnessError(f"{strike.fault} could not act: {error}") from error
         return True
 
     def _note_gone(self) -> None:
