@@ -15,6 +15,7 @@ from chaoskit.suites.goals import JournalFlag, all_took_effect, happened
 from chaoskit.vocabulary import Event
 from faults import (
     BadBatch,
+    BitFlip,
     Cut,
     Fault,
     FreezeNode,
@@ -231,6 +232,15 @@ def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
     told = events(outcome, Event.NONFINITE)
     if where == "gradient":  # all losses are finite: it shows in the sum only, which names no rank
         assert {(record["owner"], record["step"]) for record in told} == {(None, AT)}
+
+
+def test_a_bit_of_a_gradient_is_flipped_where_a_rank_holds_it(chaos: Any) -> None:
+    """The gradient of a sharded parameter is known to its hooks only when it is reduced."""
+    fault = BitFlip(rank=2, at_step=AT, phase="backward", parameter="head.weight", where="gradient", bit=3)
+    outcome = run(chaos, fault, twin=False)
+    assert outcome.faults[0].state == "confirmed"
+    (told,) = events(outcome, Event.EVIDENCE)
+    assert "gradient of head.weight, element 0" in told["observed"]
 
 
 def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -> None:

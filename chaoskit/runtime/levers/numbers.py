@@ -162,7 +162,9 @@ class BitFlipper:
 
     def arm(self) -> None:
         """Flip now, or leave it to the moment when the value is there."""
-        if self._where == "gradient":
+        if self._where == "gradient" and is_sharded([self._parameter]):  # whose own hooks are not asked
+            self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_accumulated)
+        elif self._where == "gradient":
             self._handle = self._parameter.register_hook(self._on_gradient)
         elif self._where == "received":
             self._rig.on_received.append(self._on_received)
@@ -175,6 +177,12 @@ class BitFlipper:
         if not self._sticky:
             self._handle.remove()
         return flipped
+
+    def _on_accumulated(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._flip(local_part(parameter.grad)[0])
+        if not self._sticky:
+            self._handle.remove()
 
     def _on_received(self, gradients: list[Tensor]) -> None:
         if not self._sticky:
