@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from faults.base import Fault, Target, require_seconds
 _SLOW_DOWN = 503
 #: What the store does, and what the proxy then has done to how many requests.
 _MODES = {
-    "refuse": "reset {met} open connections",
+    "refuse": "turned away {met} connections",
     "throttle": "answered {met} requests with 503",
     "slow": "held up {met} requests",
     "reset": "reset {met} requests",
@@ -34,12 +32,12 @@ class RemoteOutage(Fault):
     A proxy of ours stands before the store for the whole run: its nodes get the proxy's address as ``endpoint``.
 
     Args:
-        rank: who waits until the store is out.
-        mode: ``refuse``: nobody is there; ``throttle``: every request is answered by 503 (slow down); ``slow``: answers
-            come ``delay_ms`` later; ``reset``: connections are reset in the body of a request; ``stall``: requests
-            are taken, and never answered.
+        rank: the rank that waits until the store is out.
+        mode: ``refuse``: each connection is reset as soon as it is made; ``throttle``: every request is answered by 503
+            (slow down); ``slow``: answers come ``delay_ms`` later; ``reset``: connections are reset in the body of a
+            request; ``stall``: requests are taken, and never answered.
         delay_ms: for ``slow``.
-        heal_after_s: when it ends, counted from the first request that it strikes; None: with the run.
+        heal_after_s: when it ends, counted from the first request or connection that it strikes; None: with the run.
     """
 
     rank: int | str = 0
@@ -49,7 +47,7 @@ class RemoteOutage(Fault):
 
     family: ClassVar[str] = "checkpoint"
     effect: ClassVar[str] = "the store of the remote tier refuses, fails or delays requests"
-    evidence: ClassVar[str] = "requests that the proxy before the store has refused or held up; or nobody listens there"
+    evidence: ClassVar[str] = "requests that the proxy before the store has refused or held up"
     stands_for: ClassVar[str] = "object stores that are out or throttle, and networks on the way to them"
     unlisted: ClassVar[str] = "the tables count what ends a job; a store that is out ends only uploads"
     impact: ClassVar[str] = "uploads are tried again until the store is back; training goes on"
@@ -107,13 +105,12 @@ class RemoteOutage(Fault):
     def inject(self, target: Target) -> None:
         assert target.store is not None
         target.notes["number"] = target.store.impose(self.trouble)
-        target.notes["refused"] = self.mode == "refuse" and _is_refused(target.store.port)
         target.pull("none")
 
     def again(self, target: Target, message: Any) -> bool:
         if target.lifted_ns or self.heal_after_s is None or target.store is None:
             return False
-        if "since_s" not in target.notes and (target.notes["refused"] or target.store.met(target.notes["number"])):
+        if "since_s" not in target.notes and target.store.met(target.notes["number"]):
             target.notes["since_s"] = time.monotonic()
         if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
             target.notes["met"] = target.store.lift(target.notes["number"])
@@ -125,15 +122,4 @@ class RemoteOutage(Fault):
             return None  # the run is over, and its proxy is gone
         met = target.notes["met"] if target.lifted_ns else target.store.met(target.notes["number"])
         told = f"the proxy before the store has {_MODES[self.mode].format(met=met)}"
-        if target.notes["refused"]:
-            return f"connections to the store are refused; {told}"
         return told if met else None
-
-
-def _is_refused(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as client:
-        try:
-            client.connect(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            return True
-    return False

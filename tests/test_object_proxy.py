@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -133,18 +134,35 @@ def test_refusals(s3_proxy: ObjectProxy, bucket: str, status: int) -> None:
     assert ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)[0] == 200
 
 
-def test_an_outage_refuses_connections(s3_proxy: ObjectProxy, bucket: str) -> None:
-    """An outage ends open connections and refuses new ones, until the same port answers again."""
+def test_an_outage_turns_connections_away(s3_proxy: ObjectProxy, bucket: str) -> None:
+    """An outage resets open connections and new ones, and counts both, until the same port answers again."""
     kept = socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S)
     kept.sendall(b"GET / HTTP/1.1\r\n")
     ask(s3_proxy, "HEAD", f"/{bucket}")  # connections are taken in order: the first one is open, too
     number = s3_proxy.impose(Outage())
     with kept, pytest.raises(ConnectionError):
         kept.recv(1)
-    with pytest.raises(ConnectionRefusedError):
+    assert s3_proxy.met(number) == 1
+    with pytest.raises(ConnectionError):
         ask(s3_proxy, "GET", f"/{bucket}/key")
-    assert s3_proxy.lift(number) == 1
+    assert s3_proxy.lift(number) == 2
     assert ask(s3_proxy, "GET", f"/{bucket}/key")[0] == 404, "the same port answers again"
+
+
+def test_an_outage_that_meets_nothing_counts_nothing(s3_proxy: ObjectProxy) -> None:
+    """That the port turns connections away is no evidence that a node has met it."""
+    assert s3_proxy.lift(s3_proxy.impose(Outage())) == 0
+
+
+@pytest.mark.parametrize("said", [b"GET\r\n\r\n", b"PUT /b/k HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"])
+def test_what_is_no_http_ends_its_own_connection_only(s3_proxy: ObjectProxy, bucket: str, said: bytes) -> None:
+    """A request without a path, or a chunk whose size is no number; the proxy goes on."""
+    with socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S) as client:
+        client.sendall(said)
+        with contextlib.suppress(ConnectionError):
+            while client.recv(4096):
+                pass
+    assert ask(s3_proxy, "GET", f"/{bucket}/key")[0] == 404
 
 
 def test_resets_in_both_directions(s3_proxy: ObjectProxy, bucket: str) -> None:

@@ -55,20 +55,11 @@ class _Proxy:
         self._sent_bytes = self._received_bytes = 0
         self._clients: set[asyncio.StreamWriter] = set()
         self._lifted = asyncio.Event()
-        # Bound, never listening: the port stays ours while connections to it are refused.
-        self._keeper = self._bind(0)
-        self.port: int = self._keeper.getsockname()[1]
-        self._server: asyncio.Server | None = None
-
-    def _bind(self, port: int) -> socket.socket:
-        bound = socket.socket()
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(("127.0.0.1", port))
-        return bound
+        self.port = 0
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, sock=self._bind(self.port), limit=HEAD_BYTES_MAX)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
+        self.port = server.sockets[0].getsockname()[1]
 
     # -- the launcher -------------------------------------------------------------------------------------------
 
@@ -79,14 +70,13 @@ class _Proxy:
                 if isinstance(trouble, Lag):
                     self._paces[number] = Pace(trouble.bytes_per_s)
                 if self._ailments.out:
-                    self._vanish()
+                    for writer in list(self._clients):
+                        self._turn_away(writer)
                 return Done(number)
             case LiftTrouble(number):
                 met = self._ailments.lift(number)
                 self._lifted.set()
                 self._lifted = asyncio.Event()
-                if self._server is None and not self._ailments.out:
-                    await self.listen()
                 return Done(number, met)
             case CountTrouble(number):
                 return Done(number, self._ailments.met(number))
@@ -94,17 +84,17 @@ class _Proxy:
                 traffic = Traffic(dict(self._methods), self._sent_bytes, self._received_bytes)
                 return Done(traffic=traffic, port=self.port)
 
-    def _vanish(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self._clients):
-            self._ailments.strike_outage()
-            _reset(writer)
+    def _turn_away(self, writer: asyncio.StreamWriter) -> None:
+        """The port stays open, or nothing could count who came."""
+        self._ailments.strike_outage()
+        _reset(writer)
 
     # -- clients ------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._ailments.out:
+            self._turn_away(writer)
+            return
         self._clients.add(writer)
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
@@ -116,8 +106,8 @@ class _Proxy:
         except _Struck as struck:
             if struck.reset:
                 _reset(writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            _reset(writer)  # the client is gone, or the store is: nothing that is whole can be said any more
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            _reset(writer)  # one side is gone, or says what is no HTTP: nothing that is whole can be said any more
         finally:
             self._clients.discard(writer)
             for end in (writer, upstream[1] if upstream else None):
@@ -132,7 +122,10 @@ class _Proxy:
     ) -> None:
         """One request and its answer."""
         reader, writer = client
-        method, path, _ = head.line.decode("latin-1").split(" ", 2)
+        words = head.line.decode("latin-1").split(" ", 2)
+        if len(words) < 3:
+            raise _Struck(reset=True)  # no request: as a server does that cannot make sense of it
+        method, path, _ = words
         self._methods[method] += 1
         ruling = self._ailments.rule(method, path)
         await self._before(ruling, head, client)

@@ -27,7 +27,7 @@ class _Some(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Outage(msgspec.Struct, frozen=True, tag=True):
-    """Nobody is there: connections are refused, and those that are open are reset."""
+    """Every connection is reset: those that are open, and each new one as soon as it is made."""
 
 
 class Reset(_Some, frozen=True):
@@ -90,7 +90,7 @@ class Ailments:
 
     @property
     def out(self) -> bool:
-        """Whether nobody is there."""
+        """Whether every connection is reset."""
         return any(isinstance(trouble, Outage) for trouble in self._troubles.values())
 
     def impose(self, trouble: Trouble) -> int:
@@ -114,7 +114,7 @@ class Ailments:
         self._met[number] += 1
 
     def strike_outage(self) -> None:
-        """A connection was reset because nobody is there."""
+        """A connection was reset for an outage."""
         for number, trouble in self._troubles.items():
             self._met[number] += isinstance(trouble, Outage)
 
