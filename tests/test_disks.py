@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -184,6 +185,40 @@ def test_errors_reach_whoever_writes(
     assert broken.shown() >= 1, "what was counted stays known"
     (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
     disks.close()
+
+
+@needs_fuse
+def test_a_full_disk_says_so_before_it_refuses(node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path) -> None:
+    """A job that asks for the free space first is told that there is none; other nodes see their own."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    disks = Disks(undo, enter, lambda name: node.pid)
+    full = disks.apply("node0", BreakDisk(directory, Full(room_bytes=10 * os.statvfs(directory).f_frsize)))
+    inside = seen_by(node, directory)
+    assert os.statvfs(inside).f_bavail == os.statvfs(inside).f_bfree == 10
+    (inside / "a").write_bytes(bytes(os.statvfs(directory).f_frsize * 4))
+    assert os.statvfs(inside).f_bavail == 6
+    assert os.statvfs(directory).f_bavail > 1000
+    full.lift()
+    assert os.statvfs(inside).f_bavail > 1000
+    disks.close()
+
+
+@needs_fuse
+def test_a_file_that_is_opened_for_direct_access_is_written(
+    node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
+) -> None:
+    """As without a disk of ours before it."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    disk = Disk(directory, enter(node.pid), undo)
+    page = mmap.mmap(-1, 4096)
+    page.write(b"x" * 4096)
+    file = os.open(seen_by(node, directory) / "a", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
+    assert os.write(file, page) == 4096
+    os.close(file)
+    assert (directory / "a").read_bytes() == b"x" * 4096
+    disk.close()
 
 
 @needs_fuse

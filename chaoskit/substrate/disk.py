@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from random import Random
 from typing import Literal, NamedTuple, get_args
@@ -78,6 +79,13 @@ class Ailments:
         """How many operations were refused or held up by it so far."""
         with self._lock:
             return self._met[number]
+
+    @property
+    def room_bytes(self) -> float:
+        """How many bytes can still be written; math.inf where the disk is not full."""
+        with self._lock:
+            full = [(number, one) for number, one in self._troubles.items() if isinstance(one, Full)]
+            return min((one.room_bytes - self._written_bytes[number] for number, one in full), default=math.inf)
 
     def rule(self, operation: Operation, size_bytes: int = 0) -> Ruling:
         """What becomes of an operation on so many bytes. The first error counts, all delays add up."""

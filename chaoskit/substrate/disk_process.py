@@ -7,6 +7,7 @@ hands everything on, but for what is wrong.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -69,15 +70,21 @@ class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
         return os.readlink(self._path(path), dir_fd=self._root)
 
     def statfs(self, path: str) -> dict[str, int]:
+        """A disk without room says so to those that look before they write."""
         found = os.fstatvfs(self._root)
-        return {name: getattr(found, name) for name in _STATFS}
+        told = {name: getattr(found, name) for name in _STATFS}
+        if self._ailments.room_bytes < math.inf:
+            blocks = int(self._ailments.room_bytes // found.f_frsize)
+            told |= {name: min(told[name], blocks) for name in ("f_bfree", "f_bavail")}
+        return told
 
     # -- files ----------------------------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             self._meet("change")
-        return os.open(self._path(path), flags & ~os.O_APPEND, dir_fd=self._root)  # the kernel says where to write
+        # the kernel says where to write, and what comes from it is not aligned as O_DIRECT wants it
+        return os.open(self._path(path), flags & ~(os.O_APPEND | os.O_DIRECT), dir_fd=self._root)
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
         self._meet("change")
