@@ -117,7 +117,6 @@ class Target:
     releases: dict[str, Release] = field(default_factory=dict)
     reports: list[LeverPulled] = field(default_factory=list)
     beat: tuple[float, Beat] | None = None
-    node_heard_s: float = 0.0
     pongs: set[int] = field(default_factory=set)
     exited: tuple[str, str] | None = None
     gone_ns: int = 0
@@ -226,6 +225,8 @@ class Fault:
     whole_node: ClassVar[bool] = False
     #: Whether it takes the node away for good: what ran there is not expected to end well.
     ends_node: ClassVar[bool] = False
+    #: Whether it brings a node, in the place of one that is lost, or a further one.
+    replaces_node: ClassVar[bool] = False
     #: Whether the job must show it: a fault of this kind that took effect, and was not felt, has tried nothing.
     is_felt: ClassVar[bool] = False
     #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.

@@ -204,7 +204,10 @@ def _execute(
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
-    cluster = substrate.launch(config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s)
+    replacements = sum(fault.replaces_node for fault in experiment.faults)
+    cluster = substrate.launch(
+        config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s, replacements=replacements
+    )
     conductor = Conductor(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
     end: EndJob | None = None
     ended_ns, failure = 0, ""

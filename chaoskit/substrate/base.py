@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from chaoskit.config import RunConfig
 from chaoskit.messages import Message, Trigger
 from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.undo import UndoLog
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Cluster(Protocol):
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
+
+    def first_pid(self, node: str) -> int:
+        """The process below which everything of a node runs: its agent."""
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""
@@ -80,6 +84,9 @@ class Cluster(Protocol):
     def disk(self, node: str) -> Path:
         """The directory of a node in which its job writes."""
 
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        """Measure the same all the time, without waiting for it, until the probe is closed. Raises HarnessError."""
+
     def end(self) -> None:
         """End every process of the cluster, and wait until they are gone."""
 
@@ -113,10 +120,12 @@ class Substrate(Protocol):
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
+        replacements: int = 0,
     ) -> Cluster:
         """Start coordinator and agents of a run. Journals and logs go below ``run_directory``.
 
-        ``heartbeat_s``: of the cluster's observer, see :class:`chaoskit.messages.ObserverHello`.
+        ``heartbeat_s``: of the cluster's observer, see :class:`chaoskit.messages.ObserverHello`. ``replacements``: how
+        many nodes that are lost are expected to be replaced, so that places for them can stand ready.
         """
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

@@ -36,7 +36,8 @@ _STANDBYS = ("standby0", "standby1")
 
 
 class DockerSubstrate(LocalSubstrate):
-    """Keeps a warm container for each node, and two more. One that was lost is replaced before the next run.
+    """Keeps a warm container for each node. One that was lost is replaced before the next run; in a run that is to
+    replace nodes, up to two more stand by.
 
     Args:
         image: has chaoskit in it; "" for this host's own Python, through read-only mounts.
@@ -121,6 +122,7 @@ class DockerSubstrate(LocalSubstrate):
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
+        replacements: int = 0,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -133,7 +135,7 @@ class DockerSubstrate(LocalSubstrate):
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
-        self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS])
+        self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS[:replacements]])
         return super().launch(config, triggers, run_directory, port=port, heartbeat_s=heartbeat_s)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

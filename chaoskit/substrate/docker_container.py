@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from chaoskit.errors import HarnessError
-from chaoskit.osprocess import await_readable
+from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.docker_image import Recipe
 from chaoskit.substrate.docker_janitor import endpoint, labels, owner, remove_container
 from chaoskit.substrate.undo import ContainerEntry, UndoLog
@@ -61,7 +62,8 @@ class Container:
             HarnessError: if it ends instead. The SDK's errors, if the daemon refuses it.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(self._socket))
+            with socket_name(self._socket) as name:
+                listener.bind(name)
             listener.listen(1)
             self.handle = self._create()
             self.handle.start()
@@ -91,7 +93,7 @@ class Container:
             cap_add=list(_CAPABILITIES),
             security_opt=["no-new-privileges"],
             devices=[_FUSE] if Path(_FUSE).exists() else [],  # used by us, from outside
-            shm_size="1g",
+            shm_size=psutil.virtual_memory().total,  # a limit, not a reservation
             log_config={"Type": "json-file", "Config": {"max-size": "1m"}},
         )
 

@@ -100,6 +100,7 @@ class LocalSubstrate:
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
+        replacements: int = 0,
     ) -> LocalCluster:
         """Start coordinator and agents.
 

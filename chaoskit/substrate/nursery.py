@@ -21,7 +21,7 @@ import msgspec
 
 from chaoskit.control.agent import AgentSpec, run_agent
 from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec, run_coordinator
-from chaoskit.osprocess import adopt_orphans, await_readable, children, set_name
+from chaoskit.osprocess import adopt_orphans, await_readable, children, set_name, socket_name
 from chaoskit.runtime import zygote
 from chaoskit.substrate import namespaces
 from chaoskit.substrate.warden import WardenSpec, run_warden
@@ -244,7 +244,8 @@ def _launcher() -> socket.socket:
     """The connection to the launcher: standard input, or made to the path that an option names."""
     if _PATH_OPTION in sys.argv:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(sys.argv[sys.argv.index(_PATH_OPTION) + 1])
+        with socket_name(Path(sys.argv[sys.argv.index(_PATH_OPTION) + 1])) as name:
+            connection.connect(name)
         return connection
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
