@@ -15,9 +15,10 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 #: Errors of a write that may succeed later: the disk, or a quota of it, is full.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -125,6 +126,16 @@ def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -
     return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
 
 
+@contextlib.contextmanager
+def socket_name(path: Path) -> Iterator[str]:
+    """A name by which a Unix socket can be bound or connected, however long its path is: the kernel takes 107 bytes."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 def more_files() -> str:
     """The limit of open files that this process has, and the remedy."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -169,6 +180,12 @@ def state(pid: int) -> str | None:
     """R, S, D, T (stopped), Z (zombie) ... or None if the process is gone."""
     fields = _stat_fields(pid)
     return fields[0] if fields else None
+
+
+def is_stopped(pid: int, ticks: int | None) -> bool:
+    """Whether the process that started at ``ticks`` is stopped by a signal."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] == "T" and int(fields[19]) == ticks
 
 
 def parent(pid: int) -> int | None:
@@ -323,6 +340,39 @@ def process_name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+class TcpTroubles(NamedTuple):
+    """What TCP of one network namespace has noticed so far.
+
+    Attributes:
+        losses: segments that were sent again, without those of which the other side said that it had them already.
+        resets: connections that the other side reset or refused.
+    """
+
+    losses: int = 0
+    resets: int = 0
+
+
+def tcp_troubles(pid: int) -> TcpTroubles:
+    """The troubles in the network namespace of a process; none where it is gone.
+
+    The counters are those of /proc/net/snmp (RFC 4022) and /proc/net/netstat. A busy machine answers late, and what is
+    sent again for that is answered by a duplicate SACK (RFC 2883).
+    """
+    count: Counter[str] = Counter()
+    try:
+        for name in ("snmp", "netstat"):
+            lines = [line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+            for names, values in zip(lines[::2], lines[1::2], strict=True):
+                if names[0] in ("Tcp:", "TcpExt:"):
+                    count.update(dict(zip(names[1:], map(int, values[1:]), strict=True)))
+    except OSError:
+        return TcpTroubles()
+    own_resets = count["TCPAbortOnClose"] + count["TCPAbortOnData"]
+    return TcpTroubles(
+        count["RetransSegs"] - count["TCPDSACKRecvSegs"], count["EstabResets"] + count["AttemptFails"] - own_resets
+    )
 
 
 def signal_name(signum: int) -> str:

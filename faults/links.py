@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import Change, Unplug, Way
 from faults import incidents
 from faults.base import Target, require_seconds
 from faults.incidents import IncidentKind
 from faults.network import COORDINATOR, NetworkFault
 
-_ECHO_S = 0.02
+_ECHO_S = 0.05  # the kernel answers in less than a millisecond, however busy its processes are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +30,25 @@ class LinkDown(NetworkFault):
     def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
         return Unplug(station=target.node)
 
+    def impose(self, target: Target) -> None:
+        super().impose(target)
+        if "probe" not in target.notes:
+            target.notes["probe"] = target.cluster.probe(COORDINATOR, target.node, _ECHO_S)
+
+    def lift(self, target: Target) -> None:
+        self._look(target)
+        super().lift(target)
+
+    def _look(self, target: Target) -> None:
+        """Note an echo that was lost while the link was down: those that are sent then have no way."""
+        probe: EchoProbe | None = target.notes.get("probe")
+        if probe is not None and "change" in target.notes and None in probe.results_ms():
+            probe.close()
+            target.notes["lost"] = True
+
     def shown(self, target: Target) -> str | None:
-        if "change" in target.notes and not target.cluster.round_trips_ms(COORDINATOR, target.node, 1, _ECHO_S):
-            target.notes["silent"] = True
-        return f"an echo from the coordinator to {target.node} was lost" if "silent" in target.notes else None
+        self._look(target)
+        return f"an echo from the coordinator to {target.node} was lost" if "lost" in target.notes else None
 
 
 @dataclass(frozen=True, kw_only=True)

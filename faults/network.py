@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from chaoskit.errors import BadInput
+from chaoskit.osprocess import tcp_troubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Applied
+from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
@@ -21,6 +23,7 @@ from faults.incidents import IncidentKind
 COORDINATOR = "coordinator"
 _FROM = ("all", "ranks", "coordinator")
 _STORE = "store"
+_SURE_S = 0.02  # by then the other side has said that it had a segment already
 _DIRECTIONS = ("both", "in", "out")
 #: For the catalogue: networks are only cut where each node has one.
 EXAMPLE = """import pytest
@@ -161,10 +164,49 @@ class NetworkFault(Fault):
             return None  # the run is over, and its network is gone
         return self.shown(target)
 
+    def clean_up(self, target: Target) -> bool:
+        probe: EchoProbe | None = target.notes.get("probe")
+        if probe is not None:
+            probe.close()
+        return super().clean_up(target)
+
     def shown(self, target: Target) -> str | None:
         """What the network shows of the fault while it is there, in words."""
-        packets = self.packets(target)
-        return f"the kernel has counted {packets} packets that met it" if packets else None
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossyNetwork(NetworkFault):
+    """Base of the faults by which packets do not arrive: a rule counts them, and TCP of the nodes finds out."""
+
+    #: What TCP notices of it.
+    noticed: ClassVar[Literal["losses", "resets"]] = "losses"
+
+    def prepare(self, target: Target) -> None:
+        stations = {station for way in target.notes["ways"] for station in way} - {COORDINATOR}
+        pids = [target.cluster.first_pid(node) for node in stations]
+        target.notes["before"] = target.notes["most"] = {pid: self._noticed_by(pid) for pid in pids}
+
+    def _noticed_by(self, pid: int) -> int:
+        troubles = tcp_troubles(pid)
+        return troubles.losses if self.noticed == "losses" else troubles.resets
+
+    def _noticed(self, target: Target) -> int:
+        """What TCP of the nodes has noticed since the act, and still believed a moment ago and now."""
+        before, last, now_s = target.notes["before"], target.notes.get("last"), time.monotonic()
+        now = {pid: self._noticed_by(pid) for pid in before}
+        if last is None or now_s - last[0] >= _SURE_S:
+            target.notes["last"] = (now_s, now)
+        if last is not None and now_s - last[0] >= _SURE_S:
+            most = target.notes["most"]
+            target.notes["most"] = {pid: max(most[pid], min(now[pid], last[1][pid])) for pid in before}
+        return sum(target.notes["most"][pid] - before[pid] for pid in before)
+
+    def shown(self, target: Target) -> str | None:
+        packets, noticed = self.packets(target), self._noticed(target)
+        if not packets or not noticed:
+            return None
+        return f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
 
 
 def _lease_s(target: Target) -> float:
@@ -173,7 +215,7 @@ def _lease_s(target: Target) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Partition(NetworkFault):
+class _Partition(LossyNetwork):
     """Nothing gets through."""
 
     others: ClassVar[tuple[str, ...]] = (*_FROM, _STORE)
@@ -189,7 +231,9 @@ class Cut(_Partition):
     """Lose everything between two sides, in silence: nobody hears that the other one is gone."""
 
     effect: ClassVar[str] = "what is sent between two sides never arrives, and nobody is told"
-    evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
+    evidence: ClassVar[str] = (
+        "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
+    )
     stands_for: ClassVar[str] = "switches and cables that fail without a reset"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
     impact: ClassVar[str] = "leases end without a word, and the workers of the silent nodes are given up"
@@ -200,8 +244,11 @@ class Reset(_Partition):
     """Answer every TCP segment between two sides with a reset: connections break loudly, and none can be made."""
 
     effect: ClassVar[str] = "connections between two sides break, and new ones are refused"
-    evidence: ClassVar[str] = "the kernel counts segments that it answered with a reset"
+    evidence: ClassVar[str] = (
+        "the kernel counts segments that it answered with a reset, and TCP of the nodes connections that were reset"
+    )
     stands_for: ClassVar[str] = "firewalls and load balancers that lose their state"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.INFINIBAND,)
     impact: ClassVar[str] = "connections end at once, and the workers of the nodes behind them are given up"
     loud: ClassVar[bool] = True
+    noticed: ClassVar[Literal["losses", "resets"]] = "resets"

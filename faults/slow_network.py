@@ -8,14 +8,16 @@ from statistics import median
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
 from faults import incidents
 from faults.base import Target
 from faults.incidents import IncidentKind
-from faults.network import NetworkFault
+from faults.network import LossyNetwork, NetworkFault
 
 _ECHOES = 3
-_ECHO_S = 1.0
+_ECHO_S = 1.0  # of an echo that is held up
+_HEALTHY_S = 0.1  # of one that is not: the rank waits meanwhile
 _SEEN = 0.8  # share of the delay that an echo must show: timers of the kernel are not exact
 
 
@@ -55,26 +57,40 @@ class Delay(BadNetwork):
         return Degrade(ways=ways, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms)
 
     def prepare(self, target: Target) -> None:
-        target.notes["before_ms"] = self._round_trip_ms(target)
-
-    def _round_trip_ms(self, target: Target) -> float | None:
         source, other = target.notes["ways"][0]
-        found = target.cluster.round_trips_ms(source, other, _ECHOES, _ECHO_S)
-        return median(found) if found else None
+        target.notes["before_ms"] = target.cluster.round_trips_ms(source, other, _ECHOES, _HEALTHY_S)
+
+    def impose(self, target: Target) -> None:
+        super().impose(target)
+        source, other = target.notes["ways"][0]
+        target.notes["probe"] = target.cluster.probe(source, other, _ECHO_S)
+
+    def lift(self, target: Target) -> None:
+        target.notes["probe"].close()
+        super().lift(target)
 
     def shown(self, target: Target) -> str | None:
         if "seen" not in target.notes and "change" in target.notes:
-            before_ms, after_ms = target.notes["before_ms"], self._round_trip_ms(target)
-            added_ms = self.delay_ms * (2 if self.direction == "both" else 1)
-            if before_ms is not None and after_ms is not None and after_ms - before_ms >= _SEEN * added_ms:
-                target.notes["seen"] = f"an echo takes {after_ms:.1f} ms, {before_ms:.1f} ms before"
+            self._look(target)
         if "seen" not in target.notes:
             return None
         return f"{target.notes['seen']}; {self.packets(target)} packets were held up"
 
+    def _look(self, target: Target) -> None:
+        """Note that echoes take longer by the delay than they did before."""
+        probe: EchoProbe = target.notes["probe"]
+        after = [one for one in probe.results_ms() if one is not None][-_ECHOES:]
+        before = target.notes["before_ms"]
+        if len(after) < _ECHOES or not before:
+            return
+        before_ms, after_ms = median(before), median(after)
+        if after_ms - before_ms >= _SEEN * self.delay_ms * (2 if self.direction == "both" else 1):
+            target.notes["seen"] = f"an echo takes {after_ms:.1f} ms, {before_ms:.1f} ms before"
+            probe.close()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(BadNetwork):
+class Loss(LossyNetwork):
     """Lose some packets, drawn for each.
 
     Args:
@@ -84,7 +100,10 @@ class Loss(BadNetwork):
     share: float = 0.05
 
     effect: ClassVar[str] = "some packets between two sides are lost"
-    evidence: ClassVar[str] = "the kernel counts packets that it dropped by the rule"
+    evidence: ClassVar[str] = (
+        "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
+    )
+    impact: ClassVar[str] = BadNetwork.impact
     stands_for: ClassVar[str] = "dirty fibres, and switches whose buffers overflow"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
 
@@ -122,6 +141,10 @@ class Bandwidth(BadNetwork):
         if self.per_peer:
             return Narrow(bits_per_s=self.bits_per_s, ways=ways)
         return Narrow(bits_per_s=self.bits_per_s, stations=tuple(self.near(target)))
+
+    def shown(self, target: Target) -> str | None:
+        packets = self.packets(target)
+        return f"the kernel has held back {packets} packets" if packets else None
 
 
 def require_share(field: str, value: float) -> None:

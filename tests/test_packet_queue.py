@@ -9,7 +9,7 @@ import pytest
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.substrate import abilities, namespaces
-from chaoskit.substrate.echo import Echoes
+from chaoskit.substrate.echo import Echoes, open_socket
 from chaoskit.substrate.fabric import Fabric
 from chaoskit.substrate.traffic import Degrade, Narrow, between, towards
 from chaoskit.substrate.wiring import DelayQueues, TrafficShaper, Wiring
@@ -35,7 +35,7 @@ def queues(fabric: Fabric) -> Iterator[DelayQueues]:
 
 def echo(fabric: Fabric, source: str, target: str, count: int = 5, timeout_s: float = LIMIT_S) -> list[float]:
     with namespaces.entered(fabric.stations[source].namespace):
-        echoes = Echoes()
+        echoes = Echoes(open_socket())
     try:
         return echoes.round_trips_ms(fabric.stations[target].address, count, timeout_s)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 import time
 
 from chaoskit.osprocess import await_readable
@@ -13,13 +14,27 @@ _ECHO, _ANSWER = 8, 0
 _HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence
 _PAYLOAD = b"chaoskit" * 7
 _RAW_BYTES_MAX = 2048
+_PAUSE_S = 0.005  # between two echoes of a probe
+
+
+def open_socket() -> socket.socket:
+    """Return a socket for echoes from the station in whose namespace the caller is.
+
+    Raises:
+        PermissionError: without CAP_NET_RAW.
+    """
+    return socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMP)
 
 
 class Echoes:
-    """Must be made in the namespace of the station that asks. Raises PermissionError without CAP_NET_RAW."""
+    """Echoes from one station.
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMP)
+    Args:
+        opened: made by :func:`open_socket` in the namespace of the station; taken over.
+    """
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
         self._identifier = int.from_bytes(os.urandom(2), "big")
         self._sequence = 0
 
@@ -37,9 +52,8 @@ class Echoes:
             self._socket.sendto(packet, (address, 0))
         except OSError:  # no way there: the link is down, or the other side was not found
             return None
-        while (left_s := sent_s + timeout_s - time.monotonic()) > 0:
-            if not await_readable([self._socket.fileno()], left_s):
-                return None
+        # what came in time counts, also where this thread had no CPU to look at it
+        while await_readable([self._socket.fileno()], max(0.0, sent_s + timeout_s - time.monotonic())):
             if self._is_answer(self._socket.recv(_RAW_BYTES_MAX)):
                 return time.monotonic() - sent_s
         return None
@@ -52,6 +66,36 @@ class Echoes:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class EchoProbe:
+    """Sends echoes to one station in a thread of its own, one after the other, until it is closed.
+
+    Args:
+        timeout_s: an echo that has no answer by then is lost.
+    """
+
+    def __init__(self, echoes: Echoes, address: str, timeout_s: float) -> None:
+        self._echoes, self._address, self._timeout_s = echoes, address, timeout_s
+        self._found: list[float | None] = []
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="ck-echoes", daemon=True)
+        self._thread.start()
+
+    def results_ms(self) -> list[float | None]:
+        """Return the round trips so far, in the order in which the echoes were sent; None for one that was lost."""
+        return list(self._found)
+
+    def _ask(self) -> None:
+        while not self._closed.is_set():
+            answered = self._echoes.round_trips_ms(self._address, 1, self._timeout_s)
+            self._found.append(answered[0] if answered else None)
+            self._closed.wait(_PAUSE_S)
+        self._echoes.close()
+
+    def close(self) -> None:
+        """Send no further one."""
+        self._closed.set()
 
 
 def _checksum(data: bytes) -> int:

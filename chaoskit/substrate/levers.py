@@ -14,6 +14,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
 from chaoskit.substrate.actions import Action, Applied, Backend
 from chaoskit.substrate.base import Process
+from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.network import Network
 
 _END_S = 10.0
@@ -86,6 +87,9 @@ class Levers:
 
     def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
         return self._network.round_trips_ms(source, target, count, timeout_s)
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        return self._network.probe(source, target, timeout_s)
 
     def disk(self, node: str) -> Path:
         return disk_directory(self.run_directory, node)

@@ -10,10 +10,11 @@ from typing import get_args
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Applied, Backend, Counted
+from chaoskit.substrate.echo import Echoes, EchoProbe
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.namespaces import INSIDE
 from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Echo, Impose, Lift, Listen, Move, Switch
+from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Impose, Lift, Listen, Move, OpenEcho, Switch
 from chaoskit.substrate.traffic import Block, Change, Unplug, between
 
 
@@ -119,7 +120,18 @@ class NamespaceNetwork:
         )
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        return self._switch.ask(Echo(self._number, source, target, count, timeout_s))[0].round_trips_ms
+        echoes = self._echoes(source)
+        try:
+            return tuple(echoes.round_trips_ms(self.host(target), count, timeout_s))
+        finally:
+            echoes.close()
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        return EchoProbe(self._echoes(source), self.host(target), timeout_s)
+
+    def _echoes(self, source: str) -> Echoes:
+        _, (opened,) = self._switch.ask(OpenEcho(self._number, source))
+        return Echoes(socket.socket(fileno=opened))
 
     def close(self) -> None:
         for descriptor in self._namespaces.values():

@@ -10,11 +10,13 @@ from typing import Protocol
 from chaoskit.errors import HarnessError
 from chaoskit.hostchecks import require_free_port
 from chaoskit.substrate.actions import Applied, Backend
+from chaoskit.substrate.echo import EchoProbe
 
 #: The coordinator's name in a network, beside the nodes'.
 COORDINATOR = "coordinator"
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0
+_NO_WAY = "all nodes share one network: there is no way between them"
 
 
 class Network(Protocol):
@@ -43,6 +45,8 @@ class Network(Protocol):
         """What changes the network; nothing where all nodes share one."""
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]: ...
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe: ...
 
     def connect(self) -> socket.socket:
         """The harness's connection to the coordinator. Raises OSError, HarnessError."""
@@ -78,7 +82,10 @@ class Loopback:
         return ()
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        raise HarnessError("all nodes share one network: there is no way between them")
+        raise HarnessError(_NO_WAY)
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        raise HarnessError(_NO_WAY)
 
     def close(self) -> None:
         """Nothing to do."""

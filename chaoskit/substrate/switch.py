@@ -62,14 +62,11 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Echo(msgspec.Struct, frozen=True, tag=True):
-    """Measure round trips from a station to another one. Answered by those that came back, in ms."""
+class OpenEcho(msgspec.Struct, frozen=True, tag=True):
+    """A socket for echoes from a station. Answered by one descriptor."""
 
     network: int
-    source: str
-    target: str
-    count: int
-    timeout_s: float
+    station: str
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -84,12 +81,11 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     network: int = 0
     number: int = 0
     packets: int = 0
-    round_trips_ms: tuple[float, ...] = ()
     addresses: tuple[str, ...] = ()
     error: str = ""
 
 
-Request = Build | Move | Listen | Connect | Impose | Lift | Count | Echo | Close
+Request = Build | Move | Listen | Connect | Impose | Lift | Count | OpenEcho | Close
 
 _answers = msgspec.json.Decoder(Done)
 

@@ -14,10 +14,10 @@ import msgspec
 
 from chaoskit.osprocess import set_name
 from chaoskit.substrate import namespaces
-from chaoskit.substrate.echo import Echoes
+from chaoskit.substrate.echo import open_socket
 from chaoskit.substrate.fabric import Fabric
 from chaoskit.substrate.servant import BYTES_MAX, DESCRIPTORS_MAX, serve_launcher
-from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Echo, Impose, Lift, Listen, Move, Request
+from chaoskit.substrate.switch import Build, Close, Connect, Count, Done, Impose, Lift, Listen, Move, OpenEcho, Request
 from chaoskit.substrate.wiring import Wiring
 
 _CONNECT_S = 5.0
@@ -73,21 +73,14 @@ class _Server:
                 self._answer(Done(packets=self._wirings[network].lift(number)))
             case Count(network, number):
                 self._answer(Done(packets=self._wirings[network].packets(number)))
-            case Echo(network, source, target, count, timeout_s):
-                self._answer(Done(round_trips_ms=self._echo(network, source, target, count, timeout_s)))
+            case OpenEcho(network, station):
+                place = self._networks[network].stations[station]
+                with namespaces.entered(place.namespace), open_socket() as opened:
+                    self._answer(Done(), opened.fileno())
             case Close(network):
                 self._wirings.pop(network).close()
                 self._networks.pop(network).close()
                 self._answer(Done())
-
-    def _echo(self, network: int, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        stations = self._networks[network].stations
-        with namespaces.entered(stations[source].namespace):
-            echoes = Echoes()
-        try:
-            return tuple(echoes.round_trips_ms(stations[target].address, count, timeout_s))
-        finally:
-            echoes.close()
 
     def _answer(self, answer: Done, *descriptors: int) -> None:
         socket.send_fds(self._connection, [msgspec.json.encode(answer)], list(descriptors))

@@ -176,7 +176,7 @@ def _meters(change: Narrow | Degrade) -> list[Meter]:
     """What shows that packets have met a change."""
     if isinstance(change, Degrade):
         return [Meter("passed", way) for way in change.ways]
-    return [Meter("waited", place) for place in (*change.ways, *change.stations)]
+    return [*(Meter("waited", way) for way in change.ways), *(Meter("waited", one) for one in change.stations)]
 
 
 class TrafficShaper:

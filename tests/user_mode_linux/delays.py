@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from chaoskit.substrate import namespaces
-from chaoskit.substrate.echo import Echoes
+from chaoskit.substrate.echo import Echoes, open_socket
 from chaoskit.substrate.fabric import Fabric
 from chaoskit.substrate.traffic import Degrade, between
 from chaoskit.substrate.wiring import Wiring, kernel_has_netem
@@ -23,7 +23,7 @@ def main() -> None:
     fabric = Fabric((_NEAR, _FAR))
     wiring = Wiring(fabric)
     with namespaces.entered(fabric.stations[_NEAR].namespace):
-        echoes = Echoes()
+        echoes = Echoes(open_socket())
 
     def quickest_ms() -> float:
         """What the network itself takes: on a busy machine all others took longer."""
