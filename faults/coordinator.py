@@ -55,6 +55,8 @@ class KillCoordinator(Fault):
             self._kill(target)
 
     def again(self, target: Target, message: Any) -> bool:
+        if isinstance(message, EndJob) and "process" in target.notes:
+            target.notes["over"] = True
         released = 1 in target.pongs or target.seconds_since > _ANSWER_S
         if released and "process" not in target.notes and not isinstance(message, EndJob):
             self._kill(target)
@@ -70,8 +72,8 @@ class KillCoordinator(Fault):
 
     def observe(self, target: Target) -> str | None:
         process: Process | None = target.notes.get("process")
-        if process is None:
-            return None
+        if process is None or target.exited is not None or target.notes.get("over"):
+            return None  # when the job is over every coordinator goes
         if osprocess.start_ticks(process.pid) == process.ticks and not osprocess.is_ending(process.pid):
             return None
         return f"the coordinator (pid {process.pid}) is gone"

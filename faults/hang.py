@@ -48,7 +48,7 @@ class Hang(Fault):
     stands_for: ClassVar[str] = "hangs without an error"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.HANG, incidents.GPU_PROCESSOR)
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
-    undo: ClassVar[str] = "a stopped process is continued, by the harness or by `chaoskit cleanup`"
+    undo: ClassVar[str] = "a stopped process is continued, by the harness, or by its guard"
 
     @property
     def from_outside(self) -> bool:
@@ -77,16 +77,16 @@ class Hang(Fault):
     def clean_up(self, target: Target) -> bool:
         if self.how != "stop":
             return True
-        if osprocess.state(target.pid) == "T":
+        if osprocess.is_stopped(target.pid, target.ticks):
             osprocess.kill_if_same(target.pid, target.ticks, signal.SIGCONT)
-        left = osprocess.start_ticks(target.pid) == target.ticks and osprocess.state(target.pid) == "T"
+        left = osprocess.is_stopped(target.pid, target.ticks)
         if not left:
             target.notes["undo"].done()
         return not left
 
 
 def _stopped(target: Target) -> str | None:
-    if osprocess.state(target.pid) == "T":
+    if osprocess.is_stopped(target.pid, target.ticks):
         return f"pid {target.pid} is in state T (stopped)"
     if target.lost is not None and target.lost.cause == "stopped":
         return f"its parent: {target.lost.detail}"

@@ -32,7 +32,7 @@ class NodeLimit(NodeFault):
     lift_after_s: float = 1.0
 
     family: ClassVar[str] = "node"
-    undo: ClassVar[str] = "the control group is removed when the limit ends, by `chaoskit cleanup` if need be"
+    undo: ClassVar[str] = "the control group is removed when the limit ends; if the run is killed, by its guard"
     #: What it has done to the node.
     makes: ClassVar[type[Action]] = CapCpu
 

@@ -27,7 +27,7 @@ class OutOfMemory(Fault):
     Args:
         how: ``cgroup``: the process is limited to a little more than it uses now (cgroup v1 or v2), and takes memory
             until the kernel kills it. ``error``: the allocator refuses, and MemoryError is raised in the training
-            thread; it stands for one in the saving of a state until there are saves to disk.
+            thread.
     """
 
     how: str = "cgroup"
@@ -42,7 +42,7 @@ class OutOfMemory(Fault):
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "how": "error"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "cgroup"}, {"how": "error"})
-    undo: ClassVar[str] = "the control group is removed at the end of the run, by `chaoskit cleanup` if need be"
+    undo: ClassVar[str] = "the control group is removed at the end of the run; if that is killed, by its guard"
 
     @classmethod
     def restricted(cls) -> str:

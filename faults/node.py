@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
@@ -21,6 +21,7 @@ from faults.base import Fault, Target, require_seconds
 from faults.incidents import IncidentKind
 
 FREEZES = ("signal", "cgroup")
+_STILL_S = 0.05  # an agent runs some hundred times a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,10 @@ class KillAgent(NodeFault):
     of_runtime: ClassVar[bool] = True  # of another launcher's, what it started need not end with it
 
     def inject(self, target: Target) -> None:
-        processes = look_up(target)
-        target.cluster.signal_process(processes[0], signal.SIGKILL)
+        agent, *_ = look_up(target)
+        if agent.pid != target.cluster.first_pid(target.node):  # it ends already: what is listed first is its child
+            raise ProcessLookupError(f"the agent of {target.node} is gone")
+        target.cluster.signal_process(agent, signal.SIGKILL)
         target.pull("none")
 
     def observe(self, target: Target) -> str | None:
@@ -149,12 +152,13 @@ class FreezeNode(NodeFault):
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "one node stands still without a word, and returns when it is no part of the world any more"
     evidence: ClassVar[str] = (
-        "the kernel reports every process of the node stopped, all at the same time; or its freezer says so"
+        "the kernel reports every process of the node stopped, all at the same time; or its freezer says so, and none "
+        "is given a CPU any more"
     )
     stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU_PROCESSOR,)
     impact: ClassVar[str] = "the node is given up with its workers, and nothing that they say when they return counts"
-    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness or by `chaoskit cleanup`"
+    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness, or by its guard"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)
 
     @classmethod
@@ -212,18 +216,30 @@ class FreezeNode(NodeFault):
         processes: list[Process] = target.notes["processes"]
         if self.how == "cgroup":
             freeze: Applied = target.notes["freeze"]
-            told = f"the kernel's freezer says that all {len(processes)} processes of {target.node} stand still"
-            return told if freeze.shown() else None
-        if any(osprocess.state(process.pid) != "T" for process in processes):
+            still_s = self._still_s(target, processes) if freeze.shown() else 0.0
+            if still_s < _STILL_S:
+                return None
+            many = f"all {len(processes)} processes of {target.node}"
+            return f"{many} are frozen: none has run for {still_s * 1000:.0f} ms"
+        if not all(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
             return None
         return f"all {len(processes)} processes of {target.node} are in state T (stopped)"
+
+    def _still_s(self, target: Target, processes: Sequence[Process]) -> float:
+        """For how long no process has been given a CPU, by the kernel's count of each one's switches."""
+        now_s, now = time.monotonic(), [osprocess.switches(process.pid, process.pid) for process in processes]
+        since_s, before = cast("tuple[float, list[int | None]]", target.notes.setdefault("still", (now_s, now)))
+        if now != before or None in now:
+            target.notes["still"] = (now_s, now)
+            return 0.0
+        return now_s - since_s
 
     def clean_up(self, target: Target) -> bool:
         self._thaw(target)
         if self.how == "cgroup":
             return bool(target.notes["melted"])
         processes: list[Process] = target.notes.get("processes", [])
-        if any(not _is_gone(process) and osprocess.state(process.pid) == "T" for process in processes):
+        if any(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
             return False
         if "undo" in target.notes:
             target.notes["undo"].done()

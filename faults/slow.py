@@ -47,7 +47,7 @@ class Straggle(Fault):
     impact: ClassVar[str] = "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = (
-        "the control group is removed at the end, by `chaoskit cleanup` if need be; the rest ends by itself"
+        "the control group is removed at the end; if the run is killed, by its guard; the rest ends by itself"
     )
 
     @classmethod

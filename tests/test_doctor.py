@@ -233,13 +233,25 @@ def test_networks_that_cannot_be_broken() -> None:
 
 
 def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
-    """A state directory that is a file is missing; one that can be made is good."""
+    """Without a state directory no node is kept out; one that can be made is good."""
     (tmp_path / "chaoskit").write_text("not a directory")
     told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path)!r}", "state_directory()")
-    assert told["state"] == "missing"
+    assert told["state"] == "limited"
     assert "XDG_STATE_HOME" in told["remedy"]
     told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path / 'new')!r}", "state_directory()")
     assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'} can be made")
+
+
+def test_nothing_may_be_broken_without_a_place_for_undo(tmp_path: Path) -> None:
+    """Where no directory can be made in which undo is written ahead, that is named as missing, with each reason."""
+    (tmp_path / "file").write_text("not a directory")
+    nowhere = {"XDG_RUNTIME_DIR": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "file")}
+    told = limited(f"import os; os.environ.update({nowhere!r}); os.geteuid = lambda: 12345", "runtime_directory()")
+    assert told["state"] == "missing"
+    assert str(tmp_path / "file") in told["found"]
+    assert "XDG_RUNTIME_DIR" in told["remedy"]
+    told = limited(f"os.environ['XDG_RUNTIME_DIR'] = {str(tmp_path)!r}", "runtime_directory()")
+    assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'chaoskit'} can be written")
 
 
 def test_users_are_not_told_to_install_tools_of_developers() -> None:

@@ -243,6 +243,22 @@ def test_the_end_of_the_run_is_not_the_end_of_a_node(undo: UndoLog, kind: type[F
     assert not seen(kind(rank=1, at_step=8), struck)
 
 
+def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """A process of the node that ends is not listed, and what comes first then is a child of the agent."""
+    agent, child = map(known, children)
+    children[0].kill()
+    cluster: Any = Ending([child])
+    cluster.node = lambda node: [child]
+    cluster.first_pid = lambda node: agent.pid
+    struck = target(undo)
+    struck.cluster = cluster
+    with pytest.raises(ProcessLookupError, match="the agent of node1 is gone"):
+        KillAgent(rank=1, at_step=8).inject(struck)
+    assert children[1].poll() is None
+
+
 @pytest.fixture
 def children() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that live until somebody ends them."""
@@ -392,6 +408,12 @@ class Wired:
 
     def apply(self, node: str, action: object) -> None:
         """Nothing is broken."""
+
+    def first_pid(self, node: str) -> int:
+        return os.getpid()
+
+    def probe(self, source: str, target: str, timeout_s: float) -> None:
+        """No echo is sent."""
 
     def send(self, message: Message) -> None:
         """No worker is told anything."""

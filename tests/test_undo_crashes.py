@@ -66,7 +66,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "a limit of CPU": ("local", "LimitCpu(rank=1, at_step=3, lift_after_s=0.2)"),
     "a limit of memory": ("local", "LimitMemory(rank=1, at_step=3, lift_after_s=0.2)"),
     "a slow disk": ("local", "SlowDisk(rank=1, at_step=3, delay_ms=10.0, heal_after_s=0.2)"),
-    "another clock": ("local", "ClockJump(rank=1, at_step=3)"),
+    "another clock": ("local", "ClockJump(rank=1, at_step=3, seconds=3600.0)"),
     "a rule of the network": ("netns", "Cut(rank=1, at_step=3, heal_after_s=0.1)"),
     "a link that is down": ("netns", "LinkDown(rank=1, at_step=3, heal_after_s=0.1)"),
     "a paused container": ("docker", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),

@@ -335,7 +335,6 @@ def _note(target: Target, message: Any) -> None:
             target.pongs.add(number)
         case Heartbeat(node, beats) if node == target.node:
             now_s = time.monotonic()
-            target.node_heard_s = now_s
             for beat in beats:
                 if beat.worker == target.worker:
                     target.beat = (now_s, beat)

@@ -49,8 +49,10 @@ class ContainerHolds(Holds):
             groups[place.home] = (ContainerGroup(container, place), [])
         return groups[place.home][0]
 
-    def _hold(self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None]) -> Hold:
-        before = count()  # the group is as old as its container
+    def _hold(
+        self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], *, is_count: bool = True
+    ) -> Hold:
+        before = count() if is_count else 0  # the group is as old as its container
         return super()._hold(node, group, lambda: count() - before, undo)
 
 

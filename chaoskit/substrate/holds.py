@@ -111,7 +111,7 @@ class Holds:
                 case Freeze():
                     group = self._group(node, controller)
                     group.freeze()
-                    return self._hold(node, group, lambda: int(group.frozen()), group.thaw)
+                    return self._hold(node, group, lambda: int(group.frozen()), group.thaw, is_count=False)
                 case CapCpu(cores):
                     group = self._group(node, controller)
                     group.limit_cpu(cores)
@@ -172,7 +172,10 @@ class Holds:
             processes = self._processes(node)
         return group
 
-    def _hold(self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None]) -> Hold:
+    def _hold(
+        self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], *, is_count: bool = True
+    ) -> Hold:
+        """``is_count``: whether it only ever grows; else it says how things are now."""
         groups = self._groups[node]
         _, holds = groups[group.path]
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaoskit.osprocess import is_ending, kill_if_same, state
+from chaoskit.osprocess import is_ending, is_stopped, kill_if_same
 
 #: Every control group that chaoskit makes is named like this, and no other is ever removed. So is every temporary
 #: directory.
@@ -73,8 +73,7 @@ class ContinueEntry(ProcessEntry):
     order: ClassVar[int] = 1
 
     def undo(self) -> RepairOutcome:
-        stopped = self.ticks is not None and state(self.pid) == "T"
-        done = stopped and kill_if_same(self.pid, self.ticks, signal.SIGCONT)
+        done = is_stopped(self.pid, self.ticks) and kill_if_same(self.pid, self.ticks, signal.SIGCONT)
         return RepairOutcome.REPAIRED if done else RepairOutcome.NOTHING_LEFT
 
 
