@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -58,6 +59,27 @@ class Script:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
+class Quiet(Script):
+    """After its messages nothing is heard for a while; how long the harness waits each time is written down."""
+
+    quiet_s = 1.5
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages)
+        self.waits_s: list[float] = []
+        self._until_s = math.inf
+
+    def receive(self, timeout_s: float) -> Message | None:
+        if len(self._messages) > 1:
+            return super().receive(timeout_s)
+        self._until_s = min(self._until_s, time.monotonic() + self.quiet_s)
+        if time.monotonic() >= self._until_s:
+            return super().receive(timeout_s)
+        self.waits_s.append(timeout_s)
+        time.sleep(timeout_s)
+        return None
+
+
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     """One a rank; they live until a test ends them."""
@@ -89,8 +111,10 @@ def hook(worker: str, fault: str, pid: int, **more: Any) -> HookReached:
     return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, **more)
 
 
-def conducted(tmp_path: Path, faults: list[Fault], messages: list[Message]) -> tuple[Conductor, Script]:
-    cluster: Any = Script([*messages, END])
+def conducted(
+    tmp_path: Path, faults: list[Fault], messages: list[Message], kind: type[Script] = Script
+) -> tuple[Conductor, Any]:
+    cluster: Any = kind([*messages, END])
     journal, undo = Journal(tmp_path, "harness"), UndoLog(tmp_path)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
     conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
@@ -118,6 +142,36 @@ def test_who_is_lost_already_is_not_struck_at_its_hook(
     assert new.wait() == -signal.SIGKILL
     assert heard == (old.poll() is None)
     assert cluster.released == ["node1.1", "node1.2"]
+
+
+def test_the_longer_evidence_takes_the_less_often_it_is_looked_for(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """How a rank ended is known after the run only; until then the harness must not wake beside what it measures."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    _, cluster = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages, Quiet)
+    assert cluster.waits_s[0] < 0.02
+    assert cluster.waits_s[-1] > 0.02
+    assert len(cluster.waits_s) < 200, "at 250 a second it would be 375"
+
+
+def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    conductor, cluster = conducted(tmp_path, [Late(rank=1, at_step=3)], messages, Quiet)
+    assert conductor.strikes[0].missed
+    assert min(cluster.waits_s) >= 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Kill):
+    """A fault whose target is gone when it acts."""
+
+    def inject(self, target: Target) -> None:
+        raise ProcessLookupError(target.pid)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,8 @@ Watch = Callable[[Any], None]
 WhenSilent = Callable[[Cluster], None]
 
 _IDLE_S = 0.2
-_OBSERVE_S = 0.004  # while a fault has no evidence yet, or waits for another one
+_OBSERVE_S = 0.004  # where a rank stands at its hook, or a fault has just acted
+_LOOK_SHARE = 0.02  # of the time since the act: the longer its evidence takes, the less often it is looked for
 _FRESH_S = 0.5  # within which the loss of a rank that was struck becomes known
 _TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 _TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
@@ -117,12 +118,13 @@ class Conductor(Striker):
 
     def _patience_s(self) -> float:
         """How long to wait for a message before there may be something to do without one."""
-        if any((strike.target and strike.effective_ns is None) or strike.hook for strike in self.strikes):
+        if any(strike.hook for strike in self.strikes):
             return _OBSERVE_S
         begun_s, now_s = self._roster.first_commit_s, time.monotonic()
         times = [strike.fault.after_s for strike in self.strikes if not strike.struck]
         due = [begun_s + after_s - now_s for after_s in times if after_s is not None and begun_s is not None]
-        return max(_OBSERVE_S, min([_IDLE_S, *due]))
+        looks = [_LOOK_SHARE * one.target.seconds_since for one in self.strikes if one.target and one.awaits_evidence]
+        return max(_OBSERVE_S, min([_IDLE_S, *due, *looks]))
 
     def _hear(self, message: Any) -> None:
         self._requests.hear(message)

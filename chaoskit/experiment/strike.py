@@ -43,6 +43,11 @@ class Strike:
         return self.target is not None or bool(self.missed)
 
     @property
+    def awaits_evidence(self) -> bool:
+        """Whether it acted, and its target has not shown it yet."""
+        return self.target is not None and not self.missed and self.effective_ns is None
+
+    @property
     def why_missed(self) -> str:
         """Why it did not act."""
         return self.missed or f"no rank {self.fault.rank} was there {self.fault.moment}"
@@ -148,7 +153,7 @@ class Striker:
 
     def _look_for_evidence(self) -> None:
         for strike in self.strikes:
-            if strike.target is None or strike.missed or strike.effective_ns is not None:
+            if strike.target is None or not strike.awaits_evidence:
                 continue
             observed = strike.fault.observe(strike.target)
             if observed is not None:

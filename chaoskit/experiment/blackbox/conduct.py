@@ -89,7 +89,7 @@ class CommandConductor(Striker):
             self._go_on()
             self._look_at_targets(over)
             if not over:
-                time.sleep(_OBSERVE_S if self._awaits_evidence() else _LOOK_S)
+                time.sleep(_OBSERVE_S if any(strike.awaits_evidence for strike in self.strikes) else _LOOK_S)
         self._look_at_targets(over=True)  # at those that were struck just before the deadline
         self._sum_up()
         self._explain_missed()
@@ -104,9 +104,6 @@ class CommandConductor(Striker):
         """Let go of the logs."""
         for log in self._logs.values():
             log.close()
-
-    def _awaits_evidence(self) -> bool:
-        return any(strike.target and strike.effective_ns is None and not strike.missed for strike in self.strikes)
 
     # -- what can be seen -------------------------------------------------------------------------------------------
 
