@@ -376,6 +376,10 @@ class Fault:
         """
         return False
 
+    def next_act_s(self, target: Target) -> float:
+        """Return how long after the act it acts again by itself; math.inf where only messages have it act again."""
+        return math.inf
+
     def observe(self, target: Target) -> str | None:
         """What the target shows of the fault by now, in words; None while it shows nothing. Called again and again."""
         raise NotImplementedError

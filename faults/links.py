@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +80,12 @@ class Flap(LinkDown):
         require_seconds("up_s", self.up_s, above_0=True)
         if self.times < 1:
             raise BadInput("times", self.times, "use 1 or more")
+
+    def next_act_s(self, target: Target) -> float:
+        turn, within_s = divmod(target.seconds_since, self.down_s + self.up_s)
+        if turn >= self.times:
+            return math.inf
+        return turn * (self.down_s + self.up_s) + self.down_s + (self.up_s if within_s >= self.down_s else 0.0)
 
     def again(self, target: Target, message: Any) -> bool:
         period_s = self.down_s + self.up_s

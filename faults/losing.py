@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,6 +101,9 @@ class ReplaceNode(NodeFault):
         look_up(target)
         target.cluster.lose(target.node)
         target.pull("none")
+
+    def next_act_s(self, target: Target) -> float:
+        return math.inf if "agent" in target.notes else self.back_after_s
 
     def again(self, target: Target, message: Any) -> bool:
         if "agent" not in target.notes:

@@ -154,6 +154,9 @@ class NetworkFault(Fault):
             self.lift(target)
         return False
 
+    def next_act_s(self, target: Target) -> float:
+        return math.inf if self.heal_after_s is None or "change" not in target.notes else self.heal_after_s
+
     def packets(self, target: Target) -> int:
         """How many packets have met the change so far."""
         change: Applied | None = target.notes.get("change")

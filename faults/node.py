@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,6 +119,9 @@ class Preempt(NodeFault):
         signal_all(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
         target.pull("none")
 
+    def next_act_s(self, target: Target) -> float:
+        return math.inf if "forced" in target.notes else self.grace_s
+
     def again(self, target: Target, message: Any) -> bool:
         if target.seconds_since < self.grace_s or "forced" in target.notes:
             return False
@@ -186,6 +190,9 @@ class FreezeNode(NodeFault):
             return
         target.notes["undo"] = target.undo.plan(*(ContinueEntry(one.pid, one.ticks) for one in processes))
         signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+
+    def next_act_s(self, target: Target) -> float:
+        return math.inf if "thawed" in target.notes else self.thaw_after_s
 
     def again(self, target: Target, message: Any) -> bool:
         if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes and self._was_seen(target):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -177,6 +178,9 @@ class TakeSpot(NodeFault):
         look_up(target)
         _say(target, SpotNotice(target.node, self.grace_s))
         target.pull("none")
+
+    def next_act_s(self, target: Target) -> float:
+        return math.inf if "taken" in target.notes else self.grace_s
 
     def again(self, target: Target, message: Any) -> bool:
         _follow(target, message)

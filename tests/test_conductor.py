@@ -30,7 +30,7 @@ from chaoskit.substrate.local import LocalCluster, LocalSubstrate
 from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd, Verdict
-from faults import Fault, Kill
+from faults import Fault, Flap, Kill
 from faults.base import Target
 
 END = EndJob(ok=True, reason="")
@@ -164,6 +164,51 @@ def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
     conductor, cluster = conducted(tmp_path, [Late(rank=1, at_step=3)], messages, Quiet)
     assert conductor.strikes[0].missed
     assert min(cluster.waits_s) >= 0.1
+
+
+class Links(Quiet):
+    """A cluster that writes down when a link is taken down, and when it is up again."""
+
+    store_port = 0
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages)
+        self.changes_s: list[float] = []
+
+    def first_pid(self, node: str) -> int:
+        return os.getpid()
+
+    def probe(self, source: str, target: str, timeout_s: float) -> Links:
+        return self
+
+    def results_ms(self) -> list[float | None]:
+        return [None]
+
+    def close(self) -> None:
+        """No thread sends echoes."""
+
+    def apply(self, node: str, action: object) -> Links:
+        self.changes_s.append(time.monotonic())
+        return self
+
+    def lift(self) -> bool:
+        self.changes_s.append(time.monotonic())
+        return True
+
+    def shown(self) -> int:
+        return 0
+
+
+def test_a_link_that_comes_and_goes_does_so_when_it_should(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """No message of the run is needed for it, and none comes; its evidence is there already."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    fault = Flap(rank=1, at_step=3, down_s=0.1, up_s=0.2, times=3)
+    _, cluster = conducted(tmp_path, [fault], messages, Links)
+    begun_s = cluster.changes_s[0]
+    assert [at_s - begun_s for at_s in cluster.changes_s] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6, 0.7], abs=0.04)
 
 
 @dataclass(frozen=True, kw_only=True)

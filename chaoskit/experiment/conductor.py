@@ -124,7 +124,9 @@ class Conductor(Striker):
         times = [strike.fault.after_s for strike in self.strikes if not strike.struck]
         due = [begun_s + after_s - now_s for after_s in times if after_s is not None and begun_s is not None]
         looks = [_LOOK_SHARE * one.target.seconds_since for one in self.strikes if one.target and one.awaits_evidence]
-        return max(_OBSERVE_S, min([_IDLE_S, *due, *looks]))
+        acting = [(one.fault, one.target) for one in self.strikes if one.target and not one.missed]
+        acts = [fault.next_act_s(target) - target.seconds_since for fault, target in acting]
+        return max(_OBSERVE_S, min([_IDLE_S, *due, *looks, *(wait_s for wait_s in acts if wait_s > 0)]))
 
     def _hear(self, message: Any) -> None:
         self._requests.hear(message)
