@@ -34,6 +34,7 @@ from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, JournalFull, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
+    INJECTION_ORDERS,
     AgentHello,
     EndJob,
     Heard,
@@ -70,12 +71,13 @@ _UNPROVEN_MAX = 256
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a substrate tells a new coordinator."""
+    """What a substrate tells a new coordinator. ``injects``: whether observers may order faults."""
 
     config: RunConfig
     triggers: tuple[Trigger, ...]
     token: str
     run_directory: str
+    injects: bool = False
 
 
 class Coordinator:
@@ -224,7 +226,10 @@ class Coordinator:
             writer.write(wire.encode(message))
         try:
             while True:
-                self._carry_out(self._plane.hear(await wire.read_message(reader), time.monotonic()))
+                message = await wire.read_message(reader)
+                if isinstance(message, INJECTION_ORDERS) and not self._spec.injects:
+                    raise Refused(f"{type(message).__name__}: no faults are injected into this run")
+                self._carry_out(self._plane.hear(message, time.monotonic()))
                 self._tick_soon()
         finally:
             self._observers.discard(writer)

@@ -204,9 +204,14 @@ def _execute(
     if store is not None and config.remote is not None:
         remote = msgspec.structs.replace(config.remote, endpoint=store.url)
         config = msgspec.structs.replace(config, remote=remote)
-    replacements = sum(fault.replaces_node for fault in experiment.faults)
     cluster = substrate.launch(
-        config, experiment.triggers(), directory, port=port, heartbeat_s=heartbeat_s, replacements=replacements
+        config,
+        experiment.triggers(),
+        directory,
+        port=port,
+        heartbeat_s=heartbeat_s,
+        replacements=sum(fault.replaces_node for fault in experiment.faults),
+        injects=bool(experiment.faults),
     )
     conductor = Conductor(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
     end: EndJob | None = None

@@ -20,10 +20,13 @@ from chaoskit.messages.fitness import (
     TestLinks,
 )
 from chaoskit.messages.injection import (
+    INJECTION_ORDERS,
     Arm,
     HookReached,
     Lever,
     LeverPulled,
+    Ping,
+    Pong,
     PullNode,
     Release,
     Store,
@@ -63,8 +66,6 @@ from chaoskit.messages.workers import (
     Accuse,
     Holding,
     LinesMatched,
-    Ping,
-    Pong,
     RuleFired,
     StartWorker,
     StopWorker,
@@ -147,6 +148,7 @@ AnyMessage = (
 )
 
 __all__ = [
+    "INJECTION_ORDERS",
     "STANDING",
     "Accepted",
     "Accuse",

@@ -84,7 +84,23 @@ class LeverPulled(Message, frozen=True):
     node: str = ""
 
 
+class Ping(Message, frozen=True):
+    """Asks the control thread of a worker for a :class:`Pong`: silence means that the GIL is held."""
+
+    worker: str
+    number: int
+
+
+class Pong(Message, frozen=True):
+    worker: str
+    number: int
+
+
 class Store(Message, frozen=True):
     """The state after ``step`` steps is to be stored, whatever multiple that is."""
 
     step: int
+
+
+#: What only the harness of an experiment says.
+INJECTION_ORDERS = (Arm, Release, PullNode, Ping)

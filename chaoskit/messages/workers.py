@@ -37,18 +37,6 @@ class Holding(Message, frozen=True):
     groups: tuple[tuple[int, ...], ...] = ()
 
 
-class Ping(Message, frozen=True):
-    """Asks the control thread of a worker for a :class:`Pong`: silence means that the GIL is held."""
-
-    worker: str
-    number: int
-
-
-class Pong(Message, frozen=True):
-    worker: str
-    number: int
-
-
 class WorkerLost(Message, frozen=True):
     """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people.
 

@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 
 from chaoskit.journal import Journal
 from chaoskit.messages import HookReached, Lever, LeverPulled, Member, Message, Plan, Release, Trigger
-from chaoskit.runtime import levers
 from chaoskit.runtime.board import Board
+from chaoskit.runtime.levers.rig import Bench, Rig
 from chaoskit.runtime.registered import Registered
 from chaoskit.vocabulary import Event, Phase
 
@@ -28,7 +28,7 @@ class Hooks:
         self, worker: str, triggers: Iterable[Trigger], send: Callable[[Message], None], board: Board, journal: Journal
     ) -> None:
         self._worker, self._send, self._board, self._journal = worker, send, board, journal
-        self.rig = levers.Rig()
+        self.rig = Rig()
         self._lock = threading.Lock()
         self._releases: dict[str, SimpleQueue[Release]] = {}  # fault -> answers for whoever waits for it
         self._due: dict[str, list[Trigger]] = {}  # by phase
@@ -111,7 +111,9 @@ class Hooks:
             self._journal.write(Event.LEVER, fault=hook.fault, effective=effective, observed=observed)
             self._send(LeverPulled(self._worker, hook.fault, observed, effective))
 
-        levers.pull(lever.act, lever.options, levers.Bench(replica, self.rig, report, hook.phase, hook.step))
+        from chaoskit.runtime.levers import acts  # a worker of a run without faults has none of them
+
+        acts.pull(lever.act, lever.options, Bench(replica, self.rig, report, hook.phase, hook.step))
 
 
 def _matches(trigger: Trigger, step: int, plan: Plan | None, me: Member | None) -> bool:

@@ -121,11 +121,13 @@ class Substrate(Protocol):
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
+        injects: bool = False,
     ) -> Cluster:
         """Start coordinator and agents of a run. Journals and logs go below ``run_directory``.
 
         ``heartbeat_s``: of the cluster's observer, see :class:`chaoskit.messages.ObserverHello`. ``replacements``: how
-        many nodes that are lost are expected to be replaced, so that places for them can stand ready.
+        many nodes that are lost are expected to be replaced, so that places for them can stand ready. ``injects``:
+        whether the coordinator takes orders to inject faults; that of a production launch refuses them.
         """
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

@@ -123,6 +123,7 @@ class DockerSubstrate(LocalSubstrate):
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
+        injects: bool = False,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -136,7 +137,7 @@ class DockerSubstrate(LocalSubstrate):
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS[:replacements]])
-        return super().launch(config, triggers, run_directory, port=port, heartbeat_s=heartbeat_s)
+        return super().launch(config, triggers, run_directory, port=port, heartbeat_s=heartbeat_s, injects=injects)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started.

@@ -101,6 +101,7 @@ class LocalSubstrate:
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
+        injects: bool = False,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -111,7 +112,7 @@ class LocalSubstrate:
         nodes = node_names(config.nodes)
         network = self._network(node_names(config.nodes_max), port)
         token = secrets.token_hex(16)
-        coordinator = CoordinatorSpec(config, triggers, token, str(run_directory))
+        coordinator = CoordinatorSpec(config, triggers, token, str(run_directory), injects)
         with network.listeners[0] as first, network.listeners[1] as second:
             start = StartCoordinator(coordinator)
             pids = [self._start(start, first.fileno(), second.fileno(), *network.namespace(COORDINATOR))]

@@ -1,0 +1,44 @@
+"""The acts by name. Loaded by a worker when a fault orders the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chaoskit.errors import ChaoskitError
+from chaoskit.runtime.levers import clock, data, ending, numbers, slowness, waiting
+from chaoskit.runtime.levers.rig import Bench
+
+_LEVERS: dict[str, Callable[[Bench, dict[str, Any]], None]] = {
+    "none": lambda bench, options: None,
+    "raise": ending.fail,
+    "exit": ending.leave,
+    "memory_error": ending.run_out_of_memory,
+    "allocate": ending.allocate,
+    "hold_gil": waiting.hold_gil,
+    "spin": waiting.spin,
+    "lock": waiting.wait_for_lock,
+    "skip": waiting.skip_reduction,
+    "nan": numbers.poison,
+    "bit_flip": numbers.flip_bit,
+    "poison_snapshot": numbers.poison_snapshot,
+    "delay": slowness.delay,
+    "burn": slowness.burn,
+    "clock": clock.jump,
+    "stall_fetch": data.stall,
+    "bad_batch": data.spoil,
+    "break": waiting.stop_at,
+}
+
+
+def pull(act: str, options: dict[str, Any], bench: Bench) -> None:
+    """Do ``act``. ``bench.report(effective, observed)`` is called with what the target shows afterwards.
+
+    Raises:
+        InjectedError: for the act ``raise``. MemoryError: for ``memory_error``.
+        BadInput: if the model has nothing that the options name.
+    """
+    lever = _LEVERS.get(act)
+    if lever is None:
+        raise ChaoskitError(f"unknown lever {act!r}")
+    lever(bench, options)

@@ -1,0 +1,105 @@
+"""A run into which no faults are injected takes no order to inject one, also from a client that knows its token."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.waiting import LIMIT_S, wait_until
+
+from chaoskit import wire
+from chaoskit.config import DETECTION, RunConfig
+from chaoskit.job import resolve_job
+from chaoskit.messages import Arm, Lever, Message, ObserverHello, Ping, PullNode, Release, Trigger
+from chaoskit.substrate.local import LocalCluster, LocalSubstrate
+
+JOB = """
+import sys
+from pathlib import Path
+
+import torch
+
+def train(trainer, *, steps):
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(torch.ones(8, 4), batch_size=4):
+                step.backward(model(shard.batch).square().mean())
+        (trainer.disk / f"loaded-{trainer.rank}").write_text("\\n".join(sys.modules))
+"""
+TRIGGER = Trigger("fault0", -1, -1, "forward")
+ORDERS: list[Message] = [
+    Arm("node0", "node0.0", TRIGGER),
+    Arm("node0", "", TRIGGER),
+    Release("node0.0", "fault0", Lever("exit", {"status": 1})),
+    PullNode("node0", "fault0", Lever("lose_copies", {"worker": "node0.0", "tiers": ["memory"], "step": 1})),
+    Ping("node0.0", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A job as ``chaoskit launch`` starts it."""
+    directory = tmp_path_factory.mktemp("production")
+    (directory / "job.py").write_text(JOB)
+    config = RunConfig(job=resolve_job(str(directory / "job.py"), {"steps": 10**6}), nodes=2, **DETECTION["relaxed"])
+    substrate = LocalSubstrate()
+    cluster = substrate.launch(config, (), directory / "run")
+    yield cluster
+    cluster.end()
+    substrate.close()
+
+
+def loaded(cluster: LocalCluster) -> set[str]:
+    """The modules of a worker that has committed steps."""
+    path = cluster.disk("node0") / "loaded-0"
+    wait_until(path.exists, "the first step")
+    return set(path.read_text().split())
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_no_order_is_taken(launched: LocalCluster, order: Message) -> None:
+    """The connection is closed, the reason is in the coordinator's log, and the job trains on."""
+    loaded(launched)
+    with wire.connect(launched.address, launched.token, LIMIT_S) as client:
+        client.settimeout(LIMIT_S)
+        wire.send(client, ObserverHello())
+        wire.send(client, order)
+        until_closed(client)
+    log = launched.run_directory / "log" / "coordinator.log"
+    said = f"refused a connection: {type(order).__name__}: no faults are injected into this run"
+    wait_until(lambda: said in log.read_text(), "the reason")
+    (launched.disk("node0") / "loaded-0").unlink(missing_ok=True)
+    loaded(launched)
+
+
+def until_closed(client: socket.socket) -> None:
+    """Read what an observer is shown, until the other side closes. Raises TimeoutError if it does not."""
+    try:
+        while client.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+
+
+def test_the_acts_of_faults_are_not_in_its_workers(launched: LocalCluster) -> None:
+    """What a worker could do to itself is not even loaded."""
+    found = loaded(launched)
+    assert "chaoskit.runtime.hooks" in found
+    assert not {name for name in found if name.startswith("chaoskit.runtime.levers.") and not name.endswith(".rig")}
+
+
+def test_the_harness_of_an_experiment_loads_them(chaos: object, tmp_path: Path) -> None:
+    """The same job with a fault that acts in the worker: the test above looks in the right place."""
+    from chaoskit import Chaos
+    from faults import NaN
+
+    assert isinstance(chaos, Chaos)
+    (tmp_path / "job.py").write_text(JOB)
+    fault = NaN(rank=0, at_step=3, parameter="weight")
+    outcome = chaos.run(str(tmp_path / "job.py"), nodes=2, steps=12, faults=[fault], twin=False)
+    listed = (Path(outcome.directory) / "disk").rglob("loaded-*")
+    assert any("chaoskit.runtime.levers.acts" in path.read_text() for path in listed)
