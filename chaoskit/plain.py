@@ -579,7 +579,7 @@ def _train(
 
 
 def main() -> None:
-    """PlainAnswer one request."""
+    """Answer one request."""
     source, target = map(Path, sys.argv[1:])
     request = msgspec.json.decode(source.read_bytes(), type=Request)
     draft = target.with_suffix(".draft")

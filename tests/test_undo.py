@@ -15,10 +15,11 @@ import pytest
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit import osprocess
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.undo import (
     CgroupEntry,
     ContinueEntry,
+    DirectoryEntry,
     KillEntry,
     Repair,
     RepairOutcome,
@@ -29,10 +30,11 @@ from chaoskit.substrate.undo import (
     sweep,
     temporary_directory,
 )
+from chaoskit.substrate.undo.guard import command
 
 REPAIRED, NOTHING, KEPT, FAILED = RepairOutcome
 
-# A runner: plans an undo for each of its children, breaks them, says so and who guards it, and waits to be killed.
+# A runner: plans an undo for each of its children, breaks them, says so, names its guard, and waits to be killed.
 RUNNER = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
@@ -168,7 +170,7 @@ def test_the_guard_outlives_what_ends_a_process_group(tmp_path: Path, start: Cal
 
 
 def test_the_guard_holds_no_output_of_its_runner(start: Callable[[], Runner]) -> None:
-    """Whoever reads the output of a killed runner sees it end, also while the guard is still at work."""
+    """A reader of the output of a killed runner sees it end, also while the guard is still at work."""
     runner = start()
     os.kill(runner.guard, signal.SIGSTOP)
     await_state(runner.guard, "T")
@@ -229,6 +231,90 @@ def test_the_guard_is_small_and_knows_no_package(start: Callable[[], Runner]) ->
     assert "site-packages" not in maps
     resident_kib = int(Path(f"/proc/{runner.guard}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
     assert resident_kib < 40 * 1024
+
+
+def test_a_runner_that_dies_while_its_guard_starts_is_undone_all_the_same(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """No process reads any more that the guard is ready."""
+    stop(sleeper)
+    path = abandoned(tmp_path, entry(1, "continue", sleeper.pid, osprocess.start_ticks(sleeper.pid)))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with subprocess.Popen(
+        [sys.executable, *command(path, gone.pid)], stdin=subprocess.DEVNULL, stdout=writing
+    ) as guard:
+        os.close(writing)
+        assert guard.wait(LIMIT_S) == 0
+    await_state(sleeper.pid, "S")
+    assert files(tmp_path) == []
+
+
+def test_what_cannot_be_put_back_at_the_end_stays_in_the_file(tmp_path: Path) -> None:
+    """An orderly end does not forget it; the next start tries again."""
+    other = tmp_path / "not ours"
+    other.mkdir()
+    undo = UndoLog(tmp_path)
+    undo.plan(DirectoryEntry(str(other)))
+    assert undo.guard_pid is not None
+    os.kill(undo.guard_pid, signal.SIGKILL)
+    undo.close()
+    assert [repair.outcome for repair in sweep(tmp_path)] == [FAILED]
+    other.rmdir()
+    assert [repair.outcome for repair in sweep(tmp_path)] == [NOTHING]
+    assert files(tmp_path) == []
+
+
+def test_a_process_that_ends_in_order_is_let_do_so(tmp_path: Path) -> None:
+    """It knows what it has started; what has to go after it waits. One that does not end is killed."""
+    code = "import os, sys, time; sys.stdin.read(); time.sleep(0.3); open(sys.argv[1], 'w').close()"
+    left = tmp_path / "chaoskit-left"
+    left.mkdir()
+    script = (
+        "import os, subprocess, sys, time\nfrom pathlib import Path\nfrom chaoskit.osprocess import start_ticks\n"
+        "from chaoskit.substrate.undo import DirectoryEntry, EndEntry, UndoLog\n"
+        "undo = UndoLog(Path(sys.argv[1]))\nundo.plan(DirectoryEntry(sys.argv[2]))\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {code!r}, sys.argv[2] + '/late'], stdin=subprocess.PIPE)\n"
+        "undo.plan(EndEntry(helper.pid, start_ticks(helper.pid)))\nprint(undo.guard_pid, helper.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(left)], capture_output=True, check=False)
+    guard, helper = map(int, ran.stdout.split())
+    wait_until(lambda: osprocess.is_ending(guard), "the end of the guard")
+    assert osprocess.is_ending(helper)
+    assert not left.exists(), "it was removed before its last user had ended"
+    assert files(tmp_path) == []
+
+
+def test_a_stop_that_is_on_its_way_is_taken_back(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """The signal was sent, and the process has not been stopped by it yet."""
+    sent = ContinueEntry(sleeper.pid, osprocess.start_ticks(sleeper.pid))
+    assert sent.undo() == NOTHING
+    stop(sleeper)
+    assert sent.undo() == REPAIRED
+    await_state(sleeper.pid, "S")
+
+
+def test_a_fork_of_the_runner_does_not_end_its_runs(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """A child that unwinds as the runner would, as where a test forks, puts nothing back and plans nothing."""
+    undo = UndoLog(tmp_path)
+    undo.plan(ContinueEntry(sleeper.pid, osprocess.start_ticks(sleeper.pid)))
+    stop(sleeper)
+    child = os.fork()
+    if child == 0:
+        try:
+            undo.close()
+            undo.plan(KillEntry(1, None))
+        except HarnessError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert osprocess.state(sleeper.pid) == "T"
+    undo.close()
+    await_state(sleeper.pid, "S")
 
 
 # -- the janitor --------------------------------------------------------------------------------------------------
@@ -475,7 +561,7 @@ def test_another_users_file_is_not_believed(tmp_path: Path, sleeper: subprocess.
 
 
 def test_a_folder_that_others_may_write_into_is_not_believed(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    """Anybody could have put the file there; and nothing is written ahead in such a folder."""
+    """Any user could have put the file there; and nothing is written ahead in such a folder."""
     path = abandoned(tmp_path, entry(1, "kill", sleeper.pid, osprocess.start_ticks(sleeper.pid)))
     path.parent.chmod(0o777)
     assert sweep(tmp_path) == left_behind(tmp_path) == []

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from chaoskit.substrate import abilities, cgroup, docker_daemon
 from chaoskit.substrate.undo import sweep
 
-JOB = f"{Path(__file__).parent}/jobs/troubled.py:plain"
+JOBS = f"{Path(__file__).parent}/jobs/troubled.py"
 
 # A runner that counts each undo entry, act, lift and undo that is done, says so, and kills itself behind the n-th.
 RUNNER = """
@@ -60,6 +60,7 @@ print("end", outcome.verdict.value, outcome.reasons, flush=True)
 STEPS = 25
 #: Substrate, fault and steps: one for each kind of thing that must be put back.
 PLANS: dict[str, tuple[str, str]] = {
+    "a process of the job": ("local", "Kill(rank=1, at_step=3)"),
     "a stopped rank": ("local", "Hang(rank=1, at_step=3, how='stop')"),
     "a stopped node": ("local", "FreezeNode(rank=1, at_step=3, thaw_after_s=0.2)"),
     "a frozen node": ("local", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),
@@ -71,6 +72,9 @@ PLANS: dict[str, tuple[str, str]] = {
     "a link that is down": ("netns", "LinkDown(rank=1, at_step=3, heal_after_s=0.1)"),
     "a paused container": ("docker", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),
 }
+LASTS = "a limit that lasts"
+#: The same, for a test that needs the fault to be in force for long.
+LASTING = {LASTS: ("local", "LimitCpu(rank=1, at_step=3, lift_after_s=3600.0)")}
 _NOTHING_LEFT_S = 30.0
 
 
@@ -92,9 +96,9 @@ class Runner:
 
     def __init__(self, directory: Path, plan: str, limit: int = 0, *, twin: bool = False, steps: int = STEPS) -> None:
         directory.mkdir()
-        substrate, fault = PLANS[plan]
+        substrate, fault = (PLANS | LASTING)[plan]
         self.left = Leftovers(directory)
-        job = "gpt" if "Disk" in fault else JOB  # one that writes
+        job = "gpt" if "Disk" in fault else f"{JOBS}:{'with_a_process' if 'process' in plan else 'plain'}"
         arguments = [job, substrate, fault, str(limit), "twin" if twin else "no twin", str(steps)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUNNER, *arguments],
@@ -156,10 +160,9 @@ def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(tmp_path: Path, 
 @pytest.mark.parametrize("both", [False, True], ids=["the guard lives", "runner and guard are killed"])
 def test_a_limit_in_force_ends_with_its_runner(tmp_path: Path, ended: list[Runner], both: bool) -> None:
     """By the guard; where that was killed, too, as with a whole CI job, by the next start."""
-    plan = "a limit of CPU"
-    if reason := why_not(*PLANS[plan]):
+    if reason := why_not(*LASTING[LASTS]):
         pytest.skip(reason)
-    runner = Runner(tmp_path / "run", plan, steps=10**6)
+    runner = Runner(tmp_path / "run", LASTS, steps=10**6)
     ended.append(runner)
     assert runner.process.stdout is not None
     for line in runner.process.stdout:

@@ -20,7 +20,7 @@ from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
 from chaoskit.osprocess import start_ticks
 from chaoskit.plain import PlainAnswer, Request
-from chaoskit.substrate.undo import KillEntry, UndoLog
+from chaoskit.substrate.undo import KillEntry, Undo, UndoLog
 from faults.data import BadBatch
 
 _TIMEOUT_S = 300.0
@@ -113,15 +113,17 @@ def _train(command: list[str], scratch: str, log: IO[bytes], undo: UndoLog, time
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment = {**os.environ, **threads, "TMPDIR": scratch}
     with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
-        planned = undo.plan(KillEntry(process.pid, start_ticks(process.pid)))
+        planned: Undo | None = None
         try:
+            planned = undo.plan(KillEntry(process.pid, start_ticks(process.pid)))
             status = process.wait(timeout_s)
         except BaseException:
             process.kill()
             raise
         finally:
             process.wait()
-            planned.done()
+            if planned is not None:
+                planned.done()
     if status:
         raise subprocess.CalledProcessError(status, command)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,9 +124,13 @@ class Cgroup:
         if place is None or ticks is None or start_ticks(pid) != ticks:
             raise ProcessLookupError(f"pid {pid} is not the process that was aimed at any more")
         self._version, self._home = place.version, place.home
-        self.path = place.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}-{pid}"
+        self.path = place.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}-{pid}-{secrets.token_hex(4)}"
         self._undo = undo.plan(CgroupEntry(str(self.path), str(self._home)))
-        self.path.mkdir()
+        try:
+            self.path.mkdir()
+        except OSError:
+            self._undo.done()  # whatever has this name is another's
+            raise
         with self._removed_on_error():
             self.take(pid)
 

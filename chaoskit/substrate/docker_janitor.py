@@ -27,7 +27,7 @@ _USUAL_PLACE = "/var/run/docker.sock"
 _ANSWER_S = 30.0
 _GONE_S = 10.0
 _LOOK_S = 0.02
-_NOT_FOUND = 404
+_OK, _NOT_FOUND = 200, 404
 
 
 def endpoint() -> str:
@@ -86,6 +86,8 @@ def remove_container(path: str, name: str, wanted_owner: str) -> bool:
     status, found = call(path, "GET", f"/containers/{urllib.parse.quote(name)}/json")
     if status == _NOT_FOUND:
         return False
+    if status != _OK:
+        raise OSError(f"the daemon answered with status {status}: {found}")
     marks = _mapping(found, "Config", "Labels")
     if marks.get(LABEL) != "1" or marks.get(OWNER) != wanted_owner:
         return False
@@ -119,7 +121,7 @@ def _remove(path: str, identity: str) -> bool:
         status, said = call(path, "DELETE", f"/containers/{identity}?force=1&v=1")
         if status == _NOT_FOUND or call(path, "GET", f"/containers/{identity}/json")[0] == _NOT_FOUND:
             return True
-        if time.monotonic() > deadline_s:  # somebody else removes it, or it does not end
+        if time.monotonic() > deadline_s:  # it is being removed already, or does not end
             raise OSError(f"container {identity[:12]} was not removed: {said}")
         time.sleep(_LOOK_S)
 

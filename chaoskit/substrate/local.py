@@ -29,7 +29,7 @@ from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
 from chaoskit.substrate.network import COORDINATOR, Loopback, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
-from chaoskit.substrate.undo import KillEntry, UndoLog, sweep
+from chaoskit.substrate.undo import EndEntry, UndoLog, sweep
 from chaoskit.substrate.warden import WardenSpec
 
 _WARM_S = 120.0
@@ -65,7 +65,7 @@ class LocalSubstrate:
             start_new_session=True,
         )
         theirs.close()
-        self.undo.plan(KillEntry(self._nursery.pid, start_ticks(self._nursery.pid)))
+        self.undo.plan(EndEntry(self._nursery.pid, start_ticks(self._nursery.pid)))
         if self._ask(None) != b"ready":
             raise HarnessError("the nursery process did not start; see its output above")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.undo import KillEntry, UndoLog
+from chaoskit.substrate.undo import EndEntry, UndoLog
 
 BYTES_MAX = 2**20
 DESCRIPTORS_MAX = 253  # the kernel's limit for one message
@@ -47,7 +47,7 @@ class Servant(Generic[Done]):
         self._connection.settimeout(_ANSWER_S)
         self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
         theirs.close()
-        self._undo = undo.plan(KillEntry(self.process.pid, start_ticks(self.process.pid)))
+        self._undo = undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
         try:
             self._receive()
         except HarnessError:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,12 @@ def _train(
 def plain(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
     """Clips gradients, drops out, and changes its learning rate: all of it must survive."""
     _train(trainer, steps, step_s=lambda step: step_s, until=until)
+
+
+def with_a_process(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
+    """Starts a process of its own, as loggers and data loaders do, and never ends it."""
+    subprocess.Popen(["sleep", "600"])
+    _train(trainer, steps, step_s=lambda step: step_s)
 
 
 def gives_up(trainer: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import urllib.parse
 import uuid
 from pathlib import Path
 
 from chaoskit import osprocess
+from chaoskit.substrate.docker_janitor import LABEL, OWNER, call, endpoint
 from chaoskit.substrate.undo.entries import JOURNAL, PREFIX
 
 #: What torch leaves among the temporary files, for the next process.
@@ -33,7 +37,7 @@ class Leftovers:
 
     def of(self, pid: int) -> list[str]:
         """Return everything that is left of the run whose runner was ``pid``, in words. Its journals may stay."""
-        return [*self.processes(), *self._groups(pid), *self._mounts(), *self._files()]
+        return [*self.processes(), *self._groups(pid), *self._mounts(), *self._files(), *self._containers(pid)]
 
     def processes(self) -> list[str]:
         """Living processes of the run."""
@@ -47,6 +51,14 @@ class Leftovers:
             if is_ours and not osprocess.is_ending(pid):
                 found.append(f"process {pid} ({osprocess.process_name(pid)}, {osprocess.state(pid)})")
         return found
+
+    def _containers(self, pid: int) -> list[str]:
+        """Containers of the runner; none where there is no daemon."""
+        wanted = urllib.parse.quote(json.dumps({"label": [f"{LABEL}=1"]}))
+        with contextlib.suppress(OSError):
+            _, found = call(endpoint(), "GET", f"/containers/json?all=1&filters={wanted}")
+            return [f"container {one['Names'][0]}" for one in found if one["Labels"][OWNER].startswith(f"{pid}-")]
+        return []
 
     def _groups(self, pid: int) -> list[str]:
         walk = os.walk("/sys/fs/cgroup")

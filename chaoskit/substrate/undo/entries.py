@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaoskit.osprocess import is_ending, is_stopped, kill_if_same
+from chaoskit.osprocess import is_ending, is_stopped, kill_if_same, start_ticks
 
 #: Every control group that chaoskit makes is named like this, and no other is ever removed. So is every temporary
 #: directory.
@@ -39,6 +39,8 @@ class UndoEntry:
 
     act: ClassVar[str] = ""
     order: ClassVar[int] = 0
+    #: For how long what was not found may still come: its maker was asked, and is another process.
+    may_come_s: ClassVar[float] = 0.0
 
     @property
     def target(self) -> str:
@@ -47,6 +49,10 @@ class UndoEntry:
 
     def let_go(self) -> None:
         """Before any entry is undone: let processes go on that could not even be killed as they are."""
+
+    def ends_by_itself(self) -> bool:
+        """Whether it is a process that ends in order, with all that it has started, and has not ended yet."""
+        return False
 
     def undo(self) -> RepairOutcome:
         """Put it back. Called again after a while where it failed. Raises OSError where it failed, too."""
@@ -64,6 +70,17 @@ class ProcessEntry(UndoEntry):
     def target(self) -> str:
         return f"pid {self.pid}"
 
+    def _lives(self) -> bool:
+        return self.ticks is not None and start_ticks(self.pid) == self.ticks and not is_ending(self.pid)
+
+    def _signal(self, signum: int) -> bool:
+        """Send a signal; False if the process is gone. Raises OSError if it may not be sent."""
+        if not self._lives():
+            return False
+        if not kill_if_same(self.pid, self.ticks, signum) and self._lives():
+            raise PermissionError(f"no signal can be sent to pid {self.pid}")
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class ContinueEntry(ProcessEntry):
@@ -73,8 +90,9 @@ class ContinueEntry(ProcessEntry):
     order: ClassVar[int] = 1
 
     def undo(self) -> RepairOutcome:
-        done = is_stopped(self.pid, self.ticks) and kill_if_same(self.pid, self.ticks, signal.SIGCONT)
-        return RepairOutcome.REPAIRED if done else RepairOutcome.NOTHING_LEFT
+        was_stopped = is_stopped(self.pid, self.ticks)
+        self._signal(signal.SIGCONT)  # takes back a stop that is on its way, too
+        return RepairOutcome.REPAIRED if was_stopped else RepairOutcome.NOTHING_LEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +103,17 @@ class KillEntry(ProcessEntry):
     order: ClassVar[int] = 2
 
     def undo(self) -> RepairOutcome:
-        lives = self.ticks is not None and not is_ending(self.pid)
-        done = lives and kill_if_same(self.pid, self.ticks, signal.SIGKILL)
-        return RepairOutcome.REPAIRED if done else RepairOutcome.NOTHING_LEFT
+        return RepairOutcome.REPAIRED if self._signal(signal.SIGKILL) else RepairOutcome.NOTHING_LEFT
+
+
+@dataclass(frozen=True, slots=True)
+class EndEntry(KillEntry):
+    """A process that sees the end of its runner, and then ends with all that it has started; killed if it does not."""
+
+    act: ClassVar[str] = "end"
+
+    def ends_by_itself(self) -> bool:
+        return self._lives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +153,7 @@ class ContainerEntry(UndoEntry):
 
     act: ClassVar[str] = "container"
     order: ClassVar[int] = 4
+    may_come_s: ClassVar[float] = 3.0
 
     @property
     def target(self) -> str:
@@ -135,8 +162,6 @@ class ContainerEntry(UndoEntry):
     def undo(self) -> RepairOutcome:
         from chaoskit.substrate import docker_janitor  # HTTP takes 30 ms to import, and mostly nothing needs it
 
-        if not Path(self.daemon).exists():
-            return RepairOutcome.NOTHING_LEFT  # its next launcher here removes the container by its labels
         removed = docker_janitor.remove_container(self.daemon, self.name, self.owner)
         return RepairOutcome.REPAIRED if removed else RepairOutcome.NOTHING_LEFT
 
@@ -167,7 +192,7 @@ class DirectoryEntry(UndoEntry):
 
 
 _KINDS: dict[str, type[UndoEntry]] = {
-    kind.act: kind for kind in (ContinueEntry, KillEntry, CgroupEntry, ContainerEntry, DirectoryEntry)
+    kind.act: kind for kind in (ContinueEntry, KillEntry, EndEntry, CgroupEntry, ContainerEntry, DirectoryEntry)
 }
 _JSON_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "int | None": (int, type(None)), "str": (str,)}
 
@@ -223,8 +248,8 @@ def evacuate(path: Path, home: Path) -> None:
 
 def _is_cgroup(path: str) -> bool:
     """Whether a path lies in a hierarchy of control groups, without a link on its way: a file may say anything."""
-    if os.path.realpath(path) != os.path.normpath(path):
+    if os.path.realpath(path) != path:
         return False
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()]
     places = {fields[1]: fields[2] for fields in mounts if Path(path).is_relative_to(fields[1])}
     return bool(places) and places[max(places, key=len)] in _CGROUP_FILE_SYSTEMS

@@ -24,9 +24,17 @@ def candidates() -> list[Path]:
     home directory: other machines may share it, and their processes have other pids.
     """
     runtime, user = os.environ.get("XDG_RUNTIME_DIR"), os.geteuid()
-    found = [Path(runtime) / "chaoskit"] if runtime else []
+    found = [Path(runtime) / "chaoskit"] if runtime and _is_of(Path(runtime), user) else []
     found += [Path("/run/chaoskit")] if user == 0 else []
     return [*found, Path(os.environ.get("TMPDIR") or "/tmp") / f"chaoskit-{user}"]
+
+
+def _is_of(directory: Path, user: int) -> bool:
+    """Whether a directory is the user's, or can still be made: under sudo the variable may name another user's."""
+    try:
+        return directory.stat().st_uid == user
+    except OSError:
+        return True
 
 
 def runtime_directory() -> Path:
@@ -84,7 +92,7 @@ def make(directory: Path) -> tuple[Path, int]:
 
 
 def share(path: Path) -> int:
-    """Return a descriptor of an undo file, which is locked as long as that is open, beside whoever else has it."""
+    """Return a descriptor of an undo file, which is locked as long as that is open, beside other holders."""
     descriptor = _open(path)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
@@ -118,12 +126,12 @@ def abandoned(path: Path) -> Iterator[int | None]:
         yield None
         return
     try:
-        with contextlib.suppress(BlockingIOError):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(path, descriptor):
-                yield descriptor
-                return
-        yield None
+            is_free = is_at(path, descriptor)
+        except BlockingIOError:
+            is_free = False
+        yield descriptor if is_free else None
     finally:
         os.close(descriptor)
 
@@ -131,7 +139,7 @@ def abandoned(path: Path) -> Iterator[int | None]:
 def listed(directory: Path) -> list[Path]:
     """Return the undo files of a runtime directory; none where others may write into it."""
     below = folder(directory)
-    return sorted(below.glob(f"*{_SUFFIX}")) if is_private(below) else []
+    return sorted(below.glob(f"*{_SUFFIX}")) if is_private(directory) and is_private(below) else []
 
 
 def _open(path: Path) -> int:

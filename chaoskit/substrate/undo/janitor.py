@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from chaoskit.substrate.undo import files
 from chaoskit.substrate.undo.entries import RepairOutcome
-from chaoskit.substrate.undo.replay import Repair, describe, is_of_here, read, replay_file
+from chaoskit.substrate.undo.replay import Repair, describe, is_of_here, is_over, read, replay_file
 
 _PATIENCE_S = 5.0
 
@@ -20,11 +21,12 @@ def sweep(directory: Path | None = None) -> list[Repair]:
     Args:
         directory: a runtime directory; None for all that runs of this user may have used.
     """
-    repairs = []
+    repairs, deadline_s = [], time.monotonic() + _PATIENCE_S  # for all files together
     for path in _paths(directory):
         try:
             with files.abandoned(path) as descriptor:
-                repairs += [] if descriptor is None else _sweep(path, descriptor)
+                if descriptor is not None:
+                    repairs += _sweep(path, descriptor, max(0.0, deadline_s - time.monotonic()))
         except OSError as error:
             repairs.append(_unreadable(path, error))
     return repairs
@@ -52,15 +54,14 @@ def _paths(directory: Path | None) -> list[Path]:
     return [path for one in directories for path in files.listed(one)]
 
 
-def _sweep(path: Path, descriptor: int) -> list[Repair]:
+def _sweep(path: Path, descriptor: int, patience_s: float) -> list[Repair]:
     if not is_of_here(read(os.pread(descriptor, os.fstat(descriptor).st_size, 0)).kernel):
         return []  # of another container on this machine, whose pids mean nothing here
-    repairs, found = replay_file(descriptor, _PATIENCE_S)
-    if found.problem:
-        repairs.append(Repair("damaged", str(path), RepairOutcome.FAILED, found.problem))
-    if all(repair.outcome != RepairOutcome.FAILED for repair in repairs):
+    repairs, found = replay_file(descriptor, patience_s)
+    if is_over(repairs, found):
         files.remove(path, descriptor)
-    return repairs
+    damage = [Repair("damaged", str(path), RepairOutcome.FAILED, found.problem)] if found.problem else []
+    return repairs + damage
 
 
 def _unreadable(path: Path, error: OSError) -> Repair:

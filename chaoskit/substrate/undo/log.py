@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import await_readable, kernel_id
 from chaoskit.substrate.undo import files, guard
 from chaoskit.substrate.undo.entries import PREFIX, DirectoryEntry, UndoEntry, to_json
-from chaoskit.substrate.undo.replay import replay_file
+from chaoskit.substrate.undo.replay import is_over, replay_file
 
 _READY_S = 30.0
 _END_S = 10.0
@@ -30,12 +32,13 @@ class Undo:
 
     def done(self) -> None:
         """Nothing is left to undo."""
-        self._log.write(*({"done": number} for number in self._numbers))
+        with contextlib.suppress(HarnessError):  # no room: it is found done at the end
+            self._log.write(*({"done": number} for number in self._numbers))
         self._numbers = ()
 
 
 class UndoLog:
-    """An undo file of this process, with a guard of its own; both begin with the first entry.
+    """An undo file of this process, with a guard of its own; both begin with the first entry. Any thread may use it.
 
     Entries are not synced to a disk: what they name is gone when the machine goes down.
 
@@ -57,6 +60,7 @@ class UndoLog:
         self._descriptor = -1
         self._guard: subprocess.Popen[bytes] | None = None
         self._count = 0
+        self._owner, self._lock = os.getpid(), threading.RLock()
 
     @property
     def guard_pid(self) -> int | None:
@@ -67,36 +71,62 @@ class UndoLog:
         """Write down how to undo what is about to be done. It is, from then on, also if this process is killed.
 
         Raises:
-            HarnessError: if there can be no guard.
+            HarnessError: if there can be no guard, no room, or this is a fork of the process that made the log.
         """
-        path = self._make()
-        if self._guard is None or self._guard.poll() is not None:
-            self._guard = _start_guard(path)
-        numbers = tuple(range(self._count + 1, self._count + 1 + len(entries)))
-        self._count += len(entries)
-        self.write(*(to_json(entry, number) for entry, number in zip(entries, numbers, strict=True)))
-        return Undo(self, numbers)
+        if os.getpid() != self._owner:
+            raise HarnessError("an undo log is of use only to the process that made it: make another one")
+        with self._lock:
+            path = self._make()
+            if self._guard is None or self._guard.poll() is not None:
+                self._guard = _start_guard(path)
+            numbers = tuple(range(self._count + 1, self._count + 1 + len(entries)))
+            self._count += len(entries)
+            self.write(*(to_json(entry, number) for entry, number in zip(entries, numbers, strict=True)))
+            return Undo(self, numbers)
 
     def _make(self) -> Path:
         if self._path is None:
-            self._path, self._descriptor = files.make(self._directory)
-            self.write({"kernel": kernel_id()})
+            path, self._descriptor = files.make(self._directory)
+            try:
+                self.write({"kernel": kernel_id()})
+            except HarnessError:
+                files.remove(path, self._descriptor)
+                os.close(self._descriptor)
+                self._descriptor = -1
+                raise
+            self._path = path
         return self._path
 
     def write(self, *lines: Mapping[str, object]) -> None:
-        """Append lines, all at once."""
-        if lines and self._descriptor >= 0:
-            os.write(self._descriptor, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        """Append lines, all or none.
+
+        Raises:
+            HarnessError: if there is no room for them.
+        """
+        with self._lock:
+            if not lines or self._descriptor < 0 or os.getpid() != self._owner:
+                return
+            data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            size_bytes = os.fstat(self._descriptor).st_size
+            try:
+                is_whole = os.write(self._descriptor, data) == len(data)
+            except OSError as error:
+                raise HarnessError(f"undo cannot be written to {self._directory}: {error}") from error
+            if not is_whole:
+                os.ftruncate(self._descriptor, size_bytes)
+                raise HarnessError(f"undo cannot be written to {self._directory}: there is no room")
 
     def close(self) -> None:
-        """Put back what is still open, and remove the file."""
-        if self._path is None:
-            return
-        if self._guard is None or not _let_go(self._guard):
-            replay_file(self._descriptor, _PATIENCE_S)
-            files.remove(self._path, self._descriptor)
-        os.close(self._descriptor)
-        self._path, self._descriptor, self._guard = None, -1, None
+        """Put back what is still open, and remove the file; it stays, for the next start, where something fails."""
+        with self._lock:
+            if self._path is None or os.getpid() != self._owner:
+                return
+            is_left = self._guard is None or not _let_go(self._guard)
+            if is_left and is_over(*replay_file(self._descriptor, _PATIENCE_S)):
+                files.remove(self._path, self._descriptor)
+            descriptor = self._descriptor
+            self._path, self._descriptor, self._guard = None, -1, None
+            os.close(descriptor)
 
 
 def temporary_directory(name: str, undo: UndoLog) -> tuple[Path, Undo]:
@@ -109,13 +139,12 @@ def temporary_directory(name: str, undo: UndoLog) -> tuple[Path, Undo]:
 
 def _start_guard(path: Path) -> subprocess.Popen[bytes]:
     """Start it, and wait until it holds the file."""
-    process = subprocess.Popen(
-        [sys.executable, *guard.command(path, os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        cwd="/",
-    )
+    command = [sys.executable, *guard.command(path, os.getpid())]
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, cwd="/")
+    except OSError as error:
+        raise HarnessError(f"the undo guard cannot be started: {error}") from error
     assert process.stdout is not None
     with process.stdout as said:
         if await_readable([said.fileno()], _READY_S) and said.readline().strip() == guard.READY:
@@ -133,8 +162,11 @@ def _let_go(process: subprocess.Popen[bytes]) -> bool:
     """
     assert process.stdin is not None
     try:
-        with process.stdin as told:
-            told.write(b"end\n")
+        if not process.stdin.closed:  # else an earlier call was interrupted
+            with process.stdin as told:
+                told.write(b"end\n")
         return process.wait(_END_S) == 0
     except (BrokenPipeError, subprocess.TimeoutExpired):
+        process.kill()  # two must not replay one file
+        process.wait()
         return False

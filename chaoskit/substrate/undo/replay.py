@@ -93,12 +93,13 @@ def is_of_here(kernel: str) -> bool:
     return kernel in ("", kernel_id()) or not kernel.startswith(f"{boot_id()}/")
 
 
-def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float) -> list[Repair]:
+def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float, farewell_s: float = 0.0) -> list[Repair]:
     """Put back what is open.
 
     Args:
         mark: is told the number of each entry of which nothing is left.
         patience_s: for how long what fails is tried again.
+        farewell_s: for how long processes that end by themselves are let do so, with all that they have started.
     """
     gone = found.kernel not in ("", kernel_id())  # of a boot that is over: its processes and groups are, too
     open_entries = {
@@ -112,15 +113,23 @@ def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float) -> l
             repairs[number] = Repair(entry.act, entry.target, RepairOutcome.NOTHING_LEFT)
             mark(number)
     for entry in open_entries.values():
-        entry.let_go()
-    deadline_s = time.monotonic() + patience_s
+        with contextlib.suppress(OSError, ValueError):
+            entry.let_go()
+    begun_s = time.monotonic()
     while True:
+        passed_s = time.monotonic() - begun_s
+        is_last = passed_s >= patience_s
         for number, entry in list(open_entries.items()):
+            if entry.ends_by_itself() and passed_s < farewell_s:
+                break  # what comes after it is still in use
             repairs[number] = _undo(entry)
+            may_come = passed_s < entry.may_come_s and not is_last and not gone
+            if repairs[number].outcome == RepairOutcome.NOTHING_LEFT and may_come:
+                continue
             if repairs[number].outcome != RepairOutcome.FAILED:
                 del open_entries[number]
                 mark(number)
-        if not open_entries or time.monotonic() >= deadline_s:
+        if not open_entries or (is_last and passed_s >= farewell_s):
             return [repairs[number] for number in sorted(repairs)]
         time.sleep(_LOOK_S)
 
@@ -128,20 +137,28 @@ def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float) -> l
 def _undo(entry: UndoEntry) -> Repair:
     try:
         outcome, detail = entry.undo(), ""
-    except OSError as error:
-        outcome, detail = RepairOutcome.FAILED, str(error)
+    except Exception as error:  # noqa: BLE001 - one entry must not keep the others from being undone
+        outcome, detail = RepairOutcome.FAILED, str(error) or type(error).__name__
     return Repair(entry.act, entry.target, outcome, detail)
 
 
-def replay_file(descriptor: int, patience_s: float) -> tuple[list[Repair], UndoFile]:
+def replay_file(descriptor: int, patience_s: float, farewell_s: float = 0.0) -> tuple[list[Repair], UndoFile]:
     """Put back what the file behind a descriptor says, and append to it what is done."""
-    found = read(_content(descriptor))
+    data = _content(descriptor)
+    found = read(data)
+    if data.rpartition(b"\n")[2] and len(data.split(b"\n")) not in found.damaged:
+        os.ftruncate(descriptor, data.rfind(b"\n") + 1)  # what is appended must be a line of its own
 
     def mark(number: int) -> None:
         with contextlib.suppress(OSError):  # no room: it is found done the next time
             os.write(descriptor, f'{{"done": {number}}}\n'.encode())
 
-    return replay(found, mark, patience_s), found
+    return replay(found, mark, patience_s, farewell_s), found
+
+
+def is_over(repairs: list[Repair], found: UndoFile) -> bool:
+    """Whether nothing of an undo file is of use any more."""
+    return not found.problem and all(repair.outcome != RepairOutcome.FAILED for repair in repairs)
 
 
 def _content(descriptor: int) -> bytes:
@@ -152,7 +169,7 @@ def describe(repair: Repair) -> str:
     """Return one line for people."""
     if repair.act == "damaged":
         return f"{repair.target}: {repair.detail}"
-    what = {"continue": "stopped", "kill": "running"}.get(repair.act, "behind")
+    what = {"continue": "stopped", "kill": "running", "end": "running"}.get(repair.act, "behind")
     match repair.outcome:
         case RepairOutcome.NOTHING_LEFT:
             return f"{repair.act} {repair.target}: nothing left to do"
@@ -163,6 +180,7 @@ def describe(repair: Repair) -> str:
     return {
         "continue": f"continued {repair.target}, left {what}",
         "kill": f"ended {repair.target}, left {what}",
+        "end": f"ended {repair.target}, left {what}",
         "container": f"removed container {repair.target}, left {what}",
     }.get(repair.act, f"removed {repair.target}, left {what}")
 
