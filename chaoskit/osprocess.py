@@ -354,13 +354,15 @@ class TcpTroubles(NamedTuple):
     resets: int = 0
 
 
-def tcp_troubles(pid: int) -> TcpTroubles:
-    """The troubles in the network namespace of a process; none where it is gone.
+def tcp_troubles(pid: int, ticks: int | None) -> TcpTroubles:
+    """The troubles in the network namespace of the process that started at ``ticks``; none where it is gone.
 
     The counters are those of /proc/net/snmp (RFC 4022) and /proc/net/netstat. A busy machine answers late, and what is
     sent again for that is answered by a duplicate SACK (RFC 2883).
     """
     count: Counter[str] = Counter()
+    if ticks is None or start_ticks(pid) != ticks:
+        return TcpTroubles()
     try:
         for name in ("snmp", "netstat"):
             lines = [line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
@@ -369,10 +371,9 @@ def tcp_troubles(pid: int) -> TcpTroubles:
                     count.update(dict(zip(names[1:], map(int, values[1:]), strict=True)))
     except OSError:
         return TcpTroubles()
-    own_resets = count["TCPAbortOnClose"] + count["TCPAbortOnData"]
-    return TcpTroubles(
-        count["RetransSegs"] - count["TCPDSACKRecvSegs"], count["EstabResets"] + count["AttemptFails"] - own_resets
-    )
+    needless = count["TCPDSACKRecvSegs"] or count["TCPDSACKRecv"] + count["TCPDSACKOfoRecv"]  # since Linux 5.9, before
+    own_resets = count["TCPAbortOnClose"] + count["TCPAbortOnData"] + count["TCPAbortOnTimeout"]
+    return TcpTroubles(count["RetransSegs"] - needless, count["EstabResets"] + count["AttemptFails"] - own_resets)
 
 
 def signal_name(signum: int) -> str:

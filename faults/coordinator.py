@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +15,7 @@ from chaoskit.messages import EndJob
 from chaoskit.substrate.base import Process
 from faults.base import Fault, Target
 
+_ENDS_S = 0.05
 _ANSWER_S = 0.25  # the question may have ended with another coordinator; who waits for a release asks again
 
 
@@ -69,6 +71,9 @@ class KillCoordinator(Fault):
         with contextlib.suppress(ProcessLookupError):
             target.cluster.signal_process(process, signal.SIGKILL)
             target.notes["process"] = process
+            until_s = time.monotonic() + _ENDS_S
+            while not osprocess.is_ending(process.pid) and time.monotonic() < until_s:
+                time.sleep(0.0005)  # else a second one that is due now takes the same death for its own
 
     def observe(self, target: Target) -> str | None:
         process: Process | None = target.notes.get("process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from faults.base import Target, require_seconds
 from faults.incidents import IncidentKind
 from faults.network import COORDINATOR, NetworkFault
 
+_ECHOES = 3  # that must be answered before: else another fault may be what is seen
 _ECHO_S = 0.05  # the kernel answers in less than a millisecond, however busy its processes are
 
 
@@ -31,19 +33,27 @@ class LinkDown(NetworkFault):
     def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
         return Unplug(station=target.node)
 
+    def prepare(self, target: Target) -> None:
+        target.notes["heard"] = target.cluster.round_trips_ms(COORDINATOR, target.node, _ECHOES, _ECHO_S)
+
     def impose(self, target: Target) -> None:
         super().impose(target)
         if "probe" not in target.notes:
             target.notes["probe"] = target.cluster.probe(COORDINATOR, target.node, _ECHO_S)
+        target.notes["down_s"], target.notes["known"] = time.monotonic(), len(target.notes["probe"].results_ms())
 
     def lift(self, target: Target) -> None:
         self._look(target)
+        is_early = time.monotonic() < target.notes["down_s"] + 2 * _ECHO_S
+        if "change" in target.notes and "lost" not in target.notes and is_early:
+            return  # the first echo is on its way; it is lifted the next time
         super().lift(target)
 
     def _look(self, target: Target) -> None:
-        """Note an echo that was lost while the link was down: those that are sent then have no way."""
-        probe: EchoProbe | None = target.notes.get("probe")
-        if probe is not None and "change" in target.notes and None in probe.results_ms():
+        """Note an echo that was lost while the link was down, where echoes had been answered before."""
+        probe: EchoProbe = target.notes["probe"]
+        is_down = "change" in target.notes and len(target.notes["heard"]) == _ECHOES
+        if is_down and None in probe.results_ms()[target.notes["known"] :]:
             probe.close()
             target.notes["lost"] = True
 

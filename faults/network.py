@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from chaoskit.errors import BadInput
-from chaoskit.osprocess import tcp_troubles
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import start_ticks, tcp_troubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Applied
 from chaoskit.substrate.echo import EchoProbe
@@ -24,6 +25,7 @@ COORDINATOR = "coordinator"
 _FROM = ("all", "ranks", "coordinator")
 _STORE = "store"
 _SURE_S = 0.02  # by then the other side has said that it had a segment already
+_AFTER_S = 3.0  # after its end in which what it did may still be noticed: a first retry comes after a second
 _DIRECTIONS = ("both", "in", "out")
 #: For the catalogue: networks are only cut where each node has one.
 EXAMPLE = """import pytest
@@ -178,6 +180,37 @@ class NetworkFault(Fault):
         raise NotImplementedError
 
 
+class TcpWatch:
+    """What TCP of some network namespaces notices from now on, by a process in each.
+
+    Args:
+        kind: of troubles.
+    """
+
+    def __init__(self, pids: Sequence[int], kind: Literal["losses", "resets"]) -> None:
+        self._kind: Literal["losses", "resets"] = kind
+        self._processes = [(pid, start_ticks(pid)) for pid in pids]
+        self._before = self._most = self._read()
+        self._last = (time.monotonic(), self._before)
+
+    def _read(self) -> list[int]:
+        found = [tcp_troubles(pid, ticks) for pid, ticks in self._processes]
+        return [one.losses if self._kind == "losses" else one.resets for one in found]
+
+    @property
+    def noticed(self) -> int:
+        """What was noticed so far, in all."""
+        return sum(most - before for most, before in zip(self._most, self._before, strict=True))
+
+    def look(self) -> int:
+        """Return what was noticed so far, and was still believed a moment later."""
+        (last_s, last), now_s, now = self._last, time.monotonic(), self._read()
+        if now_s - last_s >= _SURE_S:
+            sure = map(min, now, last)
+            self._most, self._last = [*map(max, self._most, sure)], (now_s, now)
+        return self.noticed
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossyNetwork(NetworkFault):
     """Base of the faults by which packets do not arrive: a rule counts them, and TCP of the nodes finds out."""
@@ -186,28 +219,19 @@ class LossyNetwork(NetworkFault):
     noticed: ClassVar[Literal["losses", "resets"]] = "losses"
 
     def prepare(self, target: Target) -> None:
-        stations = {station for way in target.notes["ways"] for station in way} - {COORDINATOR}
-        pids = [target.cluster.first_pid(node) for node in stations]
-        target.notes["before"] = target.notes["most"] = {pid: self._noticed_by(pid) for pid in pids}
-
-    def _noticed_by(self, pid: int) -> int:
-        troubles = tcp_troubles(pid)
-        return troubles.losses if self.noticed == "losses" else troubles.resets
-
-    def _noticed(self, target: Target) -> int:
-        """What TCP of the nodes has noticed since the act, and still believed a moment ago and now."""
-        before, last, now_s = target.notes["before"], target.notes.get("last"), time.monotonic()
-        now = {pid: self._noticed_by(pid) for pid in before}
-        if last is None or now_s - last[0] >= _SURE_S:
-            target.notes["last"] = (now_s, now)
-        if last is not None and now_s - last[0] >= _SURE_S:
-            most = target.notes["most"]
-            target.notes["most"] = {pid: max(most[pid], min(now[pid], last[1][pid])) for pid in before}
-        return sum(target.notes["most"][pid] - before[pid] for pid in before)
+        stations = {station for way in target.notes["ways"] for station in way}
+        watched = [target.cluster.first_pid(node) for node in stations - {COORDINATOR}]
+        if COORDINATOR in stations:
+            with contextlib.suppress(HarnessError):  # a command has none
+                watched.append(target.cluster.coordinator().pid)
+        target.notes["tcp"] = TcpWatch(watched, self.noticed)
 
     def shown(self, target: Target) -> str | None:
-        packets, noticed = self.packets(target), self._noticed(target)
-        if not packets or not noticed:
+        watch: TcpWatch = target.notes["tcp"]
+        is_old = bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
+        noticed = watch.noticed if is_old else watch.look()  # what comes long after the end is not its doing
+        packets = self.packets(target) if noticed else 0
+        if not packets:
             return None
         return f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
 

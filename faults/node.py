@@ -187,6 +187,7 @@ class FreezeNode(NodeFault):
         target.pull("none")  # once continued, the rank goes on as if nothing had been
         if self.how == "cgroup":
             target.notes["freeze"] = target.cluster.apply(target.node, Freeze())
+            target.notes["processes"] = [one for one in processes if not _is_gone(one)] or processes
             return
         target.notes["undo"] = target.undo.plan(*(ContinueEntry(one.pid, one.ticks) for one in processes))
         signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
@@ -58,32 +58,35 @@ class Delay(BadNetwork):
 
     def prepare(self, target: Target) -> None:
         source, other = target.notes["ways"][0]
-        target.notes["before_ms"] = target.cluster.round_trips_ms(source, other, _ECHOES, _HEALTHY_S)
+        measure = partial(target.cluster.round_trips_ms, source, other, _ECHOES)
+        target.notes["before_ms"] = measure(_HEALTHY_S) or measure(_ECHO_S)
 
     def impose(self, target: Target) -> None:
         super().impose(target)
         source, other = target.notes["ways"][0]
-        target.notes["probe"] = target.cluster.probe(source, other, _ECHO_S)
+        target.notes["probe"] = target.cluster.probe(source, other, _ECHO_S + 4 * self.delay_ms / 1000)
 
     def lift(self, target: Target) -> None:
+        if "seen" not in target.notes and "change" in target.notes:
+            self._look(target, least=1)
         target.notes["probe"].close()
         super().lift(target)
 
     def shown(self, target: Target) -> str | None:
         if "seen" not in target.notes and "change" in target.notes:
-            self._look(target)
+            self._look(target, least=_ECHOES)
         if "seen" not in target.notes:
             return None
         return f"{target.notes['seen']}; {self.packets(target)} packets were held up"
 
-    def _look(self, target: Target) -> None:
-        """Note that echoes take longer by the delay than they did before."""
+    def _look(self, target: Target, least: int) -> None:
+        """Note that all echoes take longer by the delay than any did before: a busy machine makes some of them late."""
         probe: EchoProbe = target.notes["probe"]
         after = [one for one in probe.results_ms() if one is not None][-_ECHOES:]
         before = target.notes["before_ms"]
-        if len(after) < _ECHOES or not before:
+        if len(after) < least or not before:
             return
-        before_ms, after_ms = median(before), median(after)
+        before_ms, after_ms = max(before), min(after)
         if after_ms - before_ms >= _SEEN * self.delay_ms * (2 if self.direction == "both" else 1):
             target.notes["seen"] = f"an echo takes {after_ms:.1f} ms, {before_ms:.1f} ms before"
             probe.close()

@@ -69,7 +69,10 @@ class CorruptFile(Fault):
         assert target.config.disk is not None
         from faults.damage import damage  # it needs torch, and catalogues are made without
 
-        target.notes["seen"] = damage(Path(target.config.disk.target), self.how)
+        try:
+            target.notes["seen"] = damage(Path(target.config.disk.target), self.how)
+        except FileNotFoundError as error:  # there is none that could be damaged, or not any more
+            raise ProcessLookupError(str(error)) from error
         target.pull("none")
 
     def observe(self, target: Target) -> str | None:

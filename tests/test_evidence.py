@@ -412,8 +412,20 @@ class Wired:
     def first_pid(self, node: str) -> int:
         return os.getpid()
 
-    def probe(self, source: str, target: str, timeout_s: float) -> None:
+    def coordinator(self) -> Process:
+        return Process(os.getpid(), start_ticks(os.getpid()), "ck-coordinator")
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        return (0.1,) * count
+
+    def probe(self, source: str, target: str, timeout_s: float) -> Any:
         """No echo is sent."""
+
+        class Silent:
+            def results_ms(self) -> list[float | None]:
+                return []
+
+        return Silent()
 
     def send(self, message: Message) -> None:
         """No worker is told anything."""

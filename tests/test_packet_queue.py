@@ -94,12 +94,13 @@ def test_a_rate_goes_on_counting_while_others_come_and_go(fabric: Fabric) -> Non
     try:
         shapes.impose(1, Narrow(bits_per_s=1e6, ways=towards(["a"], ["b"])))
         flood(fabric, "a", "b")
-        met = wait_until(lambda: shapes.packets(1), "packets that wait for the rate")
+        wait_until(lambda: shapes.packets(1) > 20, "packets that wait for the rate")
+        met = shapes.packets(1)
         shapes.impose(2, Narrow(bits_per_s=1e6, ways=towards(["a"], ["b"])))
         assert shapes.packets(1) >= met
-        assert shapes.packets(2) == 0, "what waited before is no evidence of this one"
+        assert shapes.packets(2) < 20, "what waited before is no evidence of this one; some are still under way"
         flood(fabric, "a", "b")
-        wait_until(lambda: shapes.packets(2), "packets that wait for the rate")
+        wait_until(lambda: shapes.packets(2) > 20, "packets that wait for the rate")
         shapes.lift(2)
         assert shapes.packets(1) > met
     finally:

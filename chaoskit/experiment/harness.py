@@ -224,4 +224,4 @@ def _floor(run: RawRun, undo: UndoLog) -> Floor | None:
 
 
 def _ignore(message: Any) -> None:
-    """Nobody looks."""
+    """Drop the message."""

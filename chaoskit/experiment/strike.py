@@ -83,7 +83,11 @@ class Striker:
             strike.missed = f"the target was gone already: {error}"
             target.pull("none")
             return False
+        except HarnessError as error:
+            strike.missed = f"it could not act: {error}"
+            raise
         except OSError as error:
+            strike.missed = f"it could not act: {error}"
             target.pull("none")
             raise HarnessError(f"{strike.fault} could not act: {error}") from error
         return True

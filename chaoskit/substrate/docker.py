@@ -193,7 +193,7 @@ class DockerSubstrate(LocalSubstrate):
         """Have another container for a node in the middle of a run."""
         for name in _STANDBYS:
             standby = self.containers.pop(name, None)
-            if standby is not None and standby.is_usable():
+            if standby is not None and standby.recipe is self._recipe and standby.is_usable():
                 self.containers[node] = standby
                 return
             if standby is not None:

@@ -88,7 +88,7 @@ class Container:
             working_dir=recipe.working_directory,
             mounts=recipe.mounts(),
             network_mode="none",  # it is given its link by us
-            pid_mode="host",  # a process has one number, for whoever strikes or watches it
+            pid_mode="host",  # a process has one number, for strikes and for watching
             cap_drop=["ALL"],
             cap_add=list(_CAPABILITIES),
             security_opt=["no-new-privileges"],

@@ -55,10 +55,16 @@ class Hold:
     """One freeze or limit of a node, until it is lifted."""
 
     def __init__(
-        self, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], release: Callable[[], bool]
+        self,
+        group: Cgroup,
+        count: Callable[[], int],
+        undo: Callable[[], None],
+        release: Callable[[], bool],
+        *,
+        is_count: bool,
     ) -> None:
         self._group, self._count, self._undo, self._release = group, count, undo, release
-        self._seen = 0
+        self._is_count, self._seen = is_count, 0
         self._over: bool | None = None  # once let go: whether nothing is left
 
     @property
@@ -68,9 +74,11 @@ class Hold:
 
     def shown(self) -> int:
         if self._over is None:
-            with contextlib.suppress(OSError):
+            try:
                 self._seen = self._count()
-        return self._seen
+            except OSError:
+                self._seen = self._seen if self._is_count else 0
+        return self._seen if self._is_count or self._over is None else 0
 
     def lift(self) -> bool:
         """Let the node go; True if nothing is left. What was counted stays known."""
@@ -186,7 +194,7 @@ class Holds:
             groups.pop(group.path, None)
             return group.remove()
 
-        hold = Hold(group, count, undo, release)
+        hold = Hold(group, count, undo, release, is_count=is_count)
         holds.append(hold)
         return hold
 

@@ -85,7 +85,7 @@ class _Proxy:
                 return Done(traffic=traffic, port=self.port)
 
     def _turn_away(self, writer: asyncio.StreamWriter) -> None:
-        """The port stays open, or nothing could count who came."""
+        """The port stays open, or nothing could count the connections."""
         self._ailments.strike_outage()
         _reset(writer)
 
