@@ -26,7 +26,6 @@ from chaoskit.job import JobSpec
 from chaoskit.launcher.progress import Progress
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, Snapshot, Welcome, WorkerLost
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.undo import UndoLog
 
 LIMIT_S = 300.0  # of a command, which may be a whole experiment
 STEPS = 40
@@ -62,7 +61,8 @@ class Workplace:
         self.directory, self.state = directory, directory / "state"
         self.mark = f"CHAOSKIT_TEST_MARK={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
-        self.environment = {**os.environ, "XDG_STATE_HOME": str(self.state), "XDG_CACHE_HOME": str(cache), name: value}
+        directories = {"XDG_STATE_HOME": self.state, "XDG_RUNTIME_DIR": self.state, "XDG_CACHE_HOME": cache}
+        self.environment = {**os.environ, **{key: str(path) for key, path in directories.items()}, name: value}
         (directory / "train.py").write_text(SCRIPT)
 
     def command(self, *arguments: str) -> list[str]:
@@ -257,7 +257,7 @@ def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     launcher.kill()
     launcher.wait(LIMIT_S)
     workplace.await_silence()
-    assert "nothing left to do" in workplace.run("cleanup").stdout
+    assert workplace.run("cleanup").stdout == "nothing to put back\n", "the guard has found that nothing is left"
     assert workplace.run("cleanup").stdout == "nothing to put back\n"
 
 
@@ -441,18 +441,19 @@ def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("command", [["-m", "chaoskit", "cleanup"], ["-m", "chaoskit.substrate.undo"]])
 def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
-    """Cleanup ends a process that a dead launcher wrote down, also where its number has a new owner."""
+    """Cleanup ends a process that a dead launcher wrote down, whose guard is dead, too."""
     left = subprocess.Popen(["sleep", "600"])
-    undo = UndoLog(workplace.state / "chaoskit")
-    undo.plan("kill", pid=left.pid, ticks=start_ticks(left.pid))
-    (mine,) = (workplace.state / "chaoskit" / "undo").iterdir()
-    mine.rename(mine.with_name(f"{left.pid}-1-0.jsonl"))  # a launcher whose number another process has got since
+    code = (
+        "import os, signal; from chaoskit.substrate.undo import KillEntry, UndoLog\n"
+        f"undo = UndoLog(); undo.plan(KillEntry({left.pid}, {start_ticks(left.pid)}))\n"
+        "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=workplace.environment, check=False)
     done = subprocess.run(
         [sys.executable, *command], env=workplace.environment, capture_output=True, text=True, check=True
     )
     assert f"ended pid {left.pid}" in done.stdout
     assert left.wait(LIMIT_S) == -signal.SIGKILL
-    undo.close()
 
 
 def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:

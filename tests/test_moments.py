@@ -263,7 +263,7 @@ def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
 def may_be_undisturbed() -> bool:
     """Whether this process may take a CPU from ordinary processes."""
     with undisturbed():
-        return os.sched_getscheduler(0) == os.SCHED_FIFO
+        return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
 
 
 def test_the_rank_with_most_shards(chaos: Chaos) -> None:
@@ -415,6 +415,7 @@ OWN_RULES: dict[type[Fault], tuple[str, ...]] = {
     Rack: ("rank",),
     CorruptReplica: ("during", "at_step"),
     LosePeerCopy: ("during", "at_step"),
+    PoisonSnapshot: ("during",),
 }
 
 

@@ -37,9 +37,10 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     descriptor = files.share(path)
     runner = _watch(runner_pid)
+    _let_go_of(2)  # before it is ready: a reader of the runner's output sees it end with the runner
     with contextlib.suppress(BrokenPipeError):  # the runner is gone already: what is open is put back at once
         os.write(1, READY + b"\n")
-    _hold_nothing_of_the_runner()
+    _let_go_of(1)
     _await_end(runner)
     if is_over(*replay_file(descriptor, _PATIENCE_S, _FAREWELL_S)):
         files.remove(path, descriptor)
@@ -54,11 +55,9 @@ def _watch(pid: int) -> int | None:
     return handle if os.getppid() == pid else None
 
 
-def _hold_nothing_of_the_runner() -> None:
-    """A reader of the runner's output sees it end with the runner."""
+def _let_go_of(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
+    os.dup2(null, descriptor)
     os.close(null)
 
 
