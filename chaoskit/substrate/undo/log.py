@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.osprocess import await_readable, kernel_id
+from chaoskit.osprocess import await_readable, is_ending, kernel_id
 from chaoskit.substrate.undo import files, guard
 from chaoskit.substrate.undo.entries import PREFIX, DirectoryEntry, UndoEntry, to_json
 from chaoskit.substrate.undo.replay import is_over, replay_file
@@ -77,7 +77,7 @@ class UndoLog:
             raise HarnessError("an undo log is of use only to the process that made it: make another one")
         with self._lock:
             path = self._make()
-            if self._guard is None or self._guard.poll() is not None:
+            if self._guard is None or _has_ended(self._guard):
                 self._guard = _start_guard(path)
             numbers = tuple(range(self._count + 1, self._count + 1 + len(entries)))
             self._count += len(entries)
@@ -152,6 +152,13 @@ def _start_guard(path: Path) -> subprocess.Popen[bytes]:
     process.kill()
     process.wait()
     raise HarnessError("the undo guard did not start; see its output above")
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the guard runs no code any more; the rest of its exit is waited for."""
+    if process.poll() is None and is_ending(process.pid):
+        process.wait()  # until then ``poll`` takes it for one that runs
+    return process.poll() is not None
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> bool:
