@@ -97,7 +97,7 @@ class ContinueEntry(ProcessEntry):
 
 @dataclass(frozen=True, slots=True)
 class KillEntry(ProcessEntry):
-    """A process of ours, which ends what it has started when it ends."""
+    """A process of ours, to be killed; what it has started is not."""
 
     act: ClassVar[str] = "kill"
     order: ClassVar[int] = 2
